@@ -18,12 +18,11 @@ from prometheus_client.metrics import MetricWrapperBase
 import edgeagent.api.app  # noqa: F401 - its wires declare errors of their own
 from edgeagent import metrics
 from edgeagent.api.documents import asyncapi_document, openapi_document
-from edgeagent.api.wire.errors import SHAPES, Shape
+from edgeagent.api.wire.errors import Shape, error_codes, shape_of
 from edgeagent.cli.app import COMMANDS, build_app
 from edgeagent.cli.config import options_table
 from edgeagent.cli.help import plain_record
 from edgeagent.config_sources import declared_options
-from edgeagent.errors import EdgeAgentError
 from edgeagent.metrics.exposition import Snapshot, gauges
 from edgeagent.metrics.tally import Tally
 
@@ -239,16 +238,11 @@ def _type(field: Mapping[str, Any]) -> str:
 
 def errors_page() -> str:
     """Return the page of error codes."""
-    rows: dict[str, list[str]] = {}
-    for cls in _tree(EdgeAgentError):
-        shape = next(SHAPES[ancestor] for ancestor in cls.__mro__ if ancestor in SHAPES)
-        rows[cls.code] = [
-            f"`{cls.code}`",
-            str(shape.status),
-            shape.type,
-            _retry(shape),
-            " ".join((cls.__doc__ or "").split()),
-        ]
+    rows = [
+        [f"`{code}`", str(shape.status), shape.type, _retry(shape), " ".join((cls.__doc__ or "").split())]
+        for code, cls in error_codes().items()
+        for shape in [shape_of(cls)]
+    ]
     return f"""# Errors
 
 Every refusal is JSON: `{{"error": {{"message", "type", "param", "code"}}}}`. On Ollama's routes it is
@@ -261,16 +255,10 @@ of `response.failed`.
 "yes" under retry: the answer has the headers `Retry-After` and `retry-after-ms`. A 5xx with "no" has
 `x-should-retry: false`, which stops OpenAI's clients from trying again.
 
-{table(["code", "HTTP status", "type", "retry", "meaning"], rows.values())}
+{table(["code", "HTTP status", "type", "retry", "meaning"], rows)}
 
 Two more codes come from the HTTP layer: `method_not_allowed` (405), and `not_found` (404) for an unknown path.
 """
-
-
-def _tree(cls: type[EdgeAgentError]) -> Iterator[type[EdgeAgentError]]:
-    for child in cls.__subclasses__():
-        yield child
-        yield from _tree(child)
 
 
 def _retry(shape: Shape) -> str:

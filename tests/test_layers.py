@@ -64,6 +64,8 @@ OWNERS: dict[str, set[str]] = {
     "starlette": {"api"},
     "pydantic": {"api", "config", "config_values", "config_sources"},
     "pydantic_core": {"api"},
+    # TypedDict, of which pydantic makes schemas; typing's own only from Python 3.12 on.
+    "typing_extensions": {"api"},
     "pydantic_settings": {"config", "config_sources"},
     # Of the extra `keyring`; only those who keep a key there need it.
     "keyring": {"remotes"},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from edgeagent.api.wire.errors import printable
 from edgeagent.api.wire.request_id import REQUEST_ID
 from edgeagent.daemon.console import dropped_lines
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from edgeagent.config import LogConfig
     from edgeagent.daemon.console import Output
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# uvicorn's messages are about clients' mistakes, or quote exceptions. api/gate/envelope logs the important ones.
+# uvicorn's messages are about clients' mistakes, or quote exceptions; api/envelope logs what matters of those.
 # asyncio's messages show tasks and callbacks with their arguments; `log_unhandled` logs the failures instead.
 _SILENT = ("uvicorn", "asyncio", "websockets")
 # What may be written beside the message: `logger.error("...", extra={"fields": {...}, "places": traceback})`.
@@ -90,7 +89,7 @@ class ConsoleLines(_Lines):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the library's name
         """Return the record's own line."""
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items() if value is not None)
-        return _CONTROL.sub(_escape, super().formatMessage(record) + fields)
+        return printable(super().formatMessage(record) + fields)
 
 
 class JsonLines(_Lines):
@@ -124,7 +123,3 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     if request_id := REQUEST_ID.get():
         fields["request_id"] = request_id
     return fields
-
-
-def _escape(match: re.Match[str]) -> str:
-    return match.group().encode("unicode_escape").decode()

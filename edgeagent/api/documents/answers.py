@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from edgeagent.api.wire.shape import Json
 from edgeagent.types import WorkerState
 
 
@@ -147,7 +148,7 @@ class ChatChoice(OpenAnswer):
     index: int
     message: ChatAnswer
     finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
-    logprobs: dict[str, Any] | None
+    logprobs: Json | None
 
 
 class ChatCompletion(OpenAnswer):
@@ -168,7 +169,7 @@ class TextChoice(OpenAnswer):
 
     text: str
     index: int
-    logprobs: dict[str, Any] | None
+    logprobs: Json | None
     finish_reason: str | None
 
 
@@ -244,7 +245,7 @@ class ItemPage(OpenAnswer):
     """Some of the items that a response answered."""
 
     object: Literal["list"]
-    data: list[dict[str, Any]]
+    data: list[Json]
     first_id: str
     last_id: str
     has_more: bool
@@ -263,5 +264,5 @@ class Compaction(OpenAnswer):
     id: str
     object: Literal["response.compaction"]
     created_at: int
-    output: list[dict[str, Any]]
-    usage: dict[str, Any]
+    output: list[Json]
+    usage: Json

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import RootModel
 
 from edgeagent.api.documents.answers import OpenAnswer
+from edgeagent.api.wire.shape import Json
 from edgeagent.types import RouteMode, WorkerState
 
 
@@ -66,7 +67,7 @@ class ModelReport(OpenAnswer):
     unload_in_s: float | None
     idle_s: float
     sha256: str | None
-    info: dict[str, Any] | None
+    info: Json | None
     worker: WorkerReport | None
 
 
@@ -262,7 +263,7 @@ class RenderedPrompt(OpenAnswer):
 class Props(OpenAnswer):
     """The default model's settings, under llama-server's names."""
 
-    default_generation_settings: dict[str, Any]
+    default_generation_settings: Json
     total_slots: int
     model_alias: str
     model_path: str

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from edgeagent.api.documents.answers import OpenAnswer
+from edgeagent.api.wire.shape import Json
 
 
 class OllamaRefusal(OpenAnswer):
@@ -27,7 +28,7 @@ class OllamaModel(OpenAnswer):
     model: str
     size: int
     digest: str
-    details: dict[str, Any]
+    details: Json
 
 
 class OllamaModels(OpenAnswer):
@@ -42,8 +43,8 @@ class OllamaDescription(OpenAnswer):
     modelfile: str
     parameters: str
     template: str
-    details: dict[str, Any]
-    model_info: dict[str, Any]
+    details: Json
+    model_info: Json
     capabilities: list[str]
     modified_at: str
 

@@ -6,8 +6,9 @@ from pydantic import BaseModel
 
 from edgeagent import __version__
 from edgeagent.api.documents.client_frames import CLIENT_FRAMES
-from edgeagent.api.documents.components import Components, Json
+from edgeagent.api.documents.components import Components
 from edgeagent.api.documents.events import SERVER_EVENTS, kind_of
+from edgeagent.api.wire.shape import Json
 
 _DESCRIPTION = """\
 OpenAI's Responses API in WebSocket mode. Text frames of one JSON object each, both ways.

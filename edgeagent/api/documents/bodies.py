@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,7 +11,8 @@ from edgeagent.api.openai import chat_body as schemas
 from edgeagent.api.openai import embeddings_body as schemas_embeddings
 from edgeagent.api.openai import text_body as schemas_completions
 from edgeagent.api.responses import body as schemas_responses
-from edgeagent.api.wire.fields import MAX_MESSAGES, MAX_TOOLS
+from edgeagent.api.wire.fields import MAX_MESSAGES, MAX_TOOLS, TOOL_NAME, ModelName
+from edgeagent.api.wire.shape import Json
 
 
 class OpenBody(BaseModel):
@@ -30,9 +31,9 @@ class TextPart(OpenBody):
 class Function(OpenBody):
     """A function the model may call."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+    name: Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     """A JSON schema of the arguments, at most 64 KiB and 32 levels deep."""
     strict: bool | None = None
 
@@ -200,7 +201,7 @@ class OllamaFunction(OpenBody):
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
 
 
 class OllamaTool(OpenBody):
@@ -234,13 +235,13 @@ class OllamaGenerateRequest(schemas_ollama.GenerateBody):
 class OllamaModelRequest(OpenBody):
     """The name of a model; `name` is its older form."""
 
-    model: Annotated[str, Field(min_length=1, max_length=512)]
+    model: ModelName
 
 
 class OllamaCopyRequest(OpenBody):
     """A model, and another name for it."""
 
-    source: Annotated[str, Field(min_length=1, max_length=512)]
+    source: ModelName
     destination: Annotated[str, Field(min_length=1, max_length=128)]
 
 

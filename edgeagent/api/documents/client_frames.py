@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from edgeagent.api.documents.bodies import OpenBody, ResponseRequest
+from edgeagent.api.responses.socket.lanes import STREAM_ID
+from edgeagent.api.wire.shape import Json
 
-StreamId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,256}$")]
+StreamId = Annotated[str, Field(pattern=f"^{STREAM_ID.pattern}$")]
 
 
 class ResponseCreate(ResponseRequest):
@@ -33,7 +35,7 @@ class ResponseSteer(OpenBody):
 
     type: Literal["response.steer"]
     previous_response_id: str
-    input: str | list[dict[str, Any]]
+    input: str | list[Json]
 
 
 class ResponseProcessed(OpenBody):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-Json = dict[str, Any]
+from edgeagent.api.wire.shape import Json
 
 
 class Components:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from edgeagent.api.documents.answers import Error, OpenAnswer, Run, RunsAt, Timings
 from edgeagent.api.documents.bodies import OpenBody, ResponseRequest
+from edgeagent.api.wire.shape import Json
 from edgeagent.types import RouteMode
 
 
@@ -119,7 +120,7 @@ class Response(OpenAnswer):
     instructions: str | None
     tools: list[Any]
     tool_choice: Any
-    text: dict[str, Any]
+    text: Json
     metadata: dict[str, str]
     truncation: str
     parallel_tool_calls: bool
@@ -128,7 +129,7 @@ class Response(OpenAnswer):
     presence_penalty: float
     frequency_penalty: float
     top_logprobs: int
-    reasoning: dict[str, Any] | None
+    reasoning: Json | None
     max_output_tokens: int | None
     max_tool_calls: int | None
     store: bool
@@ -324,7 +325,7 @@ class ResponseSteerPending(ServerEvent):
     type: Literal["response.steer.pending"]
     steer: Steer
     reason: Literal["waiting_for_required_input"]
-    required_input: list[dict[str, Any]]
+    required_input: list[Json]
 
 
 class ResponseSteerFailed(ServerEvent):

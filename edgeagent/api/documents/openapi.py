@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from edgeagent import __version__
 from edgeagent.api.documents import answers, answers_daemon, answers_ollama, bodies, events
-from edgeagent.api.documents.components import Components, Json
+from edgeagent.api.documents.components import Components
 from edgeagent.api.gate.access import NEEDS
 from edgeagent.api.llama_server import rerank
 from edgeagent.api.llama_server import text_tools as text_routes
@@ -20,7 +20,8 @@ from edgeagent.api.ollama import embed_body
 from edgeagent.api.ops import cache as cache_routes
 from edgeagent.api.ops import model_pulls
 from edgeagent.api.routers import ROUTERS
-from edgeagent.api.wire.errors import SHAPES
+from edgeagent.api.wire.errors import error_codes, shape_of
+from edgeagent.api.wire.shape import Json
 from edgeagent.credentials import Scope
 
 SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
@@ -224,4 +225,5 @@ def _operation_id(route: RouteInfo) -> str:
 
 
 def _code_rows() -> list[str]:
-    return [f"| `{error.code}` | {shape.status} | {shape.type} |" for error, shape in SHAPES.items()]
+    shapes = {code: shape_of(error) for code, error in error_codes().items()}
+    return [f"| `{code}` | {shape.status} | {shape.type} |" for code, shape in shapes.items()]

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from edgeagent.api.documents.asyncapi import asyncapi_document
-from edgeagent.api.documents.components import Json
 from edgeagent.api.documents.openapi import openapi_document
+from edgeagent.api.wire.shape import Json
 
 router = APIRouter()
 

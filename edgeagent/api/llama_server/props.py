@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import ModelLoading, NotSupported
 from edgeagent.types import ModelInfo, ModelStatus, SamplingParams
 
 router = APIRouter()
-
-Fields = dict[str, Any]
 
 
 @router.get("/props")
@@ -66,6 +63,6 @@ def _loaded(request: Request) -> tuple[ModelStatus, ModelInfo]:
     raise ModelLoading("the model is not loaded yet; try again in a moment", retry_after_s=1.0)
 
 
-def _params(sampling: SamplingParams) -> Fields:
+def _params(sampling: SamplingParams) -> Json:
     names = [name for name in sampling.__struct_fields__ if name not in ("seed", "logit_bias")]
     return {name: getattr(sampling, name) for name in names}

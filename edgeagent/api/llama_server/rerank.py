@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from edgeagent.api.context import context_of
-from edgeagent.api.wire.fields import MAX_INT32, Body, between, validate
+from edgeagent.api.wire.fields import MAX_INT32, Body, ModelName, between, validate
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import Rerank, Score
@@ -22,9 +23,6 @@ MAX_CHARS = 1 << 20
 """Of all documents together, with the query once for each."""
 
 router = APIRouter()
-
-Fields = dict[str, Any]
-Model = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class Document(Body):
@@ -38,7 +36,7 @@ class RerankBody(Body):
 
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[str | Document], Field(min_length=1, max_length=MAX_DOCUMENTS)]
-    model: Model | None = None
+    model: ModelName | None = None
     top_n: Annotated[int, between(1, MAX_INT32)] | None = None
     return_documents: bool | None = None
 
@@ -50,7 +48,7 @@ class RerankBody(Body):
 KNOWN = KnownFields.of(RerankBody, "user")
 
 
-def read_rerank(fields: Fields) -> tuple[RerankBody, Rerank]:
+def read_rerank(fields: Json) -> tuple[RerankBody, Rerank]:
     """Return the body, checked, and its question; raise InvalidRequest."""
     body = validate(RerankBody, fields)
     texts = body.texts()
@@ -83,12 +81,12 @@ async def rerank(request: Request) -> JSONResponse:
     )
 
 
-def _results(body: RerankBody, documents: Sequence[str], scores: Sequence[Score]) -> list[Fields]:
+def _results(body: RerankBody, documents: Sequence[str], scores: Sequence[Score]) -> list[Json]:
     """Return the best documents; of equal ones the earlier comes first."""
     order = sorted(range(len(scores)), key=lambda index: (-scores[index].relevance, index))
-    results: list[Fields] = []
+    results: list[Json] = []
     for index in order[: body.top_n]:
-        result: Fields = {"index": index, "relevance_score": scores[index].relevance}
+        result: Json = {"index": index, "relevance_score": scores[index].relevance}
         if body.return_documents:
             result["document"] = {"text": documents[index]}
         results.append(result)

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from edgeagent.api.context import context_of
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.openai.text_body import read_tokens
-from edgeagent.api.wire.fields import Body, validate
+from edgeagent.api.wire.fields import Body, ModelName, validate
 from edgeagent.api.wire.json_body import read_body, read_json_object
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import RequestTimeout
@@ -26,8 +26,6 @@ _MAX_TOKENS_A_STEP = 4096
 
 router = APIRouter()
 
-Model = Annotated[str, Field(min_length=1, max_length=512)]
-
 
 class TokenizeBody(Body):
     """What to tokenize. add_special: with the beginning token; with_pieces: with each token's text."""
@@ -36,14 +34,14 @@ class TokenizeBody(Body):
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
-    model: Model | None = None
+    model: ModelName | None = None
 
 
 class DetokenizeBody(Body):
     """Tokens to turn into text."""
 
     tokens: list[Any]
-    model: Model | None = None
+    model: ModelName | None = None
 
 
 @router.post("/tokenize")

@@ -9,10 +9,10 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from edgeagent.api.ollama.wire import rfc3339
 from edgeagent.api.openai.chat_answer import ChatAnswer, finish_reason, logprobs_body
+from edgeagent.api.wire.shape import Json
 from edgeagent.types import (
     Delta,
     Finished,
@@ -26,8 +26,6 @@ from edgeagent.types import (
     ToolCallStarted,
 )
 
-Fields = dict[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerFields:
@@ -35,15 +33,15 @@ class AnswerFields:
 
     text: str = ""
     thinking: str = ""
-    calls: Sequence[Fields] = ()
+    calls: Sequence[Json] = ()
 
 
-Shape = Callable[[AnswerFields], Fields]
+Shape = Callable[[AnswerFields], Json]
 
 
-def chat_shape(part: AnswerFields) -> Fields:
+def chat_shape(part: AnswerFields) -> Json:
     """Return the fields in which /api/chat answers."""
-    message: Fields = {"role": "assistant", "content": part.text}
+    message: Json = {"role": "assistant", "content": part.text}
     if part.thinking:
         message["thinking"] = part.thinking
     if part.calls:
@@ -51,7 +49,7 @@ def chat_shape(part: AnswerFields) -> Fields:
     return {"message": message}
 
 
-def generate_shape(part: AnswerFields) -> Fields:
+def generate_shape(part: AnswerFields) -> Json:
     """Return the fields in which /api/generate answers."""
     return {"response": part.text, "thinking": part.thinking} if part.thinking else {"response": part.text}
 
@@ -69,7 +67,7 @@ class OllamaAnswer:
         """Take a delta of an answer that will be one body."""
         self._answer.add(0, delta)
 
-    def lines(self, delta: Delta) -> list[Fields]:
+    def lines(self, delta: Delta) -> list[Json]:
         """Take a delta and return the lines it completes: a call comes whole, once something else follows it."""
         if isinstance(delta, ToolCallDelta | Started):
             self._answer.add(0, delta)
@@ -90,31 +88,31 @@ class OllamaAnswer:
         """Note that a step has been handed to the client."""
         self._answer.delivered(step)
 
-    def body(self) -> Fields:
+    def body(self) -> Json:
         """Return the whole answer; raise BackendUnavailable where it was cut short."""
         choice = self._answer.choices[0]
         part = AnswerFields("".join(choice.texts), "".join(choice.reasonings), self._calls())
         return self._last(part, choice.logprobs)
 
-    def loaded(self, *, is_unload: bool) -> Fields:
+    def loaded(self, *, is_unload: bool) -> Json:
         """Return the answer to a request that only wants the model loaded, or unloaded."""
         reason = "unload" if is_unload else "load"
         return {**self._head(), **self._shape(AnswerFields()), "done": True, "done_reason": reason}
 
-    def _new_calls(self) -> list[Fields]:
+    def _new_calls(self) -> list[Json]:
         calls = self._calls(self._num_calls_sent)
         self._num_calls_sent = len(self._answer.choices[0].calls)
         return calls
 
-    def _calls(self, first: int = 0) -> list[Fields]:
+    def _calls(self, first: int = 0) -> list[Json]:
         made = self._answer.choices[0].calls[first:]
         calls = (_call(started, "".join(parts)) for started, parts in made)
         return [call for call in calls if call is not None]
 
-    def _line(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Fields:
+    def _line(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Json:
         return {**self._head(), **self._shape(part), "done": False, **_logprobs(logprobs)}
 
-    def _last(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Fields:
+    def _last(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Json:
         choice = self._answer.choices[0]
         finished = choice.finished
         assert finished is not None, "a backend's steps end with Finished"
@@ -136,11 +134,11 @@ class OllamaAnswer:
             **_logprobs(logprobs),
         }
 
-    def _head(self) -> Fields:
+    def _head(self) -> Json:
         return {"model": self._answer.model, "created_at": rfc3339()}
 
 
-def _call(started: ToolCallStarted, arguments: str) -> Fields | None:
+def _call(started: ToolCallStarted, arguments: str) -> Json | None:
     """Return a call; None for one that was cut short, since its arguments are an object or nothing."""
     try:
         value = json.loads(arguments or "{}")
@@ -151,7 +149,7 @@ def _call(started: ToolCallStarted, arguments: str) -> Fields | None:
     return {"id": started.id, "function": {"index": started.index, "name": started.name, "arguments": value}}
 
 
-def _logprobs(logprobs: Sequence[TokenLogprob]) -> Fields:
+def _logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
     return {"logprobs": logprobs_body(logprobs)["content"]} if logprobs else {}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from edgeagent.api.wire.fields import (
     ROLES,
     Body,
     EdgeagentBody,
+    ModelName,
     SamplingBody,
     Stops,
     between,
@@ -34,6 +35,7 @@ from edgeagent.api.wire.fields import (
     with_adapter,
 )
 from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
@@ -49,8 +51,6 @@ from edgeagent.types import (
     Tool,
     ToolCall,
 )
-
-Fields = dict[str, Any]
 
 _WHOLE_OPTIONS = ("num_predict", "top_k", "repeat_last_n", "seed")
 _LEVELS = ("low", "medium", "high", "max")
@@ -72,10 +72,10 @@ class OptionsBody(SamplingBody):
 class OllamaBody(Body):
     """The fields that chat and generate share; all but the model may be null."""
 
-    model: Annotated[str, Field(min_length=1, max_length=512)]
+    model: ModelName
     stream: bool | None = None
-    format: str | Fields | None = None
-    options: Fields | None = None
+    format: str | Json | None = None
+    options: Json | None = None
     keep_alive: float | str | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
@@ -86,8 +86,8 @@ class OllamaBody(Body):
 class ChatBody(OllamaBody):
     """The fields of a chat."""
 
-    messages: Annotated[list[Fields], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Fields], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[Json], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Json], Field(max_length=MAX_TOOLS)] | None = None
 
 
 class GenerateBody(OllamaBody):
@@ -132,7 +132,7 @@ class Asked:
 
 
 def read_chat(
-    fields: Fields, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
+    fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> Asked:
     """Return a checked chat; `served` finds the service's name of a model.
 
@@ -148,7 +148,7 @@ def read_chat(
 
 
 def read_generate(
-    fields: Fields, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
+    fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> Asked:
     """Return a checked generation from one prompt; `served` as for read_chat."""
     body = validate(GenerateBody, fields)
@@ -204,7 +204,7 @@ def _read_prompt(body: GenerateBody) -> Prompt | None:
     return ChatPrompt((*system, Message("user", body.prompt)), template_kwargs=_read_think(body.think))
 
 
-def _usual_options(options: Fields) -> Fields:
+def _usual_options(options: Json) -> Json:
     """Return the options in the terms of llama-server: whole numbers, which Ollama takes as 40.0 too, and no -1."""
     usual = dict(options)
     for name in _WHOLE_OPTIONS:
@@ -231,7 +231,7 @@ def _read_think(think: bool | str | None) -> str:
     return template_kwargs(think, None)
 
 
-def _read_format(raw: str | Fields | None) -> OutputFormat:
+def _read_format(raw: str | Json | None) -> OutputFormat:
     match raw:
         case None | "":
             return TextFormat()
@@ -242,7 +242,7 @@ def _read_format(raw: str | Fields | None) -> OutputFormat:
     raise InvalidRequest(f'format must be "json" or a JSON schema, not {raw[:64]!r}', param="format")
 
 
-def _read_tools(raw: Sequence[Fields]) -> tuple[Tool, ...]:
+def _read_tools(raw: Sequence[Json]) -> tuple[Tool, ...]:
     tools: list[Tool] = []
     for index, fields in enumerate(raw):
         path = f"tools[{index}]"
@@ -294,12 +294,12 @@ class _OpenCalls:
         return f"call_{self._num}"
 
 
-def _read_messages(raw: Sequence[Fields]) -> tuple[Message, ...]:
+def _read_messages(raw: Sequence[Json]) -> tuple[Message, ...]:
     calls = _OpenCalls()
     return tuple(_read_message(fields, calls, f"messages[{index}]") for index, fields in enumerate(raw))
 
 
-def _read_message(fields: Fields, calls: _OpenCalls, path: str) -> Message:
+def _read_message(fields: Json, calls: _OpenCalls, path: str) -> Message:
     role = ROLES.get(str(fields.get("role")).lower())
     if role is None:
         raise InvalidRequest(
@@ -319,7 +319,7 @@ def _read_message(fields: Fields, calls: _OpenCalls, path: str) -> Message:
     return Message(role, content)
 
 
-def _text(fields: Fields, name: str, path: str) -> str:
+def _text(fields: Json, name: str, path: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str | None):
         raise InvalidRequest(f"{path}.{name} must be a string, not {value!r:.80}", param=f"{path}.{name}")

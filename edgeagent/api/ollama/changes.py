@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.ollama.models import MAX_NAME_CHARS, asked_model
+from edgeagent.api.ollama.models import asked_model
 from edgeagent.api.ollama.wire import OllamaRoute
+from edgeagent.api.wire.fields import MAX_NAME_CHARS
 from edgeagent.api.wire.json_body import read_json_object
+from edgeagent.api.wire.shape import Json
 from edgeagent.config import Config
 from edgeagent.errors import InvalidRequest
 from edgeagent.store.resolve import Library
@@ -51,7 +52,7 @@ async def copy(request: Request) -> Response:
     return Response()
 
 
-def _name(fields: dict[str, Any], key: str) -> str:
+def _name(fields: Json, key: str) -> str:
     name = fields.get(key)
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
         raise InvalidRequest(f"{key} is required, a string of 1 to {MAX_NAME_CHARS} characters", param=key)

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -21,13 +20,13 @@ from edgeagent.api.wire.first_step import begun
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.placement import PlacementHeaders
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import Forbidden, NotSupported
 from edgeagent.types import ModelStatus, Step
 
 router = APIRouter(route_class=OllamaRoute)
 
-Fields = dict[str, Any]
 Steps = AsyncGenerator[Step, None]
 
 
@@ -80,7 +79,7 @@ async def _lines(steps: Steps, answer: OllamaAnswer) -> AsyncGenerator[bytes, No
             answer.delivered(step)
 
 
-async def _collect(steps: Steps, answer: OllamaAnswer) -> Fields:
+async def _collect(steps: Steps, answer: OllamaAnswer) -> Json:
     async with aclosing(steps):
         async for step in steps:
             for delta in step.deltas:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from edgeagent.api.ollama.body import OPTIONS
-from edgeagent.api.openai.embeddings_body import Fields, Model, read_inputs
-from edgeagent.api.wire.fields import MAX_INT32, Body, between, validate
+from edgeagent.api.openai.embeddings_body import read_inputs
+from edgeagent.api.wire.fields import MAX_INT32, Body, ModelName, between, validate
 from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.shape import Json
 from edgeagent.types import Embed
 
 
 class OllamaEmbedBody(Body):
     """A text or several, or none. A text that is too long is cut unless `truncate` is false."""
 
-    model: Model
+    model: ModelName
     input: str | list[str] | None = None
     truncate: bool | None = None
     dimensions: Annotated[int, between(0, MAX_INT32)] | None = None
-    options: dict[str, Any] | None = None
+    options: Json | None = None
     keep_alive: float | str | None = None
 
     def query(self) -> Embed | None:
@@ -32,9 +33,9 @@ class OllamaEmbedBody(Body):
 class OllamaEmbeddingsBody(Body):
     """The older route's: one text or none, cut where it is too long."""
 
-    model: Model
+    model: ModelName
     prompt: str | None = None
-    options: dict[str, Any] | None = None
+    options: Json | None = None
     keep_alive: float | str | None = None
 
     def query(self) -> Embed | None:
@@ -48,13 +49,13 @@ KNOWN = KnownFields.of(OllamaEmbedBody, options=OPTIONS)
 KNOWN_OLDER = KnownFields.of(OllamaEmbeddingsBody, options=OPTIONS)
 
 
-def read_embed(fields: Fields) -> tuple[OllamaEmbedBody, Embed | None]:
+def read_embed(fields: Json) -> tuple[OllamaEmbedBody, Embed | None]:
     """Return the body, checked, and its question, if there is one."""
     body = validate(OllamaEmbedBody, fields)
     return body, body.query()
 
 
-def read_embeddings(fields: Fields) -> tuple[OllamaEmbeddingsBody, Embed | None]:
+def read_embeddings(fields: Json) -> tuple[OllamaEmbeddingsBody, Embed | None]:
     """Return the body of the older route, checked, and its question, if there is one."""
     body = validate(OllamaEmbeddingsBody, fields)
     return body, body.query()

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -20,7 +19,9 @@ from fastapi.responses import JSONResponse
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.wire import OllamaRoute, known_name, rfc3339, tagged
 from edgeagent.api.openai.models import listed
+from edgeagent.api.wire.fields import MAX_NAME_CHARS
 from edgeagent.api.wire.json_body import read_json_object
+from edgeagent.api.wire.shape import Json
 from edgeagent.config import Config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound
 from edgeagent.store.cache import named_sha256
@@ -32,9 +33,6 @@ router = APIRouter(route_class=OllamaRoute)
 
 # Clients want a date also of a model that stays loaded forever.
 _NEVER = timedelta(days=36_500)
-MAX_NAME_CHARS = 512
-
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ async def show(request: Request) -> JSONResponse:
     return JSONResponse(body)
 
 
-def asked_model(fields: Fields) -> str:
+def asked_model(fields: Json) -> str:
     """Return the model that a body names, in today's field or the one before it; raise InvalidRequest."""
     name = fields.get("model") or fields.get("name")
     if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
@@ -170,13 +168,13 @@ def _find(context: Context, name: str, served: Sequence[ModelStatus]) -> ListedM
     raise ModelNotFound(f"model '{name[:256]}' not found", param="model")
 
 
-def _entry(model: ListedModel) -> Fields:
+def _entry(model: ListedModel) -> Json:
     name = tagged(model.name)
     digest = _digest(model)
     return {"name": name, "model": name, "size": model.size_bytes, "digest": digest, "details": _details(model)}
 
 
-def _details(model: ListedModel) -> Fields:
+def _details(model: ListedModel) -> Json:
     header, info = model.header, model.info
     family = header.architecture if header else info.architecture if info else ""
     num_params = header.num_params if header else info.num_params if info else 0
@@ -249,9 +247,9 @@ def _capabilities(model: ListedModel) -> list[str]:
     return [name for name, is_offered in offered.items() if is_offered]
 
 
-def _model_info(model: ListedModel) -> Fields:
+def _model_info(model: ListedModel) -> Json:
     """Return the file's metadata under its own keys, and facts known since it was loaded."""
-    fields: Fields = {}
+    fields: Json = {}
     header, info = model.header, model.info
     if info is not None:
         fields |= {

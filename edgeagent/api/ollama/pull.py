@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -14,14 +13,13 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.models import asked_model
 from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
 from edgeagent.api.wire.json_body import read_json_object
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InvalidRequest
 from edgeagent.store.hub import Puller
 from edgeagent.store.progress import OnProgress, Progress
 
 router = APIRouter(route_class=OllamaRoute)
-
-Fields = dict[str, Any]
 
 
 @router.post("/api/pull")
@@ -42,19 +40,19 @@ async def pull(request: Request) -> Response:
     return JSONResponse({"status": "success"})
 
 
-async def _encoded(lines: AsyncGenerator[Fields, None]) -> AsyncGenerator[bytes, None]:
+async def _encoded(lines: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(lines):
         async for each in lines:
             yield line(each)
 
 
-async def _exhaust(lines: AsyncGenerator[Fields, None]) -> None:
+async def _exhaust(lines: AsyncGenerator[Json, None]) -> None:
     async with aclosing(lines):
         async for _ in lines:
             pass
 
 
-async def _lines(context: Context, name: str) -> AsyncGenerator[Fields, None]:
+async def _lines(context: Context, name: str) -> AsyncGenerator[Json, None]:
     yield {"status": "pulling manifest"}
     if not _is_served(context, name):
 
@@ -71,7 +69,7 @@ def _is_served(context: Context, name: str) -> bool:
     return known_name(context.service, name) in {status.name for status in context.service.models()}
 
 
-def _line(progress: Progress) -> Fields:
+def _line(progress: Progress) -> Json:
     match progress.stage:
         case "waiting":
             return {"status": "waiting for another download of the same file"}

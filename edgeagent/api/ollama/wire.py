@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import error_body, error_headers, http_status
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import Stream
 from edgeagent.errors import EdgeAgentError, InternalError, Overloaded
 
@@ -28,8 +29,6 @@ logger = logging.getLogger(__name__)
 LATEST = ":latest"
 # Ollama's own words, two spaces included, which clients look for.
 _BUSY = "server busy, please try again.  maximum pending requests exceeded"
-
-Fields = dict[str, Any]
 
 
 class OllamaRoute(APIRoute):
@@ -57,12 +56,12 @@ def _error_response(request: Request, error: EdgeAgentError) -> JSONResponse:
     return JSONResponse(error_line(error), status_code=status, headers=error_headers(error))
 
 
-def error_line(error: EdgeAgentError) -> Fields:
+def error_line(error: EdgeAgentError) -> Json:
     """Return {"error": text}, the body of a refusal and the last line of a stream that failed."""
     return {"error": _BUSY if isinstance(error, Overloaded) else error_body(error)["message"]}
 
 
-def line(document: Fields) -> bytes:
+def line(document: Json) -> bytes:
     """Return a line of a stream. JSON text holds no raw line break; a blank line would break ollama's own client."""
     return to_json(document) + b"\n"
 

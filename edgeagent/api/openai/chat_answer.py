@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.logprobs import token_logprobs
 from edgeagent.api.wire.progress import SoFar
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.usage import chat_usage, edgeagent_body, placement_body, timings_body
 from edgeagent.errors import BackendUnavailable
 from edgeagent.types import (
@@ -33,8 +33,6 @@ from edgeagent.types import (
     Usage,
 )
 
-Fields = dict[str, Any]
-
 
 @dataclass(slots=True)
 class ChatChoice:
@@ -46,10 +44,10 @@ class ChatChoice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finished: Finished | None = None
 
-    def message(self, *, has_functions: bool) -> Fields:
+    def message(self, *, has_functions: bool) -> Json:
         """Return the assistant's message."""
         text = "".join(self.texts)
-        message: Fields = {"role": "assistant", "content": text or None if self.calls else text, "refusal": None}
+        message: Json = {"role": "assistant", "content": text or None if self.calls else text, "refusal": None}
         if self.reasonings:
             message["reasoning_content"] = "".join(self.reasonings)
         if self.calls and has_functions:
@@ -101,9 +99,9 @@ class ChatAnswer:
         """Note that a step has been handed to the client."""
         self._delivery_time.add(step.at_s)
 
-    def body(self) -> Fields:
+    def body(self) -> Json:
         """Return the whole completion; raise BackendUnavailable where it was cut short."""
-        choices: list[Fields] = [
+        choices: list[Json] = [
             {
                 "index": index,
                 "message": choice.message(has_functions=self.has_functions),
@@ -120,7 +118,7 @@ class ChatAnswer:
         is_function = self.has_functions and finished.reason is FinishReason.TOOL_CALLS
         return "function_call" if is_function else finish_reason(finished)
 
-    def usage(self) -> Fields:
+    def usage(self) -> Json:
         """Return the token counts of all choices together; their one prompt counts once."""
         usages = [_finished(choice).usage for choice in self.choices]
         return chat_usage(
@@ -132,7 +130,7 @@ class ChatAnswer:
             )
         )
 
-    def measures(self, choice: ChatChoice) -> Fields:
+    def measures(self, choice: ChatChoice) -> Json:
         """Return llama-server's `timings` and our own object for one choice."""
         finished = _finished(choice)
         return {
@@ -156,15 +154,15 @@ class Chunks:
         self._has_timings = delivery.has_timings
         self._so_far = [SoFar() for _ in answer.choices]
         self._is_open = [False for _ in answer.choices]
-        self._head: Fields = {
+        self._head: Json = {
             "id": answer.id,
             "object": "chat.completion.chunk",
             "created": answer.created,
             "model": answer.model,
         }
-        self._tail: Fields = {"usage": None} if delivery.is_usage_streamed else {}
+        self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
 
-    def of(self, index: int, step: Step) -> list[Fields]:
+    def of(self, index: int, step: Step) -> list[Json]:
         """Return the chunks of one step; raise BackendUnavailable where it says that the choice was cut short."""
         self._so_far[index].note(step)
         chunks = [chunk for delta in step.deltas for chunk in self._chunks(index, delta)]
@@ -180,7 +178,7 @@ class Chunks:
             return [{"timings": timings, **chunk} for chunk in chunks]
         return chunks
 
-    def _chunks(self, index: int, delta: Delta) -> list[Fields]:
+    def _chunks(self, index: int, delta: Delta) -> list[Json]:
         match delta:
             case TextDelta(text, logprobs):
                 return [self._chunk(index, {"content": text}, logprobs=logprobs)]
@@ -203,7 +201,7 @@ class Chunks:
             case Started() | PromptText() | Interrupted():
                 return []
 
-    def closing(self) -> list[Fields]:
+    def closing(self) -> list[Json]:
         """Return the usage chunk, where it was asked for: clients that index choices[0] do not expect it."""
         if not self._is_usage_streamed:
             return []
@@ -211,9 +209,9 @@ class Chunks:
         return [{**self._head, "choices": [], "usage": self._answer.usage(), **measures}]
 
     def _chunk(
-        self, index: int, delta: Fields, reason: str | None = None, *, logprobs: Sequence[TokenLogprob] = ()
-    ) -> Fields:
-        choice: Fields = {"index": index, "delta": delta, "finish_reason": reason}
+        self, index: int, delta: Json, reason: str | None = None, *, logprobs: Sequence[TokenLogprob] = ()
+    ) -> Json:
+        choice: Json = {"index": index, "delta": delta, "finish_reason": reason}
         if logprobs:
             choice["logprobs"] = logprobs_body(logprobs)
         return {**self._head, "choices": [choice], **self._tail}
@@ -234,16 +232,16 @@ def finish_reason(finished: Finished) -> str:
     return finished.reason.value
 
 
-def logprobs_body(logprobs: Sequence[TokenLogprob]) -> Fields:
+def logprobs_body(logprobs: Sequence[TokenLogprob]) -> Json:
     """Return a choice's `logprobs`."""
     return {"content": token_logprobs(logprobs), "refusal": None}
 
 
-def _call(call: ToolCallStarted, arguments: str) -> Fields:
+def _call(call: ToolCallStarted, arguments: str) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _function(delta: ToolCallStarted | ToolCallDelta) -> Fields:
+def _function(delta: ToolCallStarted | ToolCallDelta) -> Json:
     if isinstance(delta, ToolCallStarted):
         return {"name": delta.name, "arguments": ""}
     return {"arguments": delta.arguments}

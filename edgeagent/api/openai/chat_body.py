@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -33,6 +33,7 @@ from edgeagent.api.wire.fields import (
 )
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, choices_of
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     AnswerSoFar,
@@ -50,25 +51,23 @@ from edgeagent.types import (
 
 MAX_CHOICES = 8
 
-Fields = dict[str, Any]
-
 
 class ChatBody(ExtendedBody):
     """The fields of a chat completion that have an effect; all but messages may be null."""
 
-    messages: Annotated[list[Fields], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Json], Field(min_length=1, max_length=MAX_MESSAGES)]
     n: Annotated[int, between(1, MAX_CHOICES)] | None = None
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     stop: Stops | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, between(0, 20)] | None = None
-    tools: Annotated[list[Fields], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | Fields | None = None
+    tools: Annotated[list[Json], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Fields], Field(max_length=MAX_TOOLS)] | None = None
-    function_call: str | Fields | None = None
-    response_format: Fields | None = None
+    functions: Annotated[list[Json], Field(max_length=MAX_TOOLS)] | None = None
+    function_call: str | Json | None = None
+    response_format: Json | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     reasoning_format: str | None = None
     parse_tool_calls: bool | None = None
@@ -97,7 +96,7 @@ KNOWN = KnownFields.of(
 )
 
 
-def read_chat(fields: Fields, *, completion_id: str, default_model: str, partition: str = "") -> ChatCompletion:
+def read_chat(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> ChatCompletion:
     """Return a checked chat completion; raise InvalidRequest that names the field, its bounds and the value."""
     body = validate(ChatBody, fields)
     body.check_supported()
@@ -164,7 +163,7 @@ def _check_channels(body: ChatBody) -> None:
         raise NotSupported("parse_tool_calls: false is not supported; leave out tools", param="parse_tool_calls")
 
 
-def _read_messages(raw: Sequence[Fields]) -> tuple[Message, ...]:
+def _read_messages(raw: Sequence[Json]) -> tuple[Message, ...]:
     messages: list[Message] = []
     open_calls: set[str] = set()
     for index, fields in enumerate(raw):
@@ -179,7 +178,7 @@ def _read_messages(raw: Sequence[Fields]) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _read_message(fields: Fields, path: str) -> Message:
+def _read_message(fields: Json, path: str) -> Message:
     role = ROLES.get(fields["role"]) if isinstance(fields.get("role"), str) else None
     if role is None:
         raise InvalidRequest(
@@ -255,7 +254,7 @@ def _read_tools_and_choice(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice
     return functions, legacy_functions.read_function_choice(body.function_call, functions)
 
 
-def _read_tools(raw: Sequence[Fields]) -> tuple[Tool, ...]:
+def _read_tools(raw: Sequence[Json]) -> tuple[Tool, ...]:
     tools: list[Tool] = []
     for index, fields in enumerate(raw):
         path = f"tools[{index}]"
@@ -273,7 +272,7 @@ def _read_tools(raw: Sequence[Fields]) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _read_choice(raw: str | Fields | None, tools: Sequence[Tool]) -> ToolChoice:
+def _read_choice(raw: str | Json | None, tools: Sequence[Tool]) -> ToolChoice:
     match raw:
         case None:
             return ToolChoice()
@@ -295,7 +294,7 @@ def _allowed_name(entry: object) -> str:
     raise InvalidRequest("tool_choice.allowed_tools.tools must name functions", param="tool_choice")
 
 
-def _read_format(raw: Fields | None) -> OutputFormat:
+def _read_format(raw: Json | None) -> OutputFormat:
     match raw:
         case None | {"type": "text"}:
             return TextFormat()

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
@@ -20,6 +20,7 @@ from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import error_body
 from edgeagent.api.wire.first_step import begun
 from edgeagent.api.wire.placement import PlacementHeaders
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import GenerateRequest, PromptText, Step, TextDelta
@@ -28,7 +29,6 @@ MAX_AT_ONCE = 8
 # Those of a long prompt take tens of milliseconds to write, with their rivals.
 _MAX_INLINE_LOGPROBS = 256
 
-Fields = dict[str, Any]
 ChoiceSteps = AsyncGenerator[tuple[int, Step], None]
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class AnswerBuilder(Protocol):
         """Note that a step has been handed to the client."""
         ...
 
-    def body(self) -> Fields:
+    def body(self) -> Json:
         """Return the whole answer."""
         ...
 
@@ -55,11 +55,11 @@ class AnswerBuilder(Protocol):
 class Chunks(Protocol):
     """An answer as the chunks of a stream."""
 
-    def of(self, index: int, step: Step) -> list[Fields]:
+    def of(self, index: int, step: Step) -> list[Json]:
         """Return the chunks of one choice's step."""
         ...
 
-    def closing(self) -> list[Fields]:
+    def closing(self) -> list[Json]:
         """Return the last chunks."""
         ...
 

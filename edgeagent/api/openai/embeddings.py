@@ -7,7 +7,6 @@ import base64
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic_core import to_json
@@ -17,13 +16,12 @@ from edgeagent.api.context import context_of
 from edgeagent.api.openai.embeddings_body import KNOWN, read_embeddings
 from edgeagent.api.service import Service
 from edgeagent.api.wire.json_body import read_body
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InternalError
 from edgeagent.types import Embed, Embedding
 
 router = APIRouter()
-
-Fields = dict[str, Any]
 
 
 @router.post("/v1/embeddings")
@@ -64,7 +62,7 @@ async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = Fal
     return written
 
 
-def json_response(fields: Fields, member: bytes) -> Response:
+def json_response(fields: Json, member: bytes) -> Response:
     """Return a JSON object of some fields and one more member, which is JSON already."""
     return Response(b"%s,%s}" % (to_json(fields)[:-1], member), media_type="application/json")
 

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from edgeagent.api.openai.text_body import read_tokens
-from edgeagent.api.wire.fields import MAX_INT32, Body, between, validate
+from edgeagent.api.wire.fields import MAX_INT32, Body, ModelName, between, validate
 from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Embed, TextPrompt, TokenPrompt
 
 MAX_INPUTS = 2048
 MAX_CHARS = 1 << 20  # of all texts together
 
-Fields = dict[str, Any]
-Model = Annotated[str, Field(min_length=1, max_length=512)]
-
 
 class EmbeddingsBody(Body):
     """Texts, or their token ids, one or many."""
 
     input: str | list[Any]
-    model: Model | None = None
+    model: ModelName | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, between(1, MAX_INT32)] | None = None
 
@@ -36,7 +32,7 @@ class EmbeddingsBody(Body):
 KNOWN = KnownFields.of(EmbeddingsBody, "user")
 
 
-def read_embeddings(fields: Fields) -> tuple[EmbeddingsBody, Embed]:
+def read_embeddings(fields: Json) -> tuple[EmbeddingsBody, Embed]:
     """Return the body, checked, and its question."""
     body = validate(EmbeddingsBody, fields)
     return body, body.query()

@@ -6,16 +6,14 @@ They are read as tools. A call of that form has no id, so it gets one of ours, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from edgeagent.api.wire.fields import check_distinct, read_tool
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Tool, ToolChoice
 
-Fields = dict[str, Any]
 
-
-def read_functions(raw: Sequence[Fields]) -> tuple[Tool, ...]:
+def read_functions(raw: Sequence[Json]) -> tuple[Tool, ...]:
     """Return `functions` as tools; raise InvalidToolSchema."""
     tools: list[Tool] = []
     for index, function in enumerate(raw):
@@ -25,7 +23,7 @@ def read_functions(raw: Sequence[Fields]) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def read_function_choice(raw: str | Fields | None, tools: Sequence[Tool]) -> ToolChoice:
+def read_function_choice(raw: str | Json | None, tools: Sequence[Tool]) -> ToolChoice:
     """Return the request's `function_call` as a tool choice; raise InvalidRequest."""
     match raw:
         case None | "auto":
@@ -39,10 +37,10 @@ def read_function_choice(raw: str | Fields | None, tools: Sequence[Tool]) -> Too
     )
 
 
-def with_ids(messages: Sequence[Fields]) -> list[Fields]:
+def with_ids(messages: Sequence[Json]) -> list[Json]:
     """Return the messages with calls of this form, and their results, in the form of tools."""
     open_ids: dict[str, str] = {}
-    changed: list[Fields] = []
+    changed: list[Json] = []
     for index, message in enumerate(messages):
         match message:
             case {"role": "assistant", "function_call": {"name": str(name), "arguments": str()} as function}:
@@ -59,7 +57,7 @@ def with_ids(messages: Sequence[Fields]) -> list[Fields]:
     return changed
 
 
-def _answered(message: Fields, open_ids: dict[str, str], index: int) -> str:
+def _answered(message: Json, open_ids: dict[str, str], index: int) -> str:
     name = message.get("name")
     if not isinstance(name, str) or name not in open_ids:
         path = f"messages[{index}].name"

@@ -9,17 +9,15 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from edgeagent.api.openai.chat_answer import finish_reason
 from edgeagent.api.openai.text_body import TextCompletion
 from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.logprobs import legacy_logprobs
 from edgeagent.api.wire.progress import SoFar
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.usage import chat_usage, edgeagent_body, placement_body, timings_body
 from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, Usage, replace
-
-Fields = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -98,20 +96,20 @@ class TextChoices:
         """Note that a step has been handed to the client."""
         self._delivery_time.add(step.at_s)
 
-    def head(self) -> Fields:
+    def head(self) -> Json:
         """Return what every chunk, and the body, begin with."""
         return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
 
-    def body(self) -> Fields:
+    def body(self) -> Json:
         """Return the whole completion, of each prompt the best; raise BackendUnavailable if one was cut short."""
         kept = [choice for group in self._groups() for choice in self._best(group)]
         choices = [self.choice_body(index, choice.whole(), choice.end()) for index, choice in enumerate(kept)]
         return {**self.head(), "choices": choices, "usage": self.usage(), **self.measures(kept[0])}
 
-    def choice_body(self, index: int, piece: Piece, finished: Finished | None = None) -> Fields:
+    def choice_body(self, index: int, piece: Piece, finished: Finished | None = None) -> Json:
         """Return a choice, or what a step adds to it."""
         num_rivals = self.completion.num_rivals
-        body: Fields = {
+        body: Json = {
             "text": piece.text,
             "index": index,
             "logprobs": None if num_rivals is None else legacy_logprobs(piece.logprobs, num_rivals),
@@ -119,7 +117,7 @@ class TextChoices:
         }
         return body | ({"tokens": piece.tokens} if self.completion.delivery.has_tokens else {})
 
-    def usage(self) -> Fields:
+    def usage(self) -> Json:
         """Return the token counts of all generations together; each prompt counts once."""
         firsts = [group[0].end().usage for group in self._groups()]
         return chat_usage(
@@ -130,7 +128,7 @@ class TextChoices:
             )
         )
 
-    def measures(self, choice: TextChoice) -> Fields:
+    def measures(self, choice: TextChoice) -> Json:
         """Return llama-server's `timings` and our own object for one choice."""
         finished = choice.end()
         return {
@@ -155,10 +153,10 @@ class TextChunks:
         self._answer = answer
         self._delivery = answer.completion.delivery
         self._so_far = [SoFar() for _ in answer.choices]
-        self._told: set[int] = set()  # choices whose placement was sent
-        self._tail: Fields = {"usage": None} if self._delivery.is_usage_streamed else {}
+        self._told: set[int] = set()  # choices of which it was said where they come from
+        self._tail: Json = {"usage": None} if self._delivery.is_usage_streamed else {}
 
-    def of(self, index: int, step: Step) -> list[Fields]:
+    def of(self, index: int, step: Step) -> list[Json]:
         """Return the chunks of one step; raise BackendUnavailable where it says that the choice was cut short."""
         choice, so_far = self._answer.choices[index], self._so_far[index]
         so_far.note(step)
@@ -180,14 +178,14 @@ class TextChunks:
             chunks.append({**self._chunk(index, Piece(), choice.finished), **measures})
         return chunks
 
-    def closing(self) -> list[Fields]:
+    def closing(self) -> list[Json]:
         """Return the usage chunk, where it was asked for: clients that index choices[0] do not expect it."""
         if not self._delivery.is_usage_streamed:
             return []
         measures = self._answer.measures(self._answer.choices[0])
         return [{**self._answer.head(), "choices": [], "usage": self._answer.usage(), **measures}]
 
-    def _chunk(self, index: int, piece: Piece, finished: Finished | None = None) -> Fields:
+    def _chunk(self, index: int, piece: Piece, finished: Finished | None = None) -> Json:
         body = self._answer.choice_body(index, piece, finished)
         if not piece.logprobs:
             body["logprobs"] = None

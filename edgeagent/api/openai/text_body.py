@@ -19,6 +19,7 @@ from edgeagent.api.wire.fields import (
 )
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.llama_fields import MAX_RIVALS, Delivery, ExtendedBody, choices_of
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import GenerateRequest, Prompt, TextFormat, TextPrompt, TokenPrompt
 
@@ -27,8 +28,6 @@ MAX_CHOICES = 8
 MAX_PROMPT_TOKENS = 1 << 20
 # OpenAI's default: a text without turns has no end of its own.
 DEFAULT_MAX_TOKENS = 16
-
-Fields = dict[str, Any]
 
 
 class CompletionBody(ExtendedBody):
@@ -62,7 +61,7 @@ class TextCompletion:
         return tuple(request for group in self.groups for request in group)
 
 
-def read_completion(fields: Fields, *, completion_id: str, default_model: str, partition: str = "") -> TextCompletion:
+def read_completion(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> TextCompletion:
     """Return a checked completion; raise InvalidRequest or NotSupported that names the field."""
     body = validate(CompletionBody, fields)
     body.check_supported()

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -15,14 +15,14 @@ from pydantic import Field
 from edgeagent import cache_folder
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.openai.chat_body import read_chat
-from edgeagent.api.wire.fields import Body, validate
+from edgeagent.api.wire.fields import Body, ModelName, validate
 from edgeagent.api.wire.json_body import read_body, read_json_object
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import CachePolicy, Finished, GenerateRequest, PurgeCache, TextPrompt, Usage, WorkerState, replace
 
 router = APIRouter(prefix="/edgeagent/cache")
 
-Fields = dict[str, Any]
 Name = Annotated[str, Field(max_length=64)]
 
 
@@ -38,7 +38,7 @@ class WarmBody(Body):
     client: Name = ""
     pin: bool = False
     prompt: Annotated[str, Field(min_length=1)] | None = None
-    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    model: ModelName | None = None
 
 
 @router.get("")
@@ -80,7 +80,7 @@ async def warm(request: Request) -> JSONResponse:
     raise InternalError("a generation ended without its last event")
 
 
-def read_warming(fields: Fields, default_model: str) -> GenerateRequest:
+def read_warming(fields: Json, default_model: str) -> GenerateRequest:
     """Return the request that computes a prompt ahead of time; raise InvalidRequest."""
     body = validate(WarmBody, fields)
     if (body.prompt is None) == ("messages" not in fields):
@@ -101,5 +101,5 @@ async def _purge_workers(context: Context, client: str | None) -> None:
             await context.service.ask(status.name, PurgeCache(client))
 
 
-def _usage(usage: Usage) -> Fields:
+def _usage(usage: Usage) -> Json:
     return {"num_prompt_tokens": usage.num_prompt_tokens, "num_cached_tokens": usage.num_cached_tokens}

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
 from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.wire.errors import error_body
-from edgeagent.api.wire.fields import Body, validate
+from edgeagent.api.wire.fields import Body, ModelName, validate
 from edgeagent.api.wire.first_step import begun
 from edgeagent.api.wire.json_body import read_json_object
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
 from edgeagent.store.hub import PulledModel, Puller
@@ -24,13 +23,11 @@ from edgeagent.store.progress import OnProgress
 
 router = APIRouter()
 
-Fields = dict[str, Any]
-
 
 class PullBody(Body):
     """`model`: what to bring here. `stream`: progress as events, or one answer at the end. `draft`: its draft too."""
 
-    model: Annotated[str, Field(min_length=1, max_length=512)]
+    model: ModelName
     stream: bool = True
     draft: bool = True
 
@@ -48,7 +45,7 @@ async def pull(request: Request) -> Response:
     return JSONResponse(await unless_disconnected(request.receive, _last(steps)))
 
 
-async def _steps(context: Context, asked: PullBody) -> AsyncGenerator[Fields, None]:
+async def _steps(context: Context, asked: PullBody) -> AsyncGenerator[Json, None]:
     """Yield how far the pull is, and at the end what came of it."""
     puller = Puller(context.config.store, context.config.state_dir)
     done: list[tuple[PulledModel, PulledModel | None]] = []
@@ -66,12 +63,12 @@ async def _steps(context: Context, asked: PullBody) -> AsyncGenerator[Fields, No
         yield {"object": "model.pull", **_described(pulled), "draft": None if draft is None else _described(draft)}
 
 
-def _described(pulled: PulledModel) -> Fields:
+def _described(pulled: PulledModel) -> Json:
     sizes = {"size_bytes": pulled.size_bytes, "downloaded_bytes": pulled.downloaded_bytes}
     return {"id": pulled.name, **sizes, "is_current": pulled.is_current}
 
 
-async def _events(steps: AsyncGenerator[Fields, None]) -> AsyncGenerator[bytes, None]:
+async def _events(steps: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(steps):
         try:
             async for step in steps:
@@ -81,8 +78,8 @@ async def _events(steps: AsyncGenerator[Fields, None]) -> AsyncGenerator[bytes, 
     yield DONE
 
 
-async def _last(steps: AsyncGenerator[Fields, None]) -> Fields:
-    last: Fields = {}
+async def _last(steps: AsyncGenerator[Json, None]) -> Json:
+    last: Json = {}
     async with aclosing(steps):
         async for step in steps:
             last = step

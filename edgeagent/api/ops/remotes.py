@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from msgspec import structs
 
 from edgeagent.api.context import Context, context_of
+from edgeagent.api.wire.shape import Json
 from edgeagent.egress import Row
 from edgeagent.egress.rows import described, folder_of, purge, read_rows
 from edgeagent.egress.spending import Spent
@@ -22,8 +22,6 @@ from edgeagent.types import RemoteStatus
 MAX_ROWS = 1000
 
 router = APIRouter(prefix="/edgeagent/egress")
-
-Fields = dict[str, Any]
 
 
 @router.get("")
@@ -50,7 +48,7 @@ async def purge_egress(request: Request) -> JSONResponse:
     return JSONResponse({"status": "purged", "num_days": num_days})
 
 
-def route_report(context: Context) -> Fields:
+def route_report(context: Context) -> Json:
     """Return where requests may run, and how each remote stands; `trouble` says why none is used."""
     outside = context.service.outside
     if outside is None:
@@ -75,7 +73,7 @@ def route_report(context: Context) -> Fields:
 
 def _remote(
     remote: Remote, why_not: str, status: RemoteStatus | None, spent: Spent, budget_trouble: str | None
-) -> Fields:
+) -> Json:
     # For a moment after a change the status is that of the remote before it: what the owner wrote comes from the file.
     known = {} if status is None else {endpoint.url: structs.asdict(endpoint) for endpoint in status.endpoints}
     used = status if any(endpoint.url in known for endpoint in remote.endpoints) else None

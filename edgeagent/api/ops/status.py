@@ -14,12 +14,11 @@ from edgeagent import __version__
 from edgeagent.api.context import context_of
 from edgeagent.api.ops.remotes import route_report
 from edgeagent.api.wire.fields import keep_alive_s
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.types import CacheStatus, Choice, DeviceInfo, ModelInfo, ModelStatus, WorkerStatus
 
 router = APIRouter(prefix="/edgeagent")
-
-Fields = dict[str, object]
 
 
 @router.get("/status")
@@ -89,7 +88,7 @@ async def stop(request: Request) -> JSONResponse:
     return JSONResponse({"status": "stopping", "num_live_requests": num_live}, status_code=HTTPStatus.ACCEPTED)
 
 
-def _model(status: ModelStatus) -> Fields:
+def _model(status: ModelStatus) -> Json:
     return {
         "name": status.name,
         "state": status.state.value,
@@ -107,7 +106,7 @@ def _model(status: ModelStatus) -> Fields:
     }
 
 
-def _info(info: ModelInfo) -> Fields:
+def _info(info: ModelInfo) -> Json:
     return {
         "path": info.path,
         "architecture": info.architecture,
@@ -131,7 +130,7 @@ def _info(info: ModelInfo) -> Fields:
     }
 
 
-def _choice(choice: Choice) -> Fields:
+def _choice(choice: Choice) -> Json:
     return {
         "name": choice.name,
         "value": choice.value,
@@ -141,7 +140,7 @@ def _choice(choice: Choice) -> Fields:
     }
 
 
-def _worker(worker: WorkerStatus) -> Fields:
+def _worker(worker: WorkerStatus) -> Json:
     return {
         "num_running": worker.num_running,
         "num_waiting": worker.num_waiting,
@@ -174,7 +173,7 @@ def _worker(worker: WorkerStatus) -> Fields:
     }
 
 
-def _cache(cache: CacheStatus) -> Fields:
+def _cache(cache: CacheStatus) -> Json:
     return {
         "num_blocks": cache.num_blocks,
         "num_bytes": cache.num_bytes,
@@ -189,7 +188,7 @@ def _cache(cache: CacheStatus) -> Fields:
     }
 
 
-def _device(device: DeviceInfo) -> Fields:
+def _device(device: DeviceInfo) -> Json:
     return {
         "name": device.name,
         "description": device.description,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from typing import Any
 
 from fastapi.responses import JSONResponse
 from pydantic_core import to_json
@@ -21,6 +20,7 @@ from edgeagent.api.responses.registry import LiveTurn
 from edgeagent.api.responses.replay import events_after, last_number
 from edgeagent.api.responses.turn import Turn, unexpected
 from edgeagent.api.wire import sse
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Unauthorized
 
 
@@ -62,7 +62,7 @@ def follow(live: LiveTurn, after: int) -> Response:
     return sse.EventStream(_follow(live, after))
 
 
-def tell(response: dict[str, Any], after: int) -> Response:
+def tell(response: Json, after: int) -> Response:
     """Return the events of a response that is over behind a number. Raise InvalidRequest where it is no stream."""
     progress = Progress(response, response["output"])
     _check(progress, after)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from edgeagent.api.wire.fields import (
     Body,
     Count,
     EdgeagentBody,
+    ModelName,
     SamplingBody,
     Stops,
     TemplateKwargs,
@@ -33,6 +34,7 @@ from edgeagent.api.wire.fields import (
     validate,
 )
 from edgeagent.api.wire.known_fields import FieldWarning, KnownFields
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
@@ -48,8 +50,6 @@ from edgeagent.types import (
     ToolChoice,
 )
 
-Fields = dict[str, Any]
-
 # What a response repeats of its request is left out beyond this: clients bound a frame at 1 MiB.
 MAX_ECHO_BYTES = 128 << 10
 MAX_REFERENCES = 1000
@@ -60,7 +60,7 @@ class Format(Body):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "response"
-    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    json_schema: Annotated[Json | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -92,7 +92,7 @@ class ContextManagement(Body):
 class CreateBody(SamplingBody):
     """The fields that have an effect or are repeated in the response; all may be null."""
 
-    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    model: ModelName | None = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(min_length=1)] | None = None
     store: bool | None = None
@@ -107,8 +107,8 @@ class CreateBody(SamplingBody):
     top_logprobs: Annotated[int, between(0, 20)] | None = None
     parallel_tool_calls: bool | None = None
     include: list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
     service_tier: str | None = None
@@ -212,12 +212,12 @@ class ResponseCreate:
             draft_tokens=drafts_of(body.edgeagent),
         )
 
-    def echo(self, defaults: SamplingParams) -> Fields:
+    def echo(self, defaults: SamplingParams) -> Json:
         """Return the fields of a response that repeat its request, each with a value; see the API's Response object."""
         body = self.body
         # Whether they may be repeated is decided without parsing large ones.
         are_short = sum(len(tool.parameters) for tool in self.tools) <= MAX_ECHO_BYTES
-        echo: Fields = {
+        echo: Json = {
             "previous_response_id": body.previous_response_id,
             "instructions": body.instructions,
             "tools": [_echo_tool(tool) for tool in self.tools if are_short],
@@ -244,7 +244,7 @@ class ResponseCreate:
         return _bounded(echo)
 
 
-def read_create(fields: Fields) -> ResponseCreate:
+def read_create(fields: Json) -> ResponseCreate:
     """Return a checked create; raise InvalidRequest or NotSupported, which name the field, the value and the bounds."""
     body = validate(CreateBody, fields)
     _refuse_unsupported(body, fields)
@@ -258,7 +258,7 @@ def read_create(fields: Fields) -> ResponseCreate:
     return ResponseCreate(body, items, tools, choice, output, KNOWN.warning(fields))
 
 
-def _refuse_unsupported(body: CreateBody, fields: Fields) -> None:
+def _refuse_unsupported(body: CreateBody, fields: Json) -> None:
     if fields.get("conversation") is not None:
         if fields.get("previous_response_id") is not None:
             raise InvalidRequest("send either conversation or previous_response_id, not both", param="conversation")
@@ -277,7 +277,7 @@ def _refuse_unsupported(body: CreateBody, fields: Fields) -> None:
         raise NotSupported("stored prompt templates are not supported; send instructions and input", param="prompt")
 
 
-def _read_tools(raw: list[Fields]) -> tuple[Tool, ...]:
+def _read_tools(raw: list[Json]) -> tuple[Tool, ...]:
     tools: list[Tool] = []
     for index, tool in enumerate(raw):
         path, kind = f"tools[{index}]", tool.get("type")
@@ -291,7 +291,7 @@ def _read_tools(raw: list[Fields]) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _read_choice(raw: str | Fields | None, tools: tuple[Tool, ...]) -> ToolChoice:
+def _read_choice(raw: str | Json | None, tools: tuple[Tool, ...]) -> ToolChoice:
     match raw:
         case None:
             return ToolChoice()
@@ -323,7 +323,7 @@ def _num_logprobs(body: CreateBody) -> int | None:
     return None
 
 
-def _echo_tool(tool: Tool) -> Fields:
+def _echo_tool(tool: Tool) -> Json:
     return {
         "type": "function",
         "name": tool.name,
@@ -333,11 +333,11 @@ def _echo_tool(tool: Tool) -> Fields:
     }
 
 
-def _echo_choice(raw: str | Fields | None) -> object:
+def _echo_choice(raw: str | Json | None) -> object:
     return "auto" if raw is None else raw
 
 
-def _echo_format(output: OutputFormat) -> Fields:
+def _echo_format(output: OutputFormat) -> Json:
     match output:
         case JsonSchemaFormat(schema=schema, name=name, strict=strict):
             return {
@@ -353,8 +353,8 @@ def _echo_format(output: OutputFormat) -> Fields:
             return {"type": "text"}
 
 
-def _bounded(echo: Fields) -> Fields:
-    empty: Fields = {"instructions": None, "tools": [], "metadata": {}, "text": {"format": {"type": "text"}}}
+def _bounded(echo: Json) -> Json:
+    empty: Json = {"instructions": None, "tools": [], "metadata": {}, "text": {"format": {"type": "text"}}}
     for name, instead in empty.items():
         if len(json.dumps(echo[name])) > MAX_ECHO_BYTES:
             echo[name] = instead

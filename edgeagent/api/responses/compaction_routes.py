@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -17,6 +16,7 @@ from edgeagent.api.responses.item_json import item_body
 from edgeagent.api.responses.routes import open_turn
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.json_body import read_body
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.usage import responses_usage
 from edgeagent.errors import InvalidRequest
 
@@ -54,7 +54,7 @@ async def count_input_tokens(request: Request) -> Response:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
-def _read_compaction(fields: dict[str, Any]) -> ResponseCreate:
+def _read_compaction(fields: Json) -> ResponseCreate:
     if not isinstance(fields.get("model"), str):
         raise InvalidRequest("model is missing: name the model that is to write the summary", param="model")
     return read_create(fields)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edgeagent.api.responses.items import CallItem, CompactionItem, Item, MessageItem, ReasoningItem
-from edgeagent.api.responses.open_items import Event, OpenCall, OpenCompaction, OpenItem, OpenMessage, OpenReasoning
+from edgeagent.api.responses.open_items import OpenCall, OpenCompaction, OpenItem, OpenMessage, OpenReasoning
 from edgeagent.api.wire.errors import error_body
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.usage import edgeagent_body, placement_body, responses_usage, timings_body
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import (
@@ -55,8 +56,8 @@ class CompactionStep:
 class Progress:
     """How far a response has come: the items that are whole, and the one that is open."""
 
-    response: Event
-    output: Sequence[Event]
+    response: Json
+    output: Sequence[Json]
     open: OpenItem | None = None
     is_over: bool = True
 
@@ -72,8 +73,8 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def new_response(response_id: str, model: str, echo: Event, created_at: int) -> Event:
-    """Return the object of a response that has just begun, with every field that clients may require."""
+def new_response(response_id: str, model: str, echo: Json, created_at: int) -> Json:
+    """Return a response object that has just begun: every field that any client or conformance suite asks for."""
     return {
         "id": response_id,
         "object": "response",
@@ -89,7 +90,7 @@ def new_response(response_id: str, model: str, echo: Event, created_at: int) -> 
     }
 
 
-def set_delivery(terminal: Event, delivery_ms: float) -> None:
+def set_delivery(terminal: Json, delivery_ms: float) -> None:
     """Write the measured delivery into a terminal event that is about to be sent: known only there."""
     stages = terminal["response"]["edgeagent"]["stages_ms"]
     if stages:
@@ -101,7 +102,7 @@ class ResponseEvents:
 
     def __init__(
         self,
-        response: Event,
+        response: Json,
         *,
         stream_id: str | None = None,
         make_id: NewId = new_id,
@@ -109,7 +110,7 @@ class ResponseEvents:
     ) -> None:
         self.response = response
         # The parts of the response's own object that are known from the first event on.
-        self.notes: Event = {}
+        self.notes: Json = {}
         self.is_over = False
         # True if a steer caused the cancel.
         self.is_steered = False
@@ -117,12 +118,12 @@ class ResponseEvents:
         self._make_id = make_id
         self._clock = clock
         self._num_events = 0
-        self._events: list[Event] = []
-        self._untold: Event | None = None  # where the response runs; the next event reports it
+        self._events: list[Json] = []
+        self._untold: Json | None = None  # where the response runs, until the next event says it
         self._open: OpenItem | None = None
-        self._output: list[Event] = []
+        self._output: list[Json] = []
 
-    def created(self, *, is_queued: bool = False) -> list[Event]:
+    def created(self, *, is_queued: bool = False) -> list[Json]:
         """Return the opening events: created and in_progress, or created and queued."""
         status = "queued" if is_queued else "in_progress"
         self.response["status"] = status
@@ -130,13 +131,13 @@ class ResponseEvents:
         self._emit_response(f"response.{status}")
         return self._take()
 
-    def in_progress(self) -> list[Event]:
+    def in_progress(self) -> list[Json]:
         """Return the event that says that a queued response goes on."""
         self.response["status"] = "in_progress"
         self._emit_response("response.in_progress")
         return self._take()
 
-    def step(self, deltas: Sequence[Delta | Compacting | Compacted]) -> list[Event]:
+    def step(self, deltas: Sequence[Delta | Compacting | Compacted]) -> list[Json]:
         """Return the events of one step's deltas."""
         for delta in deltas:
             match delta:
@@ -161,25 +162,25 @@ class ResponseEvents:
                     self._untold = None if placement is None else placement_body(placement)
         return self._take()
 
-    def fail(self, error: EdgeAgentError) -> list[Event]:
+    def fail(self, error: EdgeAgentError) -> list[Json]:
         """Return the events that end a response which has begun and cannot go on."""
         self._close_item("incomplete")
         self.response["status"] = "failed"
         self.response["error"] = {"code": _failure_code(error), "message": error_body(error)["message"]}
-        # A failure has no timings, but it says who failed and why.
-        run: Event = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
+        # No timings came with the failure; who failed and why is known.
+        run: Json = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
         if error.num_delivered_tokens:
             run["num_delivered_tokens"] = error.num_delivered_tokens
         self._tell(run)
         self._end("response.failed")
         return self._take()
 
-    def so_far(self) -> Event:
+    def so_far(self) -> Json:
         """Return the response object with the output items that are whole."""
         told = {"edgeagent": self.response.get("edgeagent", {}) | self.notes} if self.notes else {}
         return self.response | {"output": list(self._output)} | told
 
-    def note(self, kind: str, **fields: object) -> list[Event]:
+    def note(self, kind: str, **fields: object) -> list[Json]:
         """Return an event about the response that is none of its own; it is numbered among them."""
         self._emit(kind, **fields)
         return self._take()
@@ -195,7 +196,7 @@ class ResponseEvents:
         return tuple(_to_item(item) for item in self._output if _is_inherited(item))
 
     def _emit(self, kind: str, **fields: object) -> None:
-        event: Event = {"type": kind, "sequence_number": self._num_events, **fields}
+        event: Json = {"type": kind, "sequence_number": self._num_events, **fields}
         if self._stream_id is not None:
             event["stream_id"] = self._stream_id
         if self._untold is not None:
@@ -203,7 +204,7 @@ class ResponseEvents:
         self._num_events += 1
         self._events.append(event)
 
-    def _take(self) -> list[Event]:
+    def _take(self) -> list[Json]:
         events, self._events = self._events, []
         return events
 
@@ -279,12 +280,12 @@ def _failure_code(error: EdgeAgentError) -> str:
     return "server_error"
 
 
-def _is_inherited(item: Event) -> bool:
+def _is_inherited(item: Json) -> bool:
     # A compaction is in the context that it made shorter.
     return bool(item["type"] != "compaction" and (item["type"] != "function_call" or item["status"] == "completed"))
 
 
-def _to_item(item: Event) -> Item:
+def _to_item(item: Json) -> Item:
     match item:
         case {"type": "message", "id": item_id, "content": content}:
             return MessageItem(item_id, "assistant", content[0]["text"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from edgeagent.api.responses.items import (
     CallItem,
@@ -18,8 +17,7 @@ from edgeagent.api.responses.items import (
     ReasoningItem,
     ReferenceItem,
 )
-
-Body = dict[str, Any]
+from edgeagent.api.wire.shape import Json
 
 _PREFIXES: dict[type[Item], str] = {
     MessageItem: "msg",
@@ -35,7 +33,7 @@ def with_id(item: Item, make_id: Callable[[str], str]) -> Item:
     return item if item.id or isinstance(item, ReferenceItem) else replace(item, id=make_id(_PREFIXES[type(item)]))
 
 
-def item_body(item: Item) -> Body:
+def item_body(item: Item) -> Json:
     """Return the JSON object of an item. References must have been resolved."""
     match item:
         case MessageItem(role="assistant"):
@@ -69,5 +67,5 @@ def item_body(item: Item) -> Body:
             raise AssertionError(f"unresolved reference {item.id}")
 
 
-def _message(item: MessageItem, part: Body) -> Body:
+def _message(item: MessageItem, part: Json) -> Json:
     return {"id": item.id, "type": "message", "role": item.role, "status": "completed", "content": [part]}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from edgeagent.api.wire.logprobs import token_logprobs
+from edgeagent.api.wire.shape import Json
 from edgeagent.types import TokenLogprob, ToolCallStarted
-
-Event = dict[str, Any]
 
 # Clients bound a frame at 1 MiB, and a token with its twenty rivals takes 2 KiB. Of longer answers the deltas alone
 # have the log probabilities.
@@ -65,7 +64,7 @@ class OpenItem(ABC):
         """Emit the events that open it."""
         self._emit_event("response.output_item.added", output_index=self._index, item=self._item("in_progress", ""))
 
-    def close(self, status: str) -> Event:
+    def close(self, status: str) -> Json:
         """Emit the events that close it, and return the final item."""
         text = "".join(self._parts)
         self._close_content(text)
@@ -74,7 +73,7 @@ class OpenItem(ABC):
         return item
 
     @abstractmethod
-    def _item(self, status: str, text: str) -> Event:
+    def _item(self, status: str, text: str) -> Json:
         """Return the item as it is."""
 
     @abstractmethod
@@ -96,7 +95,7 @@ class OpenMessage(OpenItem):
 
     def __init__(self, emit: Emit, item_id: str, index: int) -> None:
         super().__init__(emit, item_id, index)
-        self._logprobs: list[Event] = []
+        self._logprobs: list[Json] = []
         self._num_logprobs = 0
 
     def open(self) -> None:
@@ -115,7 +114,7 @@ class OpenMessage(OpenItem):
             self._logprobs = []
         self._emit("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def hold_logprobs(self, logprobs: list[Event]) -> None:
+    def hold_logprobs(self, logprobs: list[Json]) -> None:
         """Take the log probabilities of its content, of which nothing is emitted."""
         self._logprobs = logprobs
 
@@ -130,10 +129,10 @@ class OpenMessage(OpenItem):
         self._emit("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
         self._emit("response.content_part.done", content_index=0, part=self._part(text, self._logprobs))
 
-    def _part(self, text: str, logprobs: list[Event]) -> Event:
+    def _part(self, text: str, logprobs: list[Json]) -> Json:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
-    def _item(self, status: str, text: str) -> Event:
+    def _item(self, status: str, text: str) -> Json:
         content = [] if status == "in_progress" else [self._part(text, self._logprobs)]
         return {"id": self._id, "type": "message", "role": "assistant", "status": status, "content": content}
 
@@ -160,7 +159,7 @@ class OpenReasoning(OpenItem):
         self._emit("response.reasoning_text.done", content_index=0, text=text)
         self._emit("response.content_part.done", content_index=0, part={"type": "reasoning_text", "text": text})
 
-    def _item(self, status: str, text: str) -> Event:
+    def _item(self, status: str, text: str) -> Json:
         content = [] if status == "in_progress" else [{"type": "reasoning_text", "text": text}]
         return {"id": self._id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
@@ -184,7 +183,7 @@ class OpenCall(OpenItem):
     def _emit_delta(self, text: str) -> None:
         self._emit("response.function_call_arguments.delta", delta=text)
 
-    def close(self, status: str) -> Event:
+    def close(self, status: str) -> Json:
         """Emit the events that close it, and return the final item."""
         # Clients parse the arguments of a finished call as JSON; a function without parameters may have none.
         if status == "completed" and not "".join(self._parts).strip():
@@ -194,7 +193,7 @@ class OpenCall(OpenItem):
     def _close_content(self, text: str) -> None:
         self._emit("response.function_call_arguments.done", arguments=text, name=self.call.name)
 
-    def _item(self, status: str, text: str) -> Event:
+    def _item(self, status: str, text: str) -> Json:
         return {
             "id": self._id,
             "type": "function_call",
@@ -225,13 +224,13 @@ class OpenCompaction(OpenItem):
     def _emit_delta(self, text: str) -> None:
         """Emit nothing: its content comes as a whole."""
 
-    def _item(self, status: str, text: str) -> Event:
+    def _item(self, status: str, text: str) -> Json:
         del text
         content = "" if status == "in_progress" else self.content
         return {"id": self._id, "type": "compaction", "encrypted_content": content}
 
 
-def closed_item(body: Event, index: int, emit: Emit) -> OpenItem:
+def closed_item(body: Json, index: int, emit: Emit) -> OpenItem:
     """Return a finished item as it was before its end, for emitting its events once more."""
     match body:
         case {"type": "message", "id": item_id, "content": [part]}:

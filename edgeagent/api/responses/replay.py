@@ -9,13 +9,14 @@ from the store afterwards. A client that reads slowly gets fewer and longer delt
 from __future__ import annotations
 
 from edgeagent.api.responses.events import Progress
-from edgeagent.api.responses.open_items import Event, OpenItem, closed_item
+from edgeagent.api.responses.open_items import OpenItem, closed_item
+from edgeagent.api.wire.shape import Json
 
 _NOT_BEGUN = ("response.created", "response.queued")
 _TERMINAL = {"completed": "response.completed", "failed": "response.failed"}
 
 
-def events_after(progress: Progress, after: int) -> list[Event]:
+def events_after(progress: Progress, after: int) -> list[Json]:
     """Return the events so far whose number is greater; -1: all of them."""
     return _Teller(after).tell(progress)
 
@@ -31,9 +32,9 @@ class _Teller:
     def __init__(self, after: int) -> None:
         self.number = 0
         self._after = after
-        self._events: list[Event] = []
+        self._events: list[Json] = []
 
-    def tell(self, progress: Progress) -> list[Event]:
+    def tell(self, progress: Progress) -> list[Json]:
         response = progress.response
         for kind in _NOT_BEGUN:
             self._emit_begun(kind, response, "queued")
@@ -66,7 +67,7 @@ class _Teller:
         if status is not None:
             item.close(status)
 
-    def _emit_begun(self, kind: str, response: Event, status: str) -> None:
+    def _emit_begun(self, kind: str, response: Json, status: str) -> None:
         if self.number > self._after:
             self._emit(kind, response=_as_begun(response, status))
         else:
@@ -78,7 +79,7 @@ class _Teller:
         self.number += 1
 
 
-def _as_begun(response: Event, status: str) -> Event:
+def _as_begun(response: Json, status: str) -> Json:
     """Return a response as it was before its first output."""
     begun = {name: value for name, value in response.items() if name not in ("timings", "edgeagent")}
     if warnings := response.get("edgeagent", {}).get("warnings"):

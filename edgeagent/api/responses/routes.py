@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -17,13 +16,13 @@ from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
 from edgeagent.api.responses.events import TERMINAL, set_delivery
 from edgeagent.api.responses.generation import TurnSteps, steps_of
 from edgeagent.api.responses.history import ConnectionHistory
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.turn import Turn, begin_turn, unexpected
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.first_step import begun
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.placement import PlacementHeaders
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 router = APIRouter()
@@ -50,7 +49,7 @@ async def create_response(request: Request) -> Response:
     return response
 
 
-def _read(fields: dict[str, Any]) -> tuple[bool, ResponseCreate]:
+def _read(fields: Json) -> tuple[bool, ResponseCreate]:
     is_streamed = fields.get("stream")
     if not isinstance(is_streamed, bool | None):
         raise InvalidRequest(f"stream must be true or false, not {is_streamed!r:.80}", param="stream")
@@ -110,5 +109,5 @@ async def _stream(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenera
     yield sse.DONE
 
 
-def _frame(event: Event) -> bytes:
+def _frame(event: Json) -> bytes:
     return sse.event(event, event["type"])

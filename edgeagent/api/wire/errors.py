@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from edgeagent import errors
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError
 
 OLLAMA_PREFIX = "/api/"
@@ -72,7 +72,21 @@ _INTERNAL_MESSAGE = "An internal error occurred; the daemon's log has the detail
 
 def error_shape(error: EdgeAgentError) -> Shape:
     """Return the wire shape of an error; a class without its own row takes its nearest ancestor's."""
-    return next(SHAPES[cls] for cls in type(error).__mro__ if cls in SHAPES)
+    return shape_of(type(error))
+
+
+def shape_of(error: type[EdgeAgentError]) -> Shape:
+    """Return the wire shape of a class of errors."""
+    return next(SHAPES[cls] for cls in error.__mro__ if cls in SHAPES)
+
+
+def error_codes() -> dict[str, type[EdgeAgentError]]:
+    """Return the class of each error code: those of the table, and those of modules that are imported by now."""
+    classes = list(SHAPES)
+    for cls in classes:
+        ours = (child for child in cls.__subclasses__() if child.__module__.startswith("edgeagent."))
+        classes += [child for child in ours if child not in classes]
+    return {cls.code: cls for cls in classes}
 
 
 def http_status(error: EdgeAgentError) -> int:
@@ -91,14 +105,14 @@ def error_body(error: EdgeAgentError) -> dict[str, str | None]:
     }
 
 
-def refusal(path: str, error: dict[str, str | None]) -> dict[str, Any]:
+def refusal(path: str, error: dict[str, str | None]) -> Json:
     """Return the body of an HTTP answer with this error_body; on Ollama's routes its text alone."""
     return {"error": error["message"] if path.startswith(OLLAMA_PREFIX) else error}
 
 
-def error_event(error: EdgeAgentError, stream_id: str | None) -> dict[str, Any]:
+def error_event(error: EdgeAgentError, stream_id: str | None) -> Json:
     """Return the WebSocket's message of a create that began no response."""
-    event: dict[str, Any] = {"type": "error", "status": http_status(error), "error": error_body(error)}
+    event: Json = {"type": "error", "status": http_status(error), "error": error_body(error)}
     if headers := error_headers(error):
         event["headers"] = headers
     if stream_id is not None:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
+from edgeagent.api.wire.shape import Json
 from edgeagent.durations import seconds_of
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.router.modes import strictest
@@ -36,6 +37,10 @@ MAX_STOP_BYTES = 256
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_LOGIT_BIASES = 1024
+MAX_NAME_CHARS = 512
+"""Of a model's name."""
+TOOL_NAME = "[A-Za-z0-9_.:-]{1,128}"
+"""The pattern of the names that tools may have."""
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -45,7 +50,7 @@ ROLES: dict[str, Role] = {
     "tool": "tool",
 }
 
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_TOOL_NAME = re.compile(TOOL_NAME)
 # llama.cpp reads this seed as "choose one at random".
 _RANDOM_SEED = 2**32 - 1
 
@@ -62,7 +67,7 @@ class between:  # noqa: N801 it reads as an annotation: Annotated[int, between(1
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Json:
         return {**handler(schema), "minimum": self.low, "maximum": self.high}
 
     def _check(self, value: float) -> float:
@@ -87,6 +92,7 @@ Count = Annotated[int, between(1, MAX_INT32)]
 MaxTokens = Annotated[int, between(0, MAX_INT32)]
 Penalty = Annotated[float, between(-2, 2)]
 Share = Annotated[float, between(0, 1)]
+ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Stops = Annotated[
     list[Annotated[str, AfterValidator(_stop)]],
     BeforeValidator(_one_or_many),
@@ -230,7 +236,7 @@ def _items(number: int) -> str:
 def read_tool(name: object, description: object, parameters: object, strict: object, path: str) -> Tool:
     """Return one function tool; raise InvalidToolSchema where a part of it is not what it must be."""
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-        raise InvalidToolSchema(f"{path}.name must match {_TOOL_NAME.pattern}, not {name!r:.80}", param=f"{path}.name")
+        raise InvalidToolSchema(f"{path}.name must match {TOOL_NAME}, not {name!r:.80}", param=f"{path}.name")
     if not isinstance(description, str | None):
         raise InvalidToolSchema(f"{path}.description must be a string", param=f"{path}.description")
     if not isinstance(strict, bool | None):

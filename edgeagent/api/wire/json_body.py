@@ -7,12 +7,13 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from starlette.requests import Request
 
 from edgeagent.api.context import context_of
 from edgeagent.api.wire.known_fields import SCOPE_KEY, KnownFields
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
 
 MAX_JSON_DEPTH = 64
@@ -126,7 +127,7 @@ async def read_json_object(request: Request) -> dict[str, object]:
     return await read_body(request, lambda fields: fields)
 
 
-async def read_body(request: Request, read: Callable[[dict[str, Any]], T], known: KnownFields | None = None) -> T:
+async def read_body(request: Request, read: Callable[[Json], T], known: KnownFields | None = None) -> T:
     """Parse the JSON object in a request's body and return `read` of it; raise what it raises, or InvalidRequest.
 
     The answer's headers and the log name fields that are not `known` (None: no field is named).
@@ -151,7 +152,7 @@ async def aside(num_bytes: int, read: Callable[[], T]) -> T:
     return read() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(read)
 
 
-def _parse_object(body: bytes) -> dict[str, Any]:
+def _parse_object(body: bytes) -> Json:
     value = parse_json(body)
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {type(value).__name__}")

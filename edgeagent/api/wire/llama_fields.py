@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from edgeagent.api.wire.fields import MAX_INT32, Body, EdgeagentBody, SamplingBody, between, read_schema
+from edgeagent.api.wire.fields import MAX_INT32, Body, EdgeagentBody, ModelName, SamplingBody, between, read_schema
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
@@ -27,10 +28,9 @@ from edgeagent.types import (
 MAX_RIVALS = 20
 _NO_PINGS_S = 86_400.0
 
-Fields = dict[str, Any]
 
 # The chain of samplers in its fixed order, each with the parameters under which it does nothing.
-_CHAIN: dict[str, Fields] = {
+_CHAIN: dict[str, Json] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     "top_k": {"top_k": 0},
     "top_p": {"top_p": 1.0},
@@ -61,7 +61,7 @@ class Delivery:
 class ExtendedBody(SamplingBody):
     """The fields that chat completions and completions share, llama-server's among them; all may be null."""
 
-    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    model: ModelName | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n_predict: Annotated[int, between(-1, MAX_INT32)] | None = None
@@ -77,10 +77,10 @@ class ExtendedBody(SamplingBody):
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
     sse_ping_interval: Annotated[int, between(-1, MAX_INT32)] | None = None
-    json_schema: Fields | None = None
+    json_schema: Json | None = None
     grammar: str | None = None
     samplers: Annotated[list[str], Field(max_length=16)] | None = None
-    lora: list[Fields] | None = None
+    lora: list[Json] | None = None
     service_tier: str | None = None
     edgeagent: EdgeagentBody | None = None
 
@@ -147,7 +147,7 @@ def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...
     )
 
 
-def _without(samplers: Sequence[str]) -> Fields:
+def _without(samplers: Sequence[str]) -> Json:
     """Return the parameters that keep all other samplers from doing anything."""
     names = [name for name in samplers if name not in _IDLE]
     order = [name for name in _CHAIN if name in names]

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from edgeagent.api.wire.shape import Json
 from edgeagent.types import TokenLogprob
 
 # JSON has no -inf; OpenAI writes this for a token that could not come.
 _MIN_LOGPROB = -9999.0
 
-Body = dict[str, object]
 
-
-def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Body]:
+def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Json]:
     """Return tokens with their log-probabilities, and those of each one's likeliest rivals."""
     return [{**_body(token), "top_logprobs": [_body(rival) for rival in token.top]} for token in tokens]
 
 
-def _body(token: TokenLogprob) -> Body:
+def _body(token: TokenLogprob) -> Json:
     return {
         "token": token.piece.decode(errors="replace"),
         "logprob": max(token.logprob, _MIN_LOGPROB),
@@ -26,7 +25,7 @@ def _body(token: TokenLogprob) -> Body:
     }
 
 
-def legacy_logprobs(tokens: Sequence[TokenLogprob], num_rivals: int) -> Body:
+def legacy_logprobs(tokens: Sequence[TokenLogprob], num_rivals: int) -> Json:
     """Return `logprobs` as completions have them: lists side by side, null where nothing comes before a token.
 
     The token itself is among its rivals, as it is with OpenAI.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
+from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.usage import timings_body
 from edgeagent.types import Placement, PromptProgress, Started, Step, Timings, Usage
-
-Fields = dict[str, Any]
 
 
 class SoFar:
@@ -39,7 +37,7 @@ class SoFar:
             self._last_s = at_s
             self._num_tokens += len(step.tokens)
 
-    def timings(self) -> Fields:
+    def timings(self) -> Json:
         """Return llama-server's `timings`."""
         prompt_s, first_s = self._began_s, self._first_s
         return timings_body(
@@ -50,7 +48,7 @@ class SoFar:
             ),
         )
 
-    def progress(self, delta: PromptProgress) -> Fields:
+    def progress(self, delta: PromptProgress) -> Json:
         """Return llama-server's `prompt_progress`."""
         return {
             "total": self._started.num_prompt_tokens,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from edgeagent.api.wire.shape import Json
 from edgeagent.types import Placement, Timings, Usage
 
-Body = dict[str, object]
 
-
-def responses_usage(usage: Usage) -> Body:
+def responses_usage(usage: Usage) -> Json:
     """Return `usage` as the Responses API has it. What was computed of the prompt is what the cache had to write."""
     return {
         "input_tokens": usage.num_prompt_tokens,
@@ -21,7 +20,7 @@ def responses_usage(usage: Usage) -> Body:
     }
 
 
-def chat_usage(usage: Usage) -> Body:
+def chat_usage(usage: Usage) -> Json:
     """Return `usage` as chat completions have it."""
     return {
         "prompt_tokens": usage.num_prompt_tokens,
@@ -32,10 +31,10 @@ def chat_usage(usage: Usage) -> Body:
     }
 
 
-def timings_body(usage: Usage, timings: Timings) -> Body:
+def timings_body(usage: Usage, timings: Timings) -> Json:
     """Return `timings` with llama-server's names and arithmetic; drafts only where there were some."""
     num_computed = _num_computed(usage)
-    body: Body = {
+    body: Json = {
         "cache_n": usage.num_cached_tokens,
         "prompt_n": num_computed,
         "prompt_ms": _round(timings.prefill_ms),
@@ -52,7 +51,7 @@ def timings_body(usage: Usage, timings: Timings) -> Body:
     return body
 
 
-def edgeagent_body(timings: Timings, delivery_ms: float) -> Body:
+def edgeagent_body(timings: Timings, delivery_ms: float) -> Json:
     """Return edgeagent's own object: where the request ran and why, milliseconds by stage, hand-overs if any.
 
     Stages of which nothing is known are left out.
@@ -68,7 +67,7 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Body:
     is_unknown = timings.is_resumed or timings.route.startswith("remote:")
     stages = {} if is_unknown else before_first_token
     stages |= {"first_token": timings.first_token_ms, "decode": timings.decode_ms, "delivery": delivery_ms}
-    body: Body = {
+    body: Json = {
         "route": timings.route,
         "reason": timings.reason,
         "stages_ms": {stage: _round(milliseconds) for stage, milliseconds in stages.items()},
@@ -83,9 +82,9 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Body:
     return body
 
 
-def placement_body(placement: Placement) -> Body:
+def placement_body(placement: Placement) -> Json:
     """Return where a request runs; host and region are a remote's, and `model_sha256` is of a model on this machine."""
-    body: Body = {"served_by": placement.served_by, "model": placement.model, "reason": placement.reason}
+    body: Json = {"served_by": placement.served_by, "model": placement.model, "reason": placement.reason}
     known = {"model_sha256": placement.sha256, "host": placement.host, "region": placement.region}
     return body | {name: value for name, value in known.items() if value}
 

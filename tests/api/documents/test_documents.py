@@ -20,6 +20,7 @@ from edgeagent.api.documents.events import SERVER_EVENTS, kind_of
 from edgeagent.api.documents.openapi import OPERATIONS, routes
 from edgeagent.api.gate import access
 from edgeagent.api.routers import ROUTERS
+from edgeagent.api.wire.errors import error_codes
 from edgeagent.config import Config, ServerConfig
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import running
@@ -47,6 +48,19 @@ def test_scopes_are_those_of_the_rules() -> None:
         for operation in methods.values():
             scope = access.need_of(re.sub(r"{\w+}", "x", path))
             assert operation.get("x-scope") == (scope.value if scope else None)
+
+
+def test_every_error_code_is_published() -> None:
+    """Codes are class variables of errors, wherever those are declared; subclasses without one are no codes."""
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "edgeagent").rglob("*.py"))
+    declared = {
+        code for source in sources for code in re.findall(r'^    code(?:: ClassVar.*)? = "(\w+)"$', source, re.M)
+    }
+    assert {"invalid_stream_id", "internal_error"} < declared == set(error_codes())
+    errors_page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    for code in declared:
+        assert f"| `{code}` |" in openapi_document()["info"]["description"]
+        assert f"| `{code}` |" in errors_page
 
 
 def _sent_kinds() -> Iterator[str]:

@@ -17,8 +17,8 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, Progress, ResponseEvents, new_response
 from edgeagent.api.responses.items import compaction_item
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.replay import events_after, last_number
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import (
     FinishReason,
@@ -55,11 +55,11 @@ async def client(address: str) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-async def all_of(stream: Any) -> list[Event]:
+async def all_of(stream: Any) -> list[Json]:
     return [event.to_dict() async for event in stream]
 
 
-def merged(*parts: list[Event]) -> list[tuple[str, str]]:
+def merged(*parts: list[Json]) -> list[tuple[str, str]]:
     """Return what a client has made of the events: kinds, with neighbouring deltas as one text."""
     told: list[tuple[str, str]] = []
     for event in itertools.chain(*parts):
@@ -71,7 +71,7 @@ def merged(*parts: list[Event]) -> list[tuple[str, str]]:
     return told
 
 
-def logprobs_of(events: list[Event]) -> list[Event]:
+def logprobs_of(events: list[Json]) -> list[Json]:
     """Return the log probabilities of all deltas."""
     deltas = (event for event in events if event["type"] == "response.output_text.delta")
     return [logprob for event in deltas for logprob in event["logprobs"]]
@@ -113,7 +113,7 @@ async def test_a_stream_that_is_left_goes_on_and_is_gone_on_with(client: AsyncOp
     first, second = Gate(), Gate()
     backend.script = lambda _: (TextDelta("one"), first, TextDelta(" two"), second, TextDelta(" three"), finished())
     stream = await client.responses.create(model="fake", input="x", background=True, stream=True)
-    seen: list[Event] = []
+    seen: list[Json] = []
     async for event in stream:
         seen.append(event.to_dict())
         if event.type == "response.output_text.delta":
@@ -124,7 +124,7 @@ async def test_a_stream_that_is_left_goes_on_and_is_gone_on_with(client: AsyncOp
     await second.reached.wait()
     response_id, number = seen[0]["response"]["id"], seen[-1]["sequence_number"]
     assert (await client.responses.retrieve(response_id)).status == "in_progress"
-    rest: list[Event] = []
+    rest: list[Json] = []
     async for event in await client.responses.retrieve(response_id, stream=True, starting_after=number):
         rest.append(event.to_dict())
         second.opened.set()
@@ -267,7 +267,7 @@ REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
 ENDS: Any = st.sampled_from([*map(finished, REASONS), WorkerCrashed("x")])
 
 
-def made_from(steps: list[Any], end: Any, looks: list[bool]) -> tuple[ResponseEvents, list[list[Event]]]:
+def made_from(steps: list[Any], end: Any, looks: list[bool]) -> tuple[ResponseEvents, list[list[Json]]]:
     """Return a response of these steps, and what two clients saw before its end: at each step, and where one looked."""
     count = itertools.count(1)
     echo = read_create({"input": "hi"}).echo(SamplingParams()) | {"background": True}
@@ -277,7 +277,7 @@ def made_from(steps: list[Any], end: Any, looks: list[bool]) -> tuple[ResponseEv
         clock=lambda: 1_700_000_001.5,
     )
     events.created(is_queued=True)
-    seen: list[list[Event]] = [[], []]
+    seen: list[list[Json]] = [[], []]
     for index in range(len(steps) + 1):
         for each, is_looking in zip(seen, (True, looks[index]), strict=True):
             if is_looking:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.events import TERMINAL, ResponseEvents, new_response, set_delivery
 from edgeagent.api.responses.items import CallItem, MessageItem, ReasoningItem
-from edgeagent.api.responses.open_items import Event
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError, Overloaded, WorkerCrashed
 from edgeagent.types import (
     Delta,
@@ -50,7 +50,7 @@ def machine(stream_id: str | None = None, **fields: Any) -> ResponseEvents:
     )
 
 
-def run(*steps: tuple[Delta, ...], events: ResponseEvents | None = None) -> list[Event]:
+def run(*steps: tuple[Delta, ...], events: ResponseEvents | None = None) -> list[Json]:
     events = events or machine()
     produced = events.created()
     for step in steps:
@@ -64,7 +64,7 @@ def run(*steps: tuple[Delta, ...], events: ResponseEvents | None = None) -> list
     return produced
 
 
-def kinds(events: list[Event]) -> list[str]:
+def kinds(events: list[Json]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.api.responses.history import Missing, StoredResponse
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.turn import Turn
+from edgeagent.api.wire.shape import Json
 
 # RFC 6455, section 7.4.1.
 GOING_AWAY = 1001
@@ -55,14 +55,14 @@ class Keep:
     """Store a response before its terminal event, which follows, is sent."""
 
     response: StoredResponse
-    body: Event
+    body: Json
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send an event. `at_s` is when the engine made it (0: not a delta); the last of a response is terminal."""
 
-    event: Event
+    event: Json
     request_id: str = ""
     at_s: float = 0.0
     is_terminal: bool = False

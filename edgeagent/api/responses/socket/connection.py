@@ -22,7 +22,6 @@ from edgeagent.api.gate.grants import until_revoked
 from edgeagent.api.gate.pace import Pace
 from edgeagent.api.responses.events import set_delivery
 from edgeagent.api.responses.generation import steps_of
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Queue, Send, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, read_frame
 from edgeagent.api.responses.socket.lanes import Expiry
@@ -31,6 +30,7 @@ from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.responses.turn import Turn, unexpected
 from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.json_body import aside
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InternalError
 
 # After this time a request that is neither refused nor started is announced as begun, since clients time out without an
@@ -190,7 +190,7 @@ class Connection:
         else:
             self._stall_timer = loop.call_later(left_s, self._look_for_stall)
 
-    def _count(self, event: Event) -> None:
+    def _count(self, event: Json) -> None:
         """Count how a create ended: by its response's status, or by that of the error that came instead."""
         outcome = str(event["status"]) if event["type"] == "error" else event["response"]["status"]
         metrics.requests_total.labels(self._websocket.scope["path"], WEBSOCKET, outcome).inc()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from edgeagent.api.responses.body import ResponseCreate, read_create
 from edgeagent.api.wire.json_body import parse_json
 from edgeagent.api.wire.known_fields import FieldWarning
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 
@@ -38,7 +38,7 @@ class CreateFrame:
 class OtherFrame:
     """Any other frame that is a JSON object."""
 
-    fields: dict[str, Any]
+    fields: Json
 
 
 Frame = CreateFrame | OtherFrame | RefusedFrame
@@ -57,7 +57,7 @@ def read_frame(text: str) -> Frame:
     return CreateFrame(_read_asked(fields), fields.get("stream_id"), "stream_id" in fields, len(text))
 
 
-def _read_asked(fields: dict[str, Any]) -> ResponseCreate | RefusedFrame:
+def _read_asked(fields: Json) -> ResponseCreate | RefusedFrame:
     try:
         return read_create(fields)
     except EdgeAgentError as error:

@@ -18,7 +18,8 @@ from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 MAX_NAMED_LANES = 32
 
-_STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+STREAM_ID = re.compile("[A-Za-z0-9_.-]{1,256}")
+"""What the name of a lane looks like."""
 _DEFAULT_LANE = None
 
 
@@ -140,7 +141,7 @@ class Lanes:
         """Return the lane that a frame names, opened at its first use; raise InvalidStreamId or StreamLimitReached."""
         if not is_named or name is None:
             return self.default
-        if not isinstance(name, str) or not _STREAM_ID.fullmatch(name):
+        if not isinstance(name, str) or not STREAM_ID.fullmatch(name):
             raise InvalidStreamId(
                 "stream_id must be a non-empty string of at most 256 letters, numbers, underscores, hyphens or periods",
                 param="stream_id",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket.actions import Close, Send
+from edgeagent.api.wire.shape import Json
 
 # Above this the requests of a connection are no longer asked for more (their backend then pauses).
 MAX_PENDING_BYTES = 256 << 10
@@ -92,12 +92,12 @@ class Outbox:
         return True
 
 
-def _is_same_text(first: Event, second: Event) -> bool:
+def _is_same_text(first: Json, second: Json) -> bool:
     kind = "response.output_text.delta"
     return first["type"] == kind and second["type"] == kind and bool(first["item_id"] == second["item_id"])
 
 
-def _cost(event: Event) -> int:
+def _cost(event: Json) -> int:
     # A text's end holds the text once more; the events after it share that one.
     text = event.get("delta") or event.get("text") or event.get("arguments") or ""
     return _ENTRY_BYTES * (1 + len(event.get("logprobs", ()))) + len(text)

@@ -11,13 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
 from edgeagent.api.responses.history import ConnectionHistory, Recalled
 from edgeagent.api.responses.items import Item
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket import actions, steering
 from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Queue, Send, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
@@ -36,6 +34,7 @@ from edgeagent.api.responses.socket.steers import Steers
 from edgeagent.api.responses.turn import begin_turn, unrun
 from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import error_body, error_event
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import Delta, FinishReason, Step
 
@@ -86,7 +85,7 @@ class Session:
                 self._receive_other(fields)
         return self._take()
 
-    def _receive_other(self, fields: dict[str, Any]) -> None:
+    def _receive_other(self, fields: Json) -> None:
         match fields.get("type"):
             case "response.cancel":
                 self._cancel(fields)
@@ -302,7 +301,7 @@ class Session:
         if isinstance(previous_id, str):
             self._history.evict_failed(previous_id, lane.name)
 
-    def _cancel(self, frame: dict[str, Any]) -> None:
+    def _cancel(self, frame: Json) -> None:
         response_id = frame.get("response_id")
         if response_id is None:
             lane = self._lanes.find(frame.get("stream_id"))
@@ -330,7 +329,7 @@ class Session:
         self._actions.append(Drop(live.id))
         self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
 
-    def _steer(self, frame: dict[str, Any]) -> None:
+    def _steer(self, frame: Json) -> None:
         previous_id, raw = frame.get("previous_response_id"), frame.get("input")
         live = self._live.get(previous_id) if isinstance(previous_id, str) else None
         try:
@@ -385,7 +384,7 @@ class Session:
             message = f"unknown event type: got {shown}; send response.create, response.cancel or response.steer"
             self._send_error(InvalidRequest(message, param="type"), None)
 
-    def _send(self, live: Live, events: list[Event], at_s: float = 0.0) -> None:
+    def _send(self, live: Live, events: list[Json], at_s: float = 0.0) -> None:
         last = len(events) - 1
         for index, event in enumerate(events):
             is_terminal = index == last and event["type"] in TERMINAL

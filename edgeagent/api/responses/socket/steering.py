@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeagent.api.responses.items import CallItem, Item, MessageItem, read_items
-from edgeagent.api.responses.open_items import Event
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError
 
 MAX_STEERS = 16
@@ -56,21 +56,21 @@ def read_steer_input(raw: object) -> tuple[Item, ...]:
     return items
 
 
-def accepted(steer: Steer) -> Event:
+def accepted(steer: Steer) -> Json:
     """Return the fields of `response.steer.accepted`."""
     return {"steer": {"id": steer.id, "previous_response_id": steer.previous_id}}
 
 
-def pending(steer: Steer, calls: Sequence[CallItem]) -> Event:
+def pending(steer: Steer, calls: Sequence[CallItem]) -> Json:
     """Return the fields of `response.steer.pending`: the calls whose results it waits for."""
     stubs = [{"type": "function_call_output", "call_id": call.call_id, "name": call.name} for call in calls]
     return {**accepted(steer), "reason": "waiting_for_required_input", "required_input": stubs}
 
 
-def failed(refusal: SteerRefused, previous_id: object, raw: object, steer_id: str | None = None) -> Event:
+def failed(refusal: SteerRefused, previous_id: object, raw: object, steer_id: str | None = None) -> Json:
     """Return the fields of `response.steer.failed`, which gives the input back."""
     shown_id = previous_id if isinstance(previous_id, str) else ""
-    steer: Event = {"previous_response_id": shown_id, "input": _shown(raw)}
+    steer: Json = {"previous_response_id": shown_id, "input": _shown(raw)}
     if steer_id is not None:
         steer["id"] = steer_id
     error = {"type": "invalid_request_error", "code": refusal.code, "message": refusal.message}

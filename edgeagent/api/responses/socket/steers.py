@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from edgeagent.api.responses.events import NewId
 from edgeagent.api.responses.history import ConnectionHistory
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.lanes import Lane, Live
 from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
+from edgeagent.api.wire.shape import Json
 
 
 class Steers:
@@ -53,10 +53,10 @@ class Steers:
 
     def refused(
         self, refusal: SteerRefused, lane: Lane | None, previous_id: object, raw: object, steer_id: str | None = None
-    ) -> Event:
+    ) -> Json:
         """Return the event that gives an input back."""
         fields = steering.failed(refusal, previous_id, raw, steer_id)
-        event: Event = {"type": "response.steer.failed", "sequence_number": self._num_failures, **fields}
+        event: Json = {"type": "response.steer.failed", "sequence_number": self._num_failures, **fields}
         if lane is not None and lane.name is not None:
             event["stream_id"] = lane.name
         self._num_failures += 1

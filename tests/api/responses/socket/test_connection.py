@@ -20,9 +20,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin
 
 from edgeagent.api.responses.events import TERMINAL
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket import connection as socket_shell
 from edgeagent.api.responses.socket.session import Session
+from edgeagent.api.wire.shape import Json
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
 from edgeagent.types import (
@@ -58,15 +58,15 @@ async def create(socket: ClientConnection, **fields: Any) -> None:
     await socket.send(json.dumps({"type": "response.create", "input": "hi", **fields}))
 
 
-async def receive(socket: ClientConnection) -> Event:
+async def receive(socket: ClientConnection) -> Json:
     frame = await socket.recv()
     assert isinstance(frame, str), "text frames only"
-    event: Event = json.loads(frame)
+    event: Json = json.loads(frame)
     validate_event(event)
     return event
 
 
-async def until_end(socket: ClientConnection) -> list[Event]:
+async def until_end(socket: ClientConnection) -> list[Json]:
     """Receive one create's events, which end in exactly one terminal message."""
     events = [await receive(socket)]
     while events[-1]["type"] not in {*TERMINAL, "error"}:

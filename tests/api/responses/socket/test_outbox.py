@@ -6,9 +6,9 @@ import asyncio
 import json
 
 from edgeagent.api.responses.events import ResponseEvents, new_response
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket.actions import Close, Send
 from edgeagent.api.responses.socket.outbox import MAX_FLOOD_BYTES, MAX_MERGED_CHARS, MAX_PENDING_BYTES, Outbox
+from edgeagent.api.wire.shape import Json
 from edgeagent.types import Delta, ReasoningDelta, TextDelta, TokenLogprob
 from tests.backends.fake import finished
 
@@ -22,7 +22,7 @@ class Response:
         self.events = ResponseEvents(new_response(name, "fake", {}, 0))
         self.push(self.events.created())
 
-    def push(self, events: list[Event]) -> None:
+    def push(self, events: list[Json]) -> None:
         for event in events:
             is_terminal = self.events.is_over and event is events[-1]
             self.outbox.push(Send(event, self.name, 1.0, is_terminal))
@@ -31,9 +31,9 @@ class Response:
         self.push(self.events.step(deltas))
 
 
-async def drain(outbox: Outbox) -> list[Event]:
+async def drain(outbox: Outbox) -> list[Json]:
     outbox.push(Close(1000, ""))
-    events: list[Event] = []
+    events: list[Json] = []
     while isinstance(entry := await outbox.take(), Send):
         events.append(entry.event)
     return events

@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from edgeagent.api.responses.database import Limits, ResponseDatabase
 from edgeagent.api.responses.events import TERMINAL
 from edgeagent.api.responses.history import ConnectionHistory, Recalled
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.lanes import Expiry
 from edgeagent.api.responses.socket.session import MAX_ACTIVE, MAX_REFUSALS, MAX_WAITING, Session
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
 from edgeagent.types import ChatPrompt, Delta, FinishReason, Message, Started, Step, TextDelta, ToolCallStarted
 from tests.api.event_grammar import EventGrammar
@@ -47,11 +47,11 @@ class Client:
         self.cancelled: list[str] = []
         self.dropped: list[str] = []
         self.closed: list[int] = []
-        self.events: list[Event] = []
+        self.events: list[Json] = []
         self.grammar = EventGrammar()
 
-    def take(self, actions: list[Action]) -> list[Event]:
-        events: list[Event] = []
+    def take(self, actions: list[Action]) -> list[Json]:
+        events: list[Json] = []
         for action in actions:
             match action:
                 case Start(turn):
@@ -77,7 +77,7 @@ class Client:
             events += self.fetch()
         return events
 
-    def fetch(self) -> list[Event]:
+    def fetch(self) -> list[Json]:
         """Let the store answer what it was asked first."""
         fetch = self.fetches.pop(0)
         wanted = fetch.missing
@@ -85,16 +85,16 @@ class Client:
         found = Recalled(previous, *self.store.find_items(wanted.item_ids, ""))
         return self.take(self.session.fetched(fetch.lane, found))
 
-    def send(self, kind: str, **fields: Any) -> list[Event]:
+    def send(self, kind: str, **fields: Any) -> list[Json]:
         return self.take(self.session.receive(read_frame(json.dumps({"type": kind, **fields}))))
 
-    def create(self, **fields: Any) -> list[Event]:
+    def create(self, **fields: Any) -> list[Json]:
         return self.send("response.create", **{"input": "hi", **fields})
 
-    def step(self, request_id: str, *deltas: Delta) -> list[Event]:
+    def step(self, request_id: str, *deltas: Delta) -> list[Json]:
         return self.take(self.session.step(request_id, Step(deltas, at_s=1.0)))
 
-    def finish(self, request_id: str, text: str = "yes") -> list[Event]:
+    def finish(self, request_id: str, text: str = "yes") -> list[Json]:
         return self.step(request_id, TextDelta(text), finished())
 
     def turn(self, **fields: Any) -> str:
@@ -105,11 +105,11 @@ class Client:
         return request_id
 
 
-def kinds(events: list[Event]) -> list[str]:
+def kinds(events: list[Json]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 
-def error_of(events: list[Event]) -> dict[str, Any]:
+def error_of(events: list[Json]) -> dict[str, Any]:
     (event,) = events
     assert event["type"] == "error"
     assert event["status"] >= 400

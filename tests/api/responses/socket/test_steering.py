@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from edgeagent.api.responses.open_items import Event
 from edgeagent.api.responses.socket.actions import Send
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.session import MAX_ACTIVE
 from edgeagent.api.responses.socket.steering import MAX_STEERS
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import FinishReason, Message, TextDelta, ToolCallDelta, ToolCallStarted
 from tests.api.responses.socket.test_session import Client, kinds
@@ -20,11 +20,11 @@ from tests.backends.fake import finished
 CALL = (ToolCallStarted(0, "call_1", "look"), ToolCallDelta(0, "{}"))
 
 
-def steer(client: Client, response_id: str, text: Any = "faster") -> list[Event]:
+def steer(client: Client, response_id: str, text: Any = "faster") -> list[Json]:
     return client.send("response.steer", previous_response_id=response_id, input=text)
 
 
-def refused(events: list[Event]) -> str:
+def refused(events: list[Json]) -> str:
     (event,) = events
     assert event["type"] == "response.steer.failed"
     code: str = event["error"]["code"]
