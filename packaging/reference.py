@@ -18,7 +18,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import edgeagent.api.app  # noqa: F401 - its wires declare errors of their own
 from edgeagent import metrics
 from edgeagent.api.documents import asyncapi_document, openapi_document
-from edgeagent.api.wire.errors import Shape, error_codes, shape_of
+from edgeagent.api.wire.errors import Look, error_codes, look_of
 from edgeagent.cli.app import COMMANDS, build_app
 from edgeagent.cli.config import options_table
 from edgeagent.cli.help import plain_record
@@ -241,7 +241,7 @@ def errors_page() -> str:
     rows = [
         [f"`{code}`", str(shape.status), shape.type, _retry(shape), " ".join((cls.__doc__ or "").split())]
         for code, cls in error_codes().items()
-        for shape in [shape_of(cls)]
+        for shape in [look_of(cls)]
     ]
     return f"""# Errors
 
@@ -261,7 +261,7 @@ Two more codes come from the HTTP layer: `method_not_allowed` (405), and `not_fo
 """
 
 
-def _retry(shape: Shape) -> str:
+def _retry(shape: Look) -> str:
     if shape.may_pass:
         return "yes, after `Retry-After`"
     return "no" if shape.retry is False or shape.status < HTTPStatus.INTERNAL_SERVER_ERROR else ""

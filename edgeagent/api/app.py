@@ -22,7 +22,7 @@ from edgeagent.api.ops.probe import Probe
 from edgeagent.api.responses.store import ResponseStore, stored_limits
 from edgeagent.api.routers import ROUTERS
 from edgeagent.api.service import Service
-from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, printable, refusal
+from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_body, error_headers, http_status, printable, refusal
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, NotFound
@@ -128,7 +128,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
         ),
         HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", f"{request.method} is not possible on {path[:256]}"),
     }.get(HTTPStatus(error.status_code), ("invalid_value", str(error.detail)))
-    body: dict[str, str | None] = {
+    body: Error = {
         "message": printable(message),
         "type": "invalid_request_error",
         "param": None,

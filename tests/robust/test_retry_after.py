@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from edgeagent import errors
-from edgeagent.api.wire.errors import SHAPES
+from edgeagent.api.wire.errors import LOOKS
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import ModelStatus, WorkerState
@@ -17,7 +17,7 @@ from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running
 from tests.robust.raw import get, upgrade
 
-PASSING = [cls for cls, shape in SHAPES.items() if shape.may_pass]
+PASSING = [cls for cls, shape in LOOKS.items() if shape.may_pass]
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -44,7 +44,7 @@ async def test_over_every_transport(error: type[EdgeAgentError]) -> None:
         ):
             reply = await daemon.http.post(f"{daemon.url}{path}", json=body)
             # Ollama's own word for a full queue is 503.
-            assert reply.status_code in (SHAPES[error].status, 503), path
+            assert reply.status_code in (LOOKS[error].status, 503), path
             assert waits(dict(reply.headers)), path
         if error is not errors.LocalUnavailable:  # then /ready goes by what remotes say, and this model says ready
             assert waits(dict((await daemon.http.get(f"{daemon.url}/ready")).headers))

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
 from edgeagent import __version__
 from edgeagent.api.documents.client_frames import CLIENT_FRAMES
-from edgeagent.api.documents.components import Components
-from edgeagent.api.documents.events import SERVER_EVENTS, kind_of
+from edgeagent.api.documents.components import Components, kind_of
+from edgeagent.api.responses import event_json
+from edgeagent.api.wire.errors import ErrorEvent
 from edgeagent.api.wire.shape import Json
+
+SERVER_EVENTS = (
+    event_json.ResponseCreated,
+    event_json.ResponseQueued,
+    event_json.ResponseInProgress,
+    event_json.OutputItemAdded,
+    event_json.ContentPartAdded,
+    event_json.OutputTextDelta,
+    event_json.OutputTextDone,
+    event_json.ReasoningTextDelta,
+    event_json.ReasoningTextDone,
+    event_json.ContentPartDone,
+    event_json.FunctionCallArgumentsDelta,
+    event_json.FunctionCallArgumentsDone,
+    event_json.CompactionCompacting,
+    event_json.OutputItemDone,
+    event_json.ResponseCompleted,
+    event_json.ResponseIncomplete,
+    event_json.ResponseFailed,
+    event_json.ResponseSteerAccepted,
+    event_json.ResponseSteerPending,
+    event_json.ResponseSteerFailed,
+    ErrorEvent,
+)
 
 _DESCRIPTION = """\
 OpenAI's Responses API in WebSocket mode. Text frames of one JSON object each, both ways.
@@ -63,16 +86,16 @@ def asyncapi_document() -> Json:
     }
 
 
-def _message(frame: type[BaseModel], components: Components) -> Json:
+def _message(frame: type, components: Components) -> Json:
     return {
-        "name": kind_of(frame),  # type: ignore[arg-type]
+        "name": kind_of(frame),
         "summary": (frame.__doc__ or "").strip(),
         "payload": components.ref(frame),
     }
 
 
-def _operation(action: str, frames: tuple[type[BaseModel], ...]) -> Json:
-    kinds = (kind_of(frame) for frame in frames)  # type: ignore[arg-type]
+def _operation(action: str, frames: tuple[type, ...]) -> Json:
+    kinds = (kind_of(frame) for frame in frames)
     return {
         "action": action,
         "channel": {"$ref": "#/channels/responses"},

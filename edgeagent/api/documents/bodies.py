@@ -6,11 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgeagent.api.ollama import body as schemas_ollama
-from edgeagent.api.openai import chat_body as schemas
-from edgeagent.api.openai import embeddings_body as schemas_embeddings
-from edgeagent.api.openai import text_body as schemas_completions
-from edgeagent.api.responses import body as schemas_responses
+from edgeagent.api.ollama import body as ollama_body
+from edgeagent.api.openai import chat_body, embeddings_body, text_body
+from edgeagent.api.responses import body as responses_body
 from edgeagent.api.wire.fields import MAX_MESSAGES, MAX_TOOLS, TOOL_NAME, ModelName
 from edgeagent.api.wire.shape import Json
 
@@ -105,7 +103,7 @@ class FunctionMessage(OpenBody):
 ChatMessage = InstructionMessage | AssistantMessage | ToolMessage | FunctionCallMessage | FunctionMessage
 
 
-class ChatCompletionRequest(schemas.ChatBody):
+class ChatCompletionRequest(chat_body.ChatBody):
     """The body of a chat completion. Unknown fields are ignored."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
@@ -114,13 +112,13 @@ class ChatCompletionRequest(schemas.ChatBody):
     """The older form of tools; answered by a `function_call`. Excludes `tools` and `tool_choice`."""
 
 
-class CompletionRequest(schemas_completions.CompletionBody):
+class CompletionRequest(text_body.CompletionBody):
     """The body of a completion of raw text. Unknown fields are ignored."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
 
 
-class EmbeddingsRequest(schemas_embeddings.EmbeddingsBody):
+class EmbeddingsRequest(embeddings_body.EmbeddingsBody):
     """The texts to make vectors of, or their token ids. Unknown fields are ignored."""
 
     input: str | list[str] | list[int] | list[list[int]]
@@ -187,7 +185,7 @@ class ResponsesTool(Function):
     type: Literal["function"]
 
 
-class ResponseRequest(schemas_responses.CreateBody):
+class ResponseRequest(responses_body.CreateBody):
     """The body of a response. Unknown fields are ignored."""
 
     input: str | list[InputItem] | None = None
@@ -218,18 +216,18 @@ class OllamaMessage(OpenBody):
     content: str = ""
 
 
-class OllamaChatRequest(schemas_ollama.ChatBody):
+class OllamaChatRequest(ollama_body.ChatBody):
     """The body of a chat in Ollama's API. Unknown fields and options are ignored."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] | None = None  # type: ignore[assignment]
     tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
-    options: schemas_ollama.OptionsBody | None = None  # type: ignore[assignment]
+    options: ollama_body.OptionsBody | None = None  # type: ignore[assignment]
 
 
-class OllamaGenerateRequest(schemas_ollama.GenerateBody):
+class OllamaGenerateRequest(ollama_body.GenerateBody):
     """The body of a generation in Ollama's API. Unknown fields and options are ignored."""
 
-    options: schemas_ollama.OptionsBody | None = None  # type: ignore[assignment]
+    options: ollama_body.OptionsBody | None = None  # type: ignore[assignment]
 
 
 class OllamaModelRequest(OpenBody):

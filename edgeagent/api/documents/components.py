@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, get_args, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from edgeagent.api.wire.shape import Json
 
@@ -15,13 +15,18 @@ class Components:
     def __init__(self) -> None:
         self.schemas: dict[str, Json] = {}
 
-    def ref(self, model: type[BaseModel], mode: Literal["validation", "serialization"] = "validation") -> Json:
-        """Add a model, and those inside it; return the reference to it."""
-        schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode=mode)
+    def ref(self, kind: Any) -> Json:
+        """Add a body that clients send, or a shape that they get, and those inside it; return the reference to it.
+
+        A list of shapes is no component: its own schema is returned.
+        """
+        schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
         for name, inner in schema.pop("$defs", {}).items():
             self._add(name, inner)
-        self._add(model.__name__, schema)
-        return {"$ref": f"#/components/schemas/{model.__name__}"}
+        if not isinstance(kind, type) or schema["type"] != "object":
+            return schema
+        self._add(kind.__name__, schema)
+        return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
     def _add(self, name: str, schema: Json) -> None:
         known = self.schemas.setdefault(name, _without_titles(schema))
@@ -43,3 +48,9 @@ def _without_titles(schema: Any) -> Any:
         case list():
             return [_without_titles(value) for value in schema]
     return schema
+
+
+def kind_of(message: type) -> str:
+    """Return the type that a message carries."""
+    (kind,) = get_args(get_type_hints(message)["type"])
+    return str(kind)

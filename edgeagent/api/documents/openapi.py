@@ -11,16 +11,21 @@ from typing import Any
 from pydantic import BaseModel
 
 from edgeagent import __version__
-from edgeagent.api.documents import answers, answers_daemon, answers_ollama, bodies, events
+from edgeagent.api.documents import bodies
 from edgeagent.api.documents.components import Components
 from edgeagent.api.gate.access import NEEDS
-from edgeagent.api.llama_server import rerank
-from edgeagent.api.llama_server import text_tools as text_routes
+from edgeagent.api.llama_server import props, rerank, text_tools
+from edgeagent.api.ollama import answer as ollama_answer
+from edgeagent.api.ollama import embed as ollama_embed
 from edgeagent.api.ollama import embed_body
-from edgeagent.api.ops import cache as cache_routes
-from edgeagent.api.ops import model_pulls
+from edgeagent.api.ollama import models as ollama_models
+from edgeagent.api.ollama import pull as ollama_pull
+from edgeagent.api.ollama import routes as ollama_routes
+from edgeagent.api.openai import chat_answer, embeddings, models, text_answer
+from edgeagent.api.ops import cache, model_pulls, remotes, status
+from edgeagent.api.responses import compaction_routes, event_json, stored_routes
 from edgeagent.api.routers import ROUTERS
-from edgeagent.api.wire.errors import error_codes, shape_of
+from edgeagent.api.wire.errors import OllamaRefusal, Refusal, error_codes, look_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.credentials import Scope
 
@@ -33,70 +38,70 @@ class Operation:
 
     tag: str
     body: type[BaseModel] | None = None
-    answer: type[BaseModel] | None = None
+    answer: Any = None
     streams: str = ""
     text: str = ""
     status: HTTPStatus = HTTPStatus.OK
-    unavailable: type[BaseModel] | None = None
+    unavailable: type | None = None
     query: tuple[str, ...] = ()
 
 
-_MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=answers_ollama.OllamaRefusal)
+_MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=OllamaRefusal)
 
 OPERATIONS: dict[str, Operation] = {
-    "POST /v1/responses": Operation("openai", bodies.ResponseRequest, events.Response, SSE),
-    "POST /v1/responses/compact": Operation("openai", bodies.ResponseRequest, answers.Compaction),
-    "POST /v1/responses/input_tokens": Operation("openai", bodies.ResponseRequest, answers.InputTokens),
+    "POST /v1/responses": Operation("openai", bodies.ResponseRequest, event_json.ResponseBody, SSE),
+    "POST /v1/responses/compact": Operation("openai", bodies.ResponseRequest, compaction_routes.Compaction),
+    "POST /v1/responses/input_tokens": Operation("openai", bodies.ResponseRequest, compaction_routes.InputTokens),
     "GET /v1/responses/{response_id}": Operation(
-        "openai", answer=events.Response, streams=SSE, query=("stream", "starting_after")
+        "openai", answer=event_json.ResponseBody, streams=SSE, query=("stream", "starting_after")
     ),
-    "DELETE /v1/responses/{response_id}": Operation("openai", answer=answers.ResponseDeleted),
-    "POST /v1/responses/{response_id}/cancel": Operation("openai", answer=events.Response),
-    "GET /v1/responses/{response_id}/input_items": Operation("openai", answer=answers.ItemPage),
-    "POST /v1/chat/completions": Operation("openai", bodies.ChatCompletionRequest, answers.ChatCompletion, SSE),
-    "POST /v1/completions": Operation("openai", bodies.CompletionRequest, answers.TextCompletion, SSE),
-    "POST /v1/embeddings": Operation("openai", bodies.EmbeddingsRequest, answers.Embeddings),
-    "POST /v1/rerank": Operation("llama-server", rerank.RerankBody, answers.Ranking),
-    "GET /v1/models": Operation("openai", answer=answers.ModelList),
-    "GET /v1/models/{model_id}": Operation("openai", answer=answers.Model),
-    "POST /v1/models/pull": Operation("openai", model_pulls.PullBody, answers_daemon.ModelPull, SSE),
-    "GET /health": Operation("daemon", answer=answers_daemon.Health, unavailable=answers_daemon.NotHealthy),
+    "DELETE /v1/responses/{response_id}": Operation("openai", answer=stored_routes.ResponseDeleted),
+    "POST /v1/responses/{response_id}/cancel": Operation("openai", answer=event_json.ResponseBody),
+    "GET /v1/responses/{response_id}/input_items": Operation("openai", answer=stored_routes.ItemPage),
+    "POST /v1/chat/completions": Operation("openai", bodies.ChatCompletionRequest, chat_answer.ChatCompletion, SSE),
+    "POST /v1/completions": Operation("openai", bodies.CompletionRequest, text_answer.TextCompletion, SSE),
+    "POST /v1/embeddings": Operation("openai", bodies.EmbeddingsRequest, embeddings.Embeddings),
+    "POST /v1/rerank": Operation("llama-server", rerank.RerankBody, rerank.Ranking),
+    "GET /v1/models": Operation("openai", answer=models.ModelList),
+    "GET /v1/models/{model_id}": Operation("openai", answer=models.Model),
+    "POST /v1/models/pull": Operation("openai", model_pulls.PullBody, model_pulls.ModelPull, SSE),
+    "GET /health": Operation("daemon", answer=models.Health, unavailable=models.NotHealthy),
     "HEAD /health": Operation("daemon"),
     "HEAD /ready": Operation("daemon"),
-    "GET /ready": Operation("daemon", answer=answers_daemon.Ready),
-    "GET /version": Operation("daemon", answer=answers_daemon.Version),
+    "GET /ready": Operation("daemon", answer=models.Ready),
+    "GET /version": Operation("daemon", answer=models.Version),
     "GET /metrics": Operation("daemon", text=TEXT),
-    "GET /edgeagent/status": Operation("daemon", answer=answers_daemon.Status),
-    "POST /edgeagent/stop": Operation("daemon", answer=answers_daemon.Stopping, status=HTTPStatus.ACCEPTED),
+    "GET /edgeagent/status": Operation("daemon", answer=status.Status),
+    "POST /edgeagent/stop": Operation("daemon", answer=status.Stopping, status=HTTPStatus.ACCEPTED),
     "POST /edgeagent/reload": Operation(
-        "daemon", answer=answers_daemon.Reloading, status=HTTPStatus.ACCEPTED, query=("model",)
+        "daemon", answer=status.Reloading, status=HTTPStatus.ACCEPTED, query=("model",)
     ),
-    "POST /edgeagent/load": Operation("daemon", answer=answers_daemon.Loaded, query=("model", "keep_alive")),
-    "POST /edgeagent/unload": Operation("daemon", answer=answers_daemon.Unloaded, query=("model",)),
-    "GET /edgeagent/cache": Operation("daemon", answer=answers_daemon.CacheReport),
-    "POST /edgeagent/cache/purge": Operation("daemon", cache_routes.PurgeBody, answers_daemon.Purged),
-    "POST /edgeagent/cache/warm": Operation("daemon", cache_routes.WarmBody, answers_daemon.Warmed),
-    "GET /edgeagent/egress": Operation("daemon", answer=answers_daemon.EgressRows, query=("since_s", "limit")),
-    "POST /edgeagent/egress/purge": Operation("daemon", answer=answers_daemon.EgressPurged),
-    "POST /tokenize": Operation("llama-server", text_routes.TokenizeBody, answers_daemon.Tokens),
-    "POST /detokenize": Operation("llama-server", text_routes.DetokenizeBody, answers_daemon.Content),
-    "POST /apply-template": Operation("llama-server", bodies.ChatCompletionRequest, answers_daemon.RenderedPrompt),
-    "GET /props": Operation("llama-server", answer=answers_daemon.Props),
-    "GET /slots": Operation("llama-server", answer=answers_daemon.Slots),
+    "POST /edgeagent/load": Operation("daemon", answer=status.Loaded, query=("model", "keep_alive")),
+    "POST /edgeagent/unload": Operation("daemon", answer=status.Unloaded, query=("model",)),
+    "GET /edgeagent/cache": Operation("daemon", answer=cache.CacheReport),
+    "POST /edgeagent/cache/purge": Operation("daemon", cache.PurgeBody, cache.Purged),
+    "POST /edgeagent/cache/warm": Operation("daemon", cache.WarmBody, cache.Warmed),
+    "GET /edgeagent/egress": Operation("daemon", answer=remotes.EgressRows, query=("since_s", "limit")),
+    "POST /edgeagent/egress/purge": Operation("daemon", answer=remotes.EgressPurged),
+    "POST /tokenize": Operation("llama-server", text_tools.TokenizeBody, text_tools.Tokens),
+    "POST /detokenize": Operation("llama-server", text_tools.DetokenizeBody, text_tools.Content),
+    "POST /apply-template": Operation("llama-server", bodies.ChatCompletionRequest, text_tools.RenderedPrompt),
+    "GET /props": Operation("llama-server", answer=props.Props),
+    "GET /slots": Operation("llama-server", answer=list[props.Slot]),
     "POST /slots/{slot_id}": Operation("llama-server"),
     "GET /": Operation("ollama", text=TEXT),
     "HEAD /": Operation("ollama", text=TEXT),
-    "GET /api/version": Operation("ollama", answer=answers_ollama.OllamaVersion),
+    "GET /api/version": Operation("ollama", answer=ollama_routes.OllamaVersion),
     "HEAD /api/version": Operation("ollama"),
-    "GET /api/tags": Operation("ollama", answer=answers_ollama.OllamaModels),
+    "GET /api/tags": Operation("ollama", answer=ollama_models.OllamaModels),
     "HEAD /api/tags": Operation("ollama"),
-    "GET /api/ps": Operation("ollama", answer=answers_ollama.OllamaModels),
-    "POST /api/show": Operation("ollama", bodies.OllamaModelRequest, answers_ollama.OllamaDescription),
-    "POST /api/chat": Operation("ollama", bodies.OllamaChatRequest, answers_ollama.OllamaChat, LINES),
-    "POST /api/generate": Operation("ollama", bodies.OllamaGenerateRequest, answers_ollama.OllamaGeneration, LINES),
-    "POST /api/pull": Operation("ollama", bodies.OllamaPullRequest, answers_ollama.OllamaPull, LINES),
-    "POST /api/embed": Operation("ollama", embed_body.OllamaEmbedBody, answers_ollama.OllamaEmbeddings),
-    "POST /api/embeddings": Operation("ollama", embed_body.OllamaEmbeddingsBody, answers_ollama.OllamaEmbedding),
+    "GET /api/ps": Operation("ollama", answer=ollama_models.OllamaModels),
+    "POST /api/show": Operation("ollama", bodies.OllamaModelRequest, ollama_models.OllamaDescription),
+    "POST /api/chat": Operation("ollama", bodies.OllamaChatRequest, ollama_answer.OllamaChat, LINES),
+    "POST /api/generate": Operation("ollama", bodies.OllamaGenerateRequest, ollama_answer.OllamaGeneration, LINES),
+    "POST /api/pull": Operation("ollama", bodies.OllamaPullRequest, ollama_pull.OllamaPull, LINES),
+    "POST /api/embed": Operation("ollama", embed_body.OllamaEmbedBody, ollama_embed.OllamaEmbeddings),
+    "POST /api/embeddings": Operation("ollama", embed_body.OllamaEmbeddingsBody, ollama_embed.OllamaEmbedding),
     "POST /api/create": _MISSING,
     "POST /api/copy": Operation("ollama", bodies.OllamaCopyRequest),
     "POST /api/push": _MISSING,
@@ -171,7 +176,7 @@ def openapi_document() -> Json:
 def _operation(route: RouteInfo, components: Components) -> Json:
     known = OPERATIONS.get(f"{route.method} {route.path}", Operation("other"))
     is_ollama = route.path.startswith("/api/")
-    refusal = components.ref(answers_ollama.OllamaRefusal if is_ollama else answers.Refusal)
+    refusal = components.ref(OllamaRefusal if is_ollama else Refusal)
     responses = {str(known.status.value): _answer(known, components, is_empty=route.method == "HEAD")}
     if known.unavailable is not None:
         responses["503"] = _content("Not ready", {"application/json": components.ref(known.unavailable)})
@@ -209,7 +214,7 @@ def _answer(operation: Operation, components: Components, *, is_empty: bool) -> 
         content[operation.text] = {"type": "string"}
     else:
         answer = operation.answer
-        content["application/json"] = {} if answer is None else components.ref(answer, "serialization")
+        content["application/json"] = {} if answer is None else components.ref(answer)
     if operation.streams:
         content[operation.streams] = {"type": "string"}
     return _content(operation.status.phrase, content)
@@ -225,5 +230,5 @@ def _operation_id(route: RouteInfo) -> str:
 
 
 def _code_rows() -> list[str]:
-    shapes = {code: shape_of(error) for code, error in error_codes().items()}
+    shapes = {code: look_of(error) for code, error in error_codes().items()}
     return [f"| `{code}` | {shape.status} | {shape.type} |" for code, shape in shapes.items()]

@@ -7,29 +7,70 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.errors import ModelLoading, NotSupported
 from edgeagent.types import ModelInfo, ModelStatus, SamplingParams
 
 router = APIRouter()
 
 
+class DefaultSettings(Shape):
+    """How a request that says nothing is sampled, and the context."""
+
+    params: dict[str, float | None]
+    n_ctx: int
+
+
+class Modalities(Shape):
+    """What the model reads beside text."""
+
+    vision: bool
+    audio: bool
+
+
+class OwnProps(Shape):
+    """edgeagent's own part of the properties."""
+
+    supports_infill: bool
+    supports_tools: bool
+
+
+class Props(Shape):
+    """The default model's settings, under llama-server's names."""
+
+    default_generation_settings: DefaultSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    modalities: Modalities
+    chat_template: str | None
+    build_info: str
+    edgeagent: OwnProps
+
+
+class Slot(Shape):
+    """A slot, which runs one request."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+
+
 @router.get("/props")
 async def get_props(request: Request) -> JSONResponse:
     """Return the default model's settings: its sampling, its context, its chat template."""
     status, info = _loaded(request)
-    return JSONResponse(
-        {
-            "default_generation_settings": {"params": _params(info.sampling), "n_ctx": info.context_length},
-            "total_slots": info.num_parallel,
-            "model_alias": status.name,
-            "model_path": info.path,
-            "modalities": {"vision": False, "audio": False},
-            "chat_template": info.chat_template,
-            "build_info": f"edgeagent {__version__}, llama.cpp {info.llama_cpp_commit or 'unknown'}",
-            "edgeagent": {"supports_infill": info.supports_infill, "supports_tools": info.supports_tools},
-        }
-    )
+    props: Props = {
+        "default_generation_settings": {"params": _params(info.sampling), "n_ctx": info.context_length},
+        "total_slots": info.num_parallel,
+        "model_alias": status.name,
+        "model_path": info.path,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": info.chat_template,
+        "build_info": f"edgeagent {__version__}, llama.cpp {info.llama_cpp_commit or 'unknown'}",
+        "edgeagent": shaped(OwnProps, info),
+    }
+    return JSONResponse(props)
 
 
 @router.get("/slots")
@@ -37,12 +78,11 @@ async def get_slots(request: Request) -> JSONResponse:
     """Return one slot for each request that can run at a time, and which of them are busy."""
     status, info = _loaded(request)
     num_running = status.worker.num_running if status.worker else 0
-    return JSONResponse(
-        [
-            {"id": index, "n_ctx": info.context_length, "is_processing": index < num_running}
-            for index in range(info.num_parallel)
-        ]
-    )
+    slots: list[Slot] = [
+        {"id": index, "n_ctx": info.context_length, "is_processing": index < num_running}
+        for index in range(info.num_parallel)
+    ]
+    return JSONResponse(slots)
 
 
 @router.post("/slots/{slot_id}")
@@ -63,6 +103,6 @@ def _loaded(request: Request) -> tuple[ModelStatus, ModelInfo]:
     raise ModelLoading("the model is not loaded yet; try again in a moment", retry_after_s=1.0)
 
 
-def _params(sampling: SamplingParams) -> Json:
+def _params(sampling: SamplingParams) -> dict[str, float | None]:
     names = [name for name in sampling.__struct_fields__ if name not in ("seed", "logit_bias")]
     return {name: getattr(sampling, name) for name in names}

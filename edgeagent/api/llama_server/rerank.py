@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal, NotRequired
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from edgeagent.api.context import context_of
+from edgeagent.api.openai.embeddings import EmbeddingUsage
 from edgeagent.api.wire.fields import MAX_INT32, Body, ModelName, between, validate
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import Rerank, Score
@@ -45,6 +46,29 @@ class RerankBody(Body):
         return tuple(document if isinstance(document, str) else document.text for document in self.documents)
 
 
+class RankedText(Shape):
+    """A document's text."""
+
+    text: str
+
+
+class RankedDocument(Shape):
+    """A document's place in the list that was sent, and its relevance, 0 to 1; its text where that was asked for."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[RankedText]
+
+
+class Ranking(Shape):
+    """The documents, the most relevant first."""
+
+    object: Literal["list"]
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
 KNOWN = KnownFields.of(RerankBody, "user")
 
 
@@ -71,22 +95,21 @@ async def rerank(request: Request) -> JSONResponse:
     if len(scores) != len(query.documents):
         raise InternalError(f"{len(scores)} scores came for {len(query.documents)} documents")
     num_tokens = sum(score.num_tokens for score in scores)
-    return JSONResponse(
-        {
-            "object": "list",
-            "model": model,
-            "results": _results(body, query.documents, scores),
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-        }
-    )
+    ranking: Ranking = {
+        "object": "list",
+        "model": model,
+        "results": _results(body, query.documents, scores),
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return JSONResponse(ranking)
 
 
-def _results(body: RerankBody, documents: Sequence[str], scores: Sequence[Score]) -> list[Json]:
+def _results(body: RerankBody, documents: Sequence[str], scores: Sequence[Score]) -> list[RankedDocument]:
     """Return the best documents; of equal ones the earlier comes first."""
     order = sorted(range(len(scores)), key=lambda index: (-scores[index].relevance, index))
-    results: list[Json] = []
+    results: list[RankedDocument] = []
     for index in order[: body.top_n]:
-        result: Json = {"index": index, "relevance_score": scores[index].relevance}
+        result: RankedDocument = {"index": index, "relevance_score": scores[index].relevance}
         if body.return_documents:
             result["document"] = {"text": documents[index]}
         results.append(result)

@@ -16,6 +16,7 @@ from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.openai.text_body import read_tokens
 from edgeagent.api.wire.fields import Body, ModelName, validate
 from edgeagent.api.wire.json_body import read_body, read_json_object
+from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import RequestTimeout
 from edgeagent.types import ChatPrompt, Detokenize, RenderPrompt, TextAnswer, TextQuery, Tokenize
@@ -44,6 +45,31 @@ class DetokenizeBody(Body):
     model: ModelName | None = None
 
 
+class TokenPiece(Shape):
+    """A token and its text, or its bytes where it is a part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokens(Shape):
+    """A text's tokens."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
+class Content(Shape):
+    """The text of tokens."""
+
+    content: str
+
+
+class RenderedPrompt(Shape):
+    """The prompt that the model's chat template renders for a conversation."""
+
+    prompt: str
+
+
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text; the texts of control tokens become those tokens, unless parse_special is false."""
@@ -61,7 +87,7 @@ async def detokenize(request: Request) -> JSONResponse:
     """Return the text of tokens, control tokens' too."""
     body = validate(DetokenizeBody, await read_json_object(request))
     answer = await _ask(request, body.model, Detokenize(read_tokens(body.tokens, "tokens")))
-    return JSONResponse({"content": answer.text})
+    return JSONResponse(Content(content=answer.text))
 
 
 @router.post("/apply-template")
@@ -72,7 +98,7 @@ async def apply_template(request: Request) -> JSONResponse:
     completion = (await read_body(request, read)).requests[0]
     assert isinstance(completion.prompt, ChatPrompt)
     answer = await _ask(request, completion.model, RenderPrompt(completion.prompt))
-    return JSONResponse({"prompt": answer.text})
+    return JSONResponse(RenderedPrompt(prompt=answer.text))
 
 
 async def _ask(request: Request, model: str | None, query: TextQuery) -> TextAnswer:
@@ -92,7 +118,7 @@ def _tokens_json(answer: TextAnswer, *, with_pieces: bool) -> bytes:
         items: object = answer.tokens[step]
         if with_pieces:
             pairs = zip(answer.tokens[step], answer.pieces[step], strict=True)
-            items = [{"id": token, "piece": _piece(piece)} for token, piece in pairs]
+            items = [TokenPiece(id=token, piece=_piece(piece)) for token, piece in pairs]
         steps.append(to_json(items)[1:-1])
     return b'{"tokens":[' + b",".join(steps) + b"]}"
 

@@ -9,10 +9,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NotRequired, cast
 
 from edgeagent.api.ollama.wire import rfc3339
 from edgeagent.api.openai.chat_answer import ChatAnswer, finish_reason, logprobs_body
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.logprobs import Scored
+from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.usage import Run
 from edgeagent.types import (
     Delta,
     Finished,
@@ -27,21 +30,88 @@ from edgeagent.types import (
 )
 
 
+class OllamaCalledFunction(Shape):
+    """The function that the model calls."""
+
+    index: int
+    name: str
+    arguments: Json
+
+
+class OllamaCall(Shape):
+    """A call the model makes."""
+
+    id: str
+    function: OllamaCalledFunction
+
+
+class OllamaChatMessage(Shape):
+    """The model's message."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaCall]]
+
+
+class OllamaChatFields(Shape):
+    """What a chat answers, or a part of it."""
+
+    message: OllamaChatMessage
+
+
+class OllamaGenerateFields(Shape):
+    """What a generation answers, or a part of it."""
+
+    response: str
+    thinking: NotRequired[str]
+
+
+class OllamaHead(Shape):
+    """What each line begins with."""
+
+    model: str
+    created_at: str
+
+
+class OllamaEnd(OllamaHead):
+    """How a generation of Ollama's API ended, in the last line; durations are nanoseconds."""
+
+    done: bool
+    done_reason: NotRequired[str]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+    edgeagent: NotRequired[Run]
+    logprobs: NotRequired[list[Scored]]
+
+
+class OllamaChat(OllamaEnd, OllamaChatFields):
+    """A whole answer, or a line of a stream."""
+
+
+class OllamaGeneration(OllamaEnd, OllamaGenerateFields):
+    """A whole answer, or a line of a stream."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerFields:
     """The fields that a line, or the whole body, has for the answer."""
 
     text: str = ""
     thinking: str = ""
-    calls: Sequence[Json] = ()
+    calls: Sequence[OllamaCall] = ()
 
 
-Shape = Callable[[AnswerFields], Json]
+ToFields = Callable[[AnswerFields], OllamaChatFields | OllamaGenerateFields]
 
 
-def chat_shape(part: AnswerFields) -> Json:
+def chat_fields(part: AnswerFields) -> OllamaChatFields:
     """Return the fields in which /api/chat answers."""
-    message: Json = {"role": "assistant", "content": part.text}
+    message: OllamaChatMessage = {"role": "assistant", "content": part.text}
     if part.thinking:
         message["thinking"] = part.thinking
     if part.calls:
@@ -49,7 +119,7 @@ def chat_shape(part: AnswerFields) -> Json:
     return {"message": message}
 
 
-def generate_shape(part: AnswerFields) -> Json:
+def generate_fields(part: AnswerFields) -> OllamaGenerateFields:
     """Return the fields in which /api/generate answers."""
     return {"response": part.text, "thinking": part.thinking} if part.thinking else {"response": part.text}
 
@@ -57,9 +127,9 @@ def generate_shape(part: AnswerFields) -> Json:
 class OllamaAnswer:
     """One answer. `model` is the name the client used; the clock runs from here on."""
 
-    def __init__(self, request_id: str, model: str, shape: Shape) -> None:
+    def __init__(self, request_id: str, model: str, to_fields: ToFields) -> None:
         self._answer = ChatAnswer(request_id, model, 1)
-        self._shape = shape
+        self._to_fields = to_fields
         self._began_ns = time.monotonic_ns()
         self._num_calls_sent = 0
 
@@ -97,20 +167,20 @@ class OllamaAnswer:
     def loaded(self, *, is_unload: bool) -> Json:
         """Return the answer to a request that only wants the model loaded, or unloaded."""
         reason = "unload" if is_unload else "load"
-        return {**self._head(), **self._shape(AnswerFields()), "done": True, "done_reason": reason}
+        return {**self._head(), **self._to_fields(AnswerFields()), "done": True, "done_reason": reason}
 
-    def _new_calls(self) -> list[Json]:
+    def _new_calls(self) -> list[OllamaCall]:
         calls = self._calls(self._num_calls_sent)
         self._num_calls_sent = len(self._answer.choices[0].calls)
         return calls
 
-    def _calls(self, first: int = 0) -> list[Json]:
+    def _calls(self, first: int = 0) -> list[OllamaCall]:
         made = self._answer.choices[0].calls[first:]
         calls = (_call(started, "".join(parts)) for started, parts in made)
         return [call for call in calls if call is not None]
 
     def _line(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Json:
-        return {**self._head(), **self._shape(part), "done": False, **_logprobs(logprobs)}
+        return {**self._head(), **self._to_fields(part), "done": False, **_logprobs(logprobs)}
 
     def _last(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Json:
         choice = self._answer.choices[0]
@@ -118,9 +188,9 @@ class OllamaAnswer:
         assert finished is not None, "a backend's steps end with Finished"
         reason = finish_reason(finished)
         usage, timings = finished.usage, finished.timings
-        return {
-            **self._head(),
-            **self._shape(part),
+        end: OllamaEnd = {
+            "model": self._answer.model,
+            "created_at": rfc3339(),
             "done": True,
             # Ollama has no word of its own for an answer that ends in calls.
             "done_reason": "stop" if finished.reason is FinishReason.TOOL_CALLS else reason,
@@ -131,14 +201,14 @@ class OllamaAnswer:
             "eval_count": usage.num_output_tokens,
             "eval_duration": _ns(timings.decode_ms),
             "edgeagent": self._answer.measures(choice)["edgeagent"],
-            **_logprobs(logprobs),
         }
+        return {**cast("Json", end), **self._to_fields(part), **_logprobs(logprobs)}
 
-    def _head(self) -> Json:
+    def _head(self) -> OllamaHead:
         return {"model": self._answer.model, "created_at": rfc3339()}
 
 
-def _call(started: ToolCallStarted, arguments: str) -> Json | None:
+def _call(started: ToolCallStarted, arguments: str) -> OllamaCall | None:
     """Return a call; None for one that was cut short, since its arguments are an object or nothing."""
     try:
         value = json.loads(arguments or "{}")

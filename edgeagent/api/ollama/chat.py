@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of, is_owners
-from edgeagent.api.ollama.answer import OllamaAnswer, Shape, chat_shape, generate_shape
+from edgeagent.api.ollama.answer import OllamaAnswer, ToFields, chat_fields, generate_fields
 from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, Asked, read_chat, read_generate
 from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
 from edgeagent.api.wire.first_step import begun
@@ -33,16 +33,16 @@ Steps = AsyncGenerator[Step, None]
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
     """Answer a conversation, streamed unless told otherwise; cancelled if the client disconnects."""
-    return await _answer(request, read_chat, KNOWN_CHAT, chat_shape)
+    return await _answer(request, read_chat, KNOWN_CHAT, chat_fields)
 
 
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
     """Answer a prompt, streamed unless told otherwise; cancelled if the client disconnects."""
-    return await _answer(request, read_generate, KNOWN_GENERATE, generate_shape)
+    return await _answer(request, read_generate, KNOWN_GENERATE, generate_fields)
 
 
-async def _answer(request: Request, read: Callable[..., Asked], known: KnownFields, shape: Shape) -> Response:
+async def _answer(request: Request, read: Callable[..., Asked], known: KnownFields, to_fields: ToFields) -> Response:
     context = context_of(request)
     request_id = f"ollama-{secrets.token_hex(12)}"
     served = partial(known_name, context.service)
@@ -51,7 +51,7 @@ async def _answer(request: Request, read: Callable[..., Asked], known: KnownFiel
     )
     asked = await read_body(request, reading, known)
     model = await context.service.locate(asked.served_model)
-    answer = OllamaAnswer(request_id, asked.model, shape)
+    answer = OllamaAnswer(request_id, asked.model, to_fields)
     if asked.request is None:
         await unless_disconnected(request.receive, _load_or_unload(request, asked, model, request_id))
         return JSONResponse(answer.loaded(is_unload=asked.is_unload))

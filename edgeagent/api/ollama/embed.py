@@ -16,10 +16,32 @@ from edgeagent.api.ollama.wire import OllamaRoute, known_name
 from edgeagent.api.openai.embeddings import embed, json_response, vectors_json
 from edgeagent.api.wire.fields import keep_alive_s
 from edgeagent.api.wire.json_body import read_body
+from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.types import Embed, Embedding
 
 router = APIRouter(route_class=OllamaRoute)
+
+
+class OllamaEmbeddingsHead(Shape):
+    """What the vectors are sent with; durations are nanoseconds."""
+
+    model: str
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbeddings(OllamaEmbeddingsHead):
+    """The vectors, in the order of the texts, each of length 1; durations are nanoseconds."""
+
+    embeddings: list[list[float]]
+
+
+class OllamaEmbedding(Shape):
+    """One text's vector, of length 1."""
+
+    embedding: list[float]
 
 
 @router.post("/api/embed")
@@ -37,13 +59,13 @@ async def create(request: Request) -> Response:
     loaded_ns = time.monotonic_ns()
     embeddings = () if query is None else await _embed(request, model, query, kept_s)
     vectors = await vectors_json(embeddings)
-    fields = {
+    head: OllamaEmbeddingsHead = {
         "model": body.model,
         "total_duration": time.monotonic_ns() - began_ns,
         "load_duration": loaded_ns - began_ns,
         "prompt_eval_count": sum(embedding.num_tokens for embedding in embeddings),
     }
-    return json_response(fields, b'"embeddings":[%s]' % b",".join(vectors))
+    return json_response(head, b'"embeddings":[%s]' % b",".join(vectors))
 
 
 @router.post("/api/embeddings")

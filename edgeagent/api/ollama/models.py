@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal, NotRequired
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -21,7 +22,7 @@ from edgeagent.api.ollama.wire import OllamaRoute, known_name, rfc3339, tagged
 from edgeagent.api.openai.models import listed
 from edgeagent.api.wire.fields import MAX_NAME_CHARS
 from edgeagent.api.wire.json_body import read_json_object
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.config import Config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound
 from edgeagent.store.cache import named_sha256
@@ -33,6 +34,51 @@ router = APIRouter(route_class=OllamaRoute)
 
 # Clients want a date also of a model that stays loaded forever.
 _NEVER = timedelta(days=36_500)
+
+
+class OllamaDetails(Shape):
+    """A model's file in short."""
+
+    parent_model: str
+    format: Literal["gguf"]
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(Shape):
+    """A model as Ollama lists it; the fields after `details` are of /api/tags, or of /api/ps."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    modified_at: NotRequired[str]
+    capabilities: NotRequired[list[str]]
+    expires_at: NotRequired[str]
+    size_vram: NotRequired[int]
+    context_length: NotRequired[int]
+
+
+class OllamaModels(Shape):
+    """Models as Ollama lists them."""
+
+    models: list[OllamaModel]
+
+
+class OllamaDescription(Shape):
+    """A model as Ollama describes it."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    license: str
+    details: OllamaDetails
+    model_info: Json
+    capabilities: list[str]
+    modified_at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +98,10 @@ class ListedModel:
 async def tags(request: Request) -> JSONResponse:
     """List every model that is served or on disk."""
     models = await asyncio.to_thread(_list, context_of(request).config, context_of(request).service.models())
-    entries = [
-        _entry(model) | {"modified_at": _modified_at(model), "capabilities": _capabilities(model)} for model in models
+    entries: list[OllamaModel] = [
+        {**_entry(model), "modified_at": _modified_at(model), "capabilities": _capabilities(model)} for model in models
     ]
-    return JSONResponse({"models": entries})
+    return JSONResponse(OllamaModels(models=entries))
 
 
 @router.get("/api/ps")
@@ -63,7 +109,7 @@ async def ps(request: Request) -> JSONResponse:
     """List the models that are loaded."""
     models = await asyncio.to_thread(_list, context_of(request).config, context_of(request).service.models())
     now = datetime.now(UTC)
-    loaded = [
+    loaded: list[OllamaModel] = [
         {
             **_entry(model),
             "expires_at": rfc3339(now + _until_unload(model)),
@@ -73,7 +119,7 @@ async def ps(request: Request) -> JSONResponse:
         for model in models
         if model.is_loaded
     ]
-    return JSONResponse({"models": loaded})
+    return JSONResponse(OllamaModels(models=loaded))
 
 
 @router.post("/api/show")
@@ -83,7 +129,7 @@ async def show(request: Request) -> JSONResponse:
     name = asked_model(await read_json_object(request))
     model = await asyncio.to_thread(_find, context, name, context.service.models())
     info = model.info
-    body = {
+    body: OllamaDescription = {
         "modelfile": f"FROM {tagged(model.name)}\n",
         "parameters": "\n".join(f"{key} {value:g}" for key, value in _parameters(info)) if info else "",
         # The chat template is the file's own, not one in Ollama's language; clients look here for .Suffix only.
@@ -168,13 +214,13 @@ def _find(context: Context, name: str, served: Sequence[ModelStatus]) -> ListedM
     raise ModelNotFound(f"model '{name[:256]}' not found", param="model")
 
 
-def _entry(model: ListedModel) -> Json:
+def _entry(model: ListedModel) -> OllamaModel:
     name = tagged(model.name)
     digest = _digest(model)
     return {"name": name, "model": name, "size": model.size_bytes, "digest": digest, "details": _details(model)}
 
 
-def _details(model: ListedModel) -> Json:
+def _details(model: ListedModel) -> OllamaDetails:
     header, info = model.header, model.info
     family = header.architecture if header else info.architecture if info else ""
     num_params = header.num_params if header else info.num_params if info else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import NotRequired
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -13,13 +14,22 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.models import asked_model
 from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
 from edgeagent.api.wire.json_body import read_json_object
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InvalidRequest
 from edgeagent.store.hub import Puller
 from edgeagent.store.progress import OnProgress, Progress
 
 router = APIRouter(route_class=OllamaRoute)
+
+
+class OllamaPull(Shape):
+    """How far a download is."""
+
+    status: str
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    completed: NotRequired[int]
 
 
 @router.post("/api/pull")
@@ -37,22 +47,22 @@ async def pull(request: Request) -> Response:
     if stream is not False:
         return LineStream(guarded(_encoded(lines), "pull"))
     await unless_disconnected(request.receive, _exhaust(lines))
-    return JSONResponse({"status": "success"})
+    return JSONResponse(OllamaPull(status="success"))
 
 
-async def _encoded(lines: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
+async def _encoded(lines: AsyncGenerator[OllamaPull, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(lines):
         async for each in lines:
             yield line(each)
 
 
-async def _exhaust(lines: AsyncGenerator[Json, None]) -> None:
+async def _exhaust(lines: AsyncGenerator[OllamaPull, None]) -> None:
     async with aclosing(lines):
         async for _ in lines:
             pass
 
 
-async def _lines(context: Context, name: str) -> AsyncGenerator[Json, None]:
+async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None]:
     yield {"status": "pulling manifest"}
     if not _is_served(context, name):
 
@@ -69,7 +79,7 @@ def _is_served(context: Context, name: str) -> bool:
     return known_name(context.service, name) in {status.name for status in context.service.models()}
 
 
-def _line(progress: Progress) -> Json:
+def _line(progress: Progress) -> OllamaPull:
     match progress.stage:
         case "waiting":
             return {"status": "waiting for another download of the same file"}

@@ -17,6 +17,8 @@ from edgeagent.api.ollama import chat as ollama_chat
 from edgeagent.api.ollama import embed as ollama_embed
 from edgeagent.api.ollama import models as ollama_models
 from edgeagent.api.ollama import pull as ollama_pull
+from edgeagent.api.wire.errors import OllamaRefusal
+from edgeagent.api.wire.shape import Shape
 
 # Clients read from Ollama's version what a server supports. This is the first version with everything served here.
 API_VERSION = "0.12.11"
@@ -24,6 +26,13 @@ API_VERSION = "0.12.11"
 router = APIRouter()
 for module in (ollama_chat, ollama_embed, ollama_models, ollama_changes, ollama_pull):
     router.include_router(module.router)
+
+
+class OllamaVersion(Shape):
+    """The version of Ollama whose API this is."""
+
+    version: str
+    edgeagent: str
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
@@ -35,7 +44,7 @@ async def greet() -> PlainTextResponse:
 @router.api_route("/api/version", methods=["GET", "HEAD"])
 async def version() -> JSONResponse:
     """Return the version of Ollama whose API this is, and edgeagent's own."""
-    return JSONResponse({"version": API_VERSION, "edgeagent": __version__})
+    return JSONResponse(OllamaVersion(version=API_VERSION, edgeagent=__version__))
 
 
 @router.post("/api/create")
@@ -44,4 +53,4 @@ async def version() -> JSONResponse:
 async def change() -> JSONResponse:
     """Refuse: this daemon does not create or push models."""
     text = "edgeagent does not make or push models; see /api/pull, and `edgeagent import` for a file of your own"
-    return JSONResponse({"error": text}, status_code=HTTPStatus.NOT_IMPLEMENTED)
+    return JSONResponse(OllamaRefusal(error=text), status_code=HTTPStatus.NOT_IMPLEMENTED)

@@ -19,8 +19,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from edgeagent.api.service import Service
-from edgeagent.api.wire.errors import error_body, error_headers, http_status
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.errors import OllamaRefusal, error_body, error_headers, http_status
 from edgeagent.api.wire.sse import Stream
 from edgeagent.errors import EdgeAgentError, InternalError, Overloaded
 
@@ -56,12 +55,12 @@ def _error_response(request: Request, error: EdgeAgentError) -> JSONResponse:
     return JSONResponse(error_line(error), status_code=status, headers=error_headers(error))
 
 
-def error_line(error: EdgeAgentError) -> Json:
+def error_line(error: EdgeAgentError) -> OllamaRefusal:
     """Return {"error": text}, the body of a refusal and the last line of a stream that failed."""
     return {"error": _BUSY if isinstance(error, Overloaded) else error_body(error)["message"]}
 
 
-def line(document: Json) -> bytes:
+def line(document: object) -> bytes:
     """Return a line of a stream. JSON text holds no raw line break; a blank line would break ollama's own client."""
     return to_json(document) + b"\n"
 

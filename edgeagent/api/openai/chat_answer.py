@@ -8,13 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NotRequired
 
 from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.llama_fields import Delivery
-from edgeagent.api.wire.logprobs import token_logprobs
+from edgeagent.api.wire.logprobs import ChatLogprobs, token_logprobs
 from edgeagent.api.wire.progress import SoFar
-from edgeagent.api.wire.shape import Json
-from edgeagent.api.wire.usage import chat_usage, edgeagent_body, placement_body, timings_body
+from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.usage import (
+    ChatUsage,
+    LlamaTimings,
+    Run,
+    chat_usage,
+    edgeagent_body,
+    placement_body,
+    timings_body,
+)
 from edgeagent.errors import BackendUnavailable
 from edgeagent.types import (
     Delta,
@@ -33,9 +42,71 @@ from edgeagent.types import (
     Usage,
 )
 
+Ending = Literal["stop", "length", "tool_calls"]
+"""OpenAI's reasons for an answer's end, but for those of the older form of calls."""
+_ENDINGS: dict[FinishReason, Ending] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+}
+
+
+class ChatFunction(Shape):
+    """The function that the model calls; the arguments are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(Shape):
+    """A call the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: ChatFunction
+
+
+class ChatReply(Shape):
+    """The model's message."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ChatToolCall]]
+    function_call: NotRequired[ChatFunction]
+    """The call, where the request has `functions` in place of tools."""
+
+
+class ChatChoice(Shape):
+    """One of the answers."""
+
+    index: int
+    message: ChatReply
+    finish_reason: Ending | Literal["function_call"]
+    logprobs: ChatLogprobs | None
+
+
+class Measures(Shape):
+    """What was measured of a generation."""
+
+    timings: LlamaTimings
+    edgeagent: Run
+
+
+class ChatCompletion(Measures):
+    """A whole chat completion. Streamed, it is server-sent events of `chat.completion.chunk`, and `[DONE]`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: ChatUsage
+
 
 @dataclass(slots=True)
-class ChatChoice:
+class ChatSoFar:
     """One generation's answer so far."""
 
     texts: list[str] = field(default_factory=list)
@@ -44,10 +115,10 @@ class ChatChoice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finished: Finished | None = None
 
-    def message(self, *, has_functions: bool) -> Json:
+    def message(self, *, has_functions: bool) -> ChatReply:
         """Return the assistant's message."""
         text = "".join(self.texts)
-        message: Json = {"role": "assistant", "content": text or None if self.calls else text, "refusal": None}
+        message: ChatReply = {"role": "assistant", "content": text or None if self.calls else text, "refusal": None}
         if self.reasonings:
             message["reasoning_content"] = "".join(self.reasonings)
         if self.calls and has_functions:
@@ -69,7 +140,7 @@ class ChatAnswer:
         self.has_functions = has_functions
         self.model = model
         self.created = int(time.time())
-        self.choices = [ChatChoice() for _ in range(num_choices)]
+        self.choices = [ChatSoFar() for _ in range(num_choices)]
         self._delivery_time = DeliveryTime()
 
     def add(self, index: int, delta: Delta) -> None:
@@ -99,9 +170,9 @@ class ChatAnswer:
         """Note that a step has been handed to the client."""
         self._delivery_time.add(step.at_s)
 
-    def body(self) -> Json:
+    def body(self) -> ChatCompletion:
         """Return the whole completion; raise BackendUnavailable where it was cut short."""
-        choices: list[Json] = [
+        choices: list[ChatChoice] = [
             {
                 "index": index,
                 "message": choice.message(has_functions=self.has_functions),
@@ -110,15 +181,22 @@ class ChatAnswer:
             }
             for index, choice in enumerate(self.choices)
         ]
-        head = {"id": self.id, "object": "chat.completion", "created": self.created, "model": self.model}
-        return {**head, "choices": choices, "usage": self.usage(), **self.measures(self.choices[0])}
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "usage": self.usage(),
+            **self.measures(self.choices[0]),
+        }
 
-    def reason(self, finished: Finished) -> str:
+    def reason(self, finished: Finished) -> Ending | Literal["function_call"]:
         """Return a choice's finish_reason; raise BackendUnavailable where it was cut short."""
         is_function = self.has_functions and finished.reason is FinishReason.TOOL_CALLS
         return "function_call" if is_function else finish_reason(finished)
 
-    def usage(self) -> Json:
+    def usage(self) -> ChatUsage:
         """Return the token counts of all choices together; their one prompt counts once."""
         usages = [_finished(choice).usage for choice in self.choices]
         return chat_usage(
@@ -130,13 +208,9 @@ class ChatAnswer:
             )
         )
 
-    def measures(self, choice: ChatChoice) -> Json:
+    def measures(self, choice: ChatSoFar) -> Measures:
         """Return llama-server's `timings` and our own object for one choice."""
-        finished = _finished(choice)
-        return {
-            "timings": timings_body(finished.usage, finished.timings),
-            "edgeagent": edgeagent_body(finished.timings, self._delivery_time.mean_ms),
-        }
+        return measures_body(_finished(choice), self._delivery_time)
 
 
 class Chunks:
@@ -194,8 +268,8 @@ class Chunks:
             case Finished():
                 choice = self._answer.choices[index]
                 choice.finished = delta
-                measures = {} if self._is_usage_streamed else self._answer.measures(choice)
-                return [{**self._chunk(index, {}, self._answer.reason(delta)), **measures}]
+                end = self._chunk(index, {}, self._answer.reason(delta))
+                return [end if self._is_usage_streamed else {**end, **self._answer.measures(choice)}]
             case PromptProgress():
                 return [{**self._chunk(index, {}), "prompt_progress": self._so_far[index].progress(delta)}]
             case Started() | PromptText() | Interrupted():
@@ -217,27 +291,35 @@ class Chunks:
         return {**self._head, "choices": [choice], **self._tail}
 
 
-def _finished(choice: ChatChoice) -> Finished:
+def _finished(choice: ChatSoFar) -> Finished:
     assert choice.finished is not None, "a backend's steps end with Finished"
     return choice.finished
 
 
-def finish_reason(finished: Finished) -> str:
+def measures_body(finished: Finished, delivery_time: DeliveryTime) -> Measures:
+    """Return llama-server's `timings` of a generation, and our own object."""
+    return {
+        "timings": timings_body(finished.usage, finished.timings),
+        "edgeagent": edgeagent_body(finished.timings, delivery_time.mean_ms),
+    }
+
+
+def finish_reason(finished: Finished) -> Ending:
     """Return OpenAI's finish_reason, which has no word for an answer cut short: that one is an error."""
     if finished.reason is FinishReason.CANCELLED:
         raise BackendUnavailable(
             "the answer was cut short: the daemon is stopping, or the request was cancelled",
             num_delivered_tokens=finished.usage.num_output_tokens,
         )
-    return finished.reason.value
+    return _ENDINGS[finished.reason]
 
 
-def logprobs_body(logprobs: Sequence[TokenLogprob]) -> Json:
+def logprobs_body(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
     """Return a choice's `logprobs`."""
     return {"content": token_logprobs(logprobs), "refusal": None}
 
 
-def _call(call: ToolCallStarted, arguments: str) -> Json:
+def _call(call: ToolCallStarted, arguments: str) -> ChatToolCall:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 

@@ -78,7 +78,7 @@ class ChatBody(ExtendedBody):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatCompletion:
+class ChatCreate:
     """A checked chat completion: the requests it takes (one for each choice), and how the answer is to be written.
 
     `has_functions` says that calls were asked for, and must be answered, in the older form, as functions.
@@ -96,7 +96,7 @@ KNOWN = KnownFields.of(
 )
 
 
-def read_chat(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> ChatCompletion:
+def read_chat(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> ChatCreate:
     """Return a checked chat completion; raise InvalidRequest that names the field, its bounds and the value."""
     body = validate(ChatBody, fields)
     body.check_supported()
@@ -130,7 +130,7 @@ def read_chat(fields: Json, *, completion_id: str, default_model: str, partition
         draft_tokens=drafts_of(body.edgeagent),
         so_far=so_far,
     )
-    return ChatCompletion(choices_of(request, body.n or 1), delivery, has_functions)
+    return ChatCreate(choices_of(request, body.n or 1), delivery, has_functions)
 
 
 def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], AnswerSoFar | None]:

@@ -47,7 +47,7 @@ class AnswerBuilder(Protocol):
         """Note that a step has been handed to the client."""
         ...
 
-    def body(self) -> Json:
+    def body(self) -> object:
         """Return the whole answer."""
         ...
 

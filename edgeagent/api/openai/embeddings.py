@@ -7,6 +7,7 @@ import base64
 import sys
 from array import array
 from collections.abc import Sequence
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from pydantic_core import to_json
@@ -16,12 +17,41 @@ from edgeagent.api.context import context_of
 from edgeagent.api.openai.embeddings_body import KNOWN, read_embeddings
 from edgeagent.api.service import Service
 from edgeagent.api.wire.json_body import read_body
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InternalError
 from edgeagent.types import Embed, Embedding
 
 router = APIRouter()
+
+
+class EmbeddingEntry(Shape):
+    """One text's vector, of length 1: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Shape):
+    """Token counts of all texts together."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsHead(Shape):
+    """What the vectors are sent with."""
+
+    object: Literal["list"]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Embeddings(EmbeddingsHead):
+    """The vectors, in the order of the texts."""
+
+    data: list[EmbeddingEntry]
 
 
 @router.post("/v1/embeddings")
@@ -37,8 +67,8 @@ async def create_embeddings(request: Request) -> Response:
         for index, vector in enumerate(await vectors_json(embeddings, is_base64=is_base64))
     ]
     num_tokens = sum(embedding.num_tokens for embedding in embeddings)
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return json_response({"object": "list", "model": model, "usage": usage}, b'"data":[%s]' % b",".join(entries))
+    usage = EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+    return json_response(EmbeddingsHead(object="list", model=model, usage=usage), b'"data":[%s]' % b",".join(entries))
 
 
 async def embed(service: Service, model: str, query: Embed) -> Sequence[Embedding]:
@@ -62,7 +92,7 @@ async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = Fal
     return written
 
 
-def json_response(fields: Json, member: bytes) -> Response:
+def json_response(fields: Shape, member: bytes) -> Response:
     """Return a JSON object of some fields and one more member, which is JSON already."""
     return Response(b"%s,%s}" % (to_json(fields)[:-1], member), media_type="application/json")
 

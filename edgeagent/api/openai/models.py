@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from importlib import metadata
 from pathlib import Path
+from typing import Literal, NotRequired
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.wire.errors import error_body, error_headers, http_status
+from edgeagent.api.wire.errors import Refusal, error_body, error_headers, http_status
+from edgeagent.api.wire.shape import Shape
 from edgeagent.config import Config
 from edgeagent.errors import ModelNotFound
 from edgeagent.router.router import NO_MODEL
@@ -22,6 +24,68 @@ from edgeagent.store.resolve import Library, LocalModel
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 router = APIRouter()
+
+
+class ModelDetails(Shape):
+    """edgeagent's own part of a model."""
+
+    state: WorkerState
+    context_length: NotRequired[int]
+    supports_tools: NotRequired[bool]
+
+
+class Model(Shape):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    edgeagent: ModelDetails
+    parent: NotRequired[str]
+    """The model whose LoRA adapter this one is; only such a one has it."""
+
+
+class ModelList(Shape):
+    """The models that are served."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class HealthError(Shape):
+    """Why the daemon is not ready, in llama-server's words."""
+
+    code: int
+    message: str
+    type: str
+
+
+class NotHealthy(Shape):
+    """The answer of a daemon that is not ready."""
+
+    error: HealthError
+
+
+class Health(Shape):
+    """The daemon is up, and the default model is loaded."""
+
+    status: Literal["ok"]
+
+
+class Ready(Shape):
+    """A token was generated a moment ago."""
+
+    status: Literal["ready"]
+
+
+class Version(Shape):
+    """The versions that run."""
+
+    version: str
+    llama_cpp_commit: str | None
+    llama_cpp_python: str | None
+    python: str
 
 
 @router.get("/v1/models")
@@ -36,7 +100,7 @@ async def list_models(request: Request) -> JSONResponse:
         *(body for each in served for body in _model_bodies(each, context)),
         *(body for each in others for body in _bodies_of_file(each, context)),
     ]
-    return JSONResponse({"object": "list", "data": models})
+    return JSONResponse(ModelList(object="list", data=models))
 
 
 @router.get("/v1/models/{model_id:path}")
@@ -71,28 +135,30 @@ def _not_served(served: Sequence[ModelStatus], local: Sequence[LocalModel]) -> l
     return [model for model in local if model.name not in names and model.paths[0].resolve() not in paths]
 
 
-def _bodies_of_file(model: LocalModel, context: Context) -> list[dict[str, object]]:
-    details: dict[str, object] = {"state": WorkerState.STOPPED.value}
+def _bodies_of_file(model: LocalModel, context: Context) -> list[Model]:
+    details: ModelDetails = {"state": WorkerState.STOPPED}
     if model.header is not None and model.header.context_length:
         details["context_length"] = model.header.context_length
-    with_adapters = [
-        _body(f"{model.name}+{name}", details, context) | {"parent": model.name} for name in model.adapters
-    ]
-    return [_body(model.name, details, context), *with_adapters]
+    names = (f"{model.name}+{adapter}" for adapter in model.adapters)
+    return _with_adapters(model.name, names, details, context)
 
 
-def _model_bodies(status: ModelStatus, context: Context) -> list[dict[str, object]]:
-    """Return a served model, and behind it the same with each adapter: a model of its own whose parent it is."""
-    details: dict[str, object] = {"state": status.state.value}
+def _model_bodies(status: ModelStatus, context: Context) -> list[Model]:
+    details: ModelDetails = {"state": status.state}
     if status.info is not None:
         details["context_length"] = status.info.context_length
         details["supports_tools"] = status.info.supports_tools
-    parent = {"parent": status.name}
-    with_adapters = [_body(name, details, context) | parent for name in status.names[1:]]
-    return [_body(status.name, details, context), *with_adapters]
+    return _with_adapters(status.name, status.names[1:], details, context)
 
 
-def _body(name: str, details: dict[str, object], context: Context) -> dict[str, object]:
+def _with_adapters(name: str, others: Iterable[str], details: ModelDetails, context: Context) -> list[Model]:
+    """Return a model, and behind it the same with each adapter: a model of its own whose parent it is."""
+    model = _body(name, details, context)
+    adapted: list[Model] = [{**model, "id": other, "parent": name} for other in others]
+    return [model, *adapted]
+
+
+def _body(name: str, details: ModelDetails, context: Context) -> Model:
     return {
         "id": name,
         "object": "model",
@@ -113,13 +179,17 @@ async def health(request: Request) -> JSONResponse:
     state = next((status.state for status in service.models() if default in status.names), None)
     # One that was unloaded is loaded again by its next request.
     if state in (WorkerState.READY, WorkerState.STOPPED) and not service.is_draining:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse(Health(status="ok"))
     if service.is_draining:
         message = "Stopping"
     else:
         message = "No model is ready" if state in (None, *UNUSABLE) else "Loading model"
-    error = {"code": HTTPStatus.SERVICE_UNAVAILABLE.value, "message": message, "type": "unavailable_error"}
-    return JSONResponse({"error": error}, HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"})
+    error: HealthError = {
+        "code": HTTPStatus.SERVICE_UNAVAILABLE.value,
+        "message": message,
+        "type": "unavailable_error",
+    }
+    return JSONResponse(NotHealthy(error=error), HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"})
 
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
@@ -127,9 +197,9 @@ async def ready(request: Request) -> JSONResponse:
     """Say whether a token can be generated. The result of a trial is kept for a few seconds."""
     error = await context_of(request).probe.result()
     if error is None:
-        return JSONResponse({"status": "ready"})
+        return JSONResponse(Ready(status="ready"))
     status = max(http_status(error), HTTPStatus.SERVICE_UNAVAILABLE)
-    return JSONResponse({"error": error_body(error)}, status_code=status, headers=error_headers(error))
+    return JSONResponse(Refusal(error=error_body(error)), status_code=status, headers=error_headers(error))
 
 
 @router.get("/version")
@@ -137,14 +207,13 @@ async def version(request: Request) -> JSONResponse:
     """Return the versions of edgeagent, of the llama.cpp inside, and of Python."""
     infos = [status.info for status in context_of(request).service.models() if status.info is not None]
     commit = next((info.llama_cpp_commit for info in infos if info.llama_cpp_commit), None)
-    return JSONResponse(
-        {
-            "version": __version__,
-            "llama_cpp_commit": commit,
-            "llama_cpp_python": _installed("llama-cpp-python"),
-            "python": platform.python_version(),
-        }
-    )
+    versions: Version = {
+        "version": __version__,
+        "llama_cpp_commit": commit,
+        "llama_cpp_python": _installed("llama-cpp-python"),
+        "python": platform.python_version(),
+    }
+    return JSONResponse(versions)
 
 
 def _installed(distribution: str) -> str | None:

@@ -9,15 +9,37 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NotRequired
 
-from edgeagent.api.openai.chat_answer import finish_reason
-from edgeagent.api.openai.text_body import TextCompletion
+from edgeagent.api.openai.chat_answer import Ending, Measures, finish_reason, measures_body
+from edgeagent.api.openai.text_body import CompletionCreate
 from edgeagent.api.wire.delivery_time import DeliveryTime
-from edgeagent.api.wire.logprobs import legacy_logprobs
+from edgeagent.api.wire.logprobs import TextLogprobs, legacy_logprobs
 from edgeagent.api.wire.progress import SoFar
-from edgeagent.api.wire.shape import Json
-from edgeagent.api.wire.usage import chat_usage, edgeagent_body, placement_body, timings_body
+from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.usage import ChatUsage, chat_usage, placement_body
 from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, Usage, replace
+
+
+class TextChoice(Shape):
+    """One of the texts."""
+
+    text: str
+    index: int
+    logprobs: TextLogprobs | None
+    finish_reason: Ending | None
+    tokens: NotRequired[list[int]]
+
+
+class TextCompletion(Measures):
+    """A whole completion of raw text. Streamed, it is server-sent events of the same shape, and `[DONE]`."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: ChatUsage
 
 
 @dataclass(slots=True)
@@ -30,7 +52,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class TextChoice:
+class TextSoFar:
     """One generation so far. Its text, and the places of tokens in it, begin with the prompt where that is echoed."""
 
     parts: list[Piece] = field(default_factory=list)
@@ -80,12 +102,12 @@ class TextChoice:
 class TextChoices:
     """A completion so far."""
 
-    def __init__(self, completion_id: str, completion: TextCompletion) -> None:
+    def __init__(self, completion_id: str, completion: CompletionCreate) -> None:
         self.id = completion_id
         self.created = int(time.time())
         self.completion = completion
         self.model = completion.groups[0][0].model
-        self.choices = [TextChoice() for _ in completion.requests]
+        self.choices = [TextSoFar() for _ in completion.requests]
         self._delivery_time = DeliveryTime()
 
     def take(self, index: int, step: Step) -> None:
@@ -100,24 +122,34 @@ class TextChoices:
         """Return what every chunk, and the body, begin with."""
         return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
 
-    def body(self) -> Json:
+    def body(self) -> TextCompletion:
         """Return the whole completion, of each prompt the best; raise BackendUnavailable if one was cut short."""
         kept = [choice for group in self._groups() for choice in self._best(group)]
         choices = [self.choice_body(index, choice.whole(), choice.end()) for index, choice in enumerate(kept)]
-        return {**self.head(), "choices": choices, "usage": self.usage(), **self.measures(kept[0])}
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "usage": self.usage(),
+            **self.measures(kept[0]),
+        }
 
-    def choice_body(self, index: int, piece: Piece, finished: Finished | None = None) -> Json:
+    def choice_body(self, index: int, piece: Piece, finished: Finished | None = None) -> TextChoice:
         """Return a choice, or what a step adds to it."""
         num_rivals = self.completion.num_rivals
-        body: Json = {
+        body: TextChoice = {
             "text": piece.text,
             "index": index,
             "logprobs": None if num_rivals is None else legacy_logprobs(piece.logprobs, num_rivals),
             "finish_reason": None if finished is None else finish_reason(finished),
         }
-        return body | ({"tokens": piece.tokens} if self.completion.delivery.has_tokens else {})
+        if self.completion.delivery.has_tokens:
+            body["tokens"] = piece.tokens
+        return body
 
-    def usage(self) -> Json:
+    def usage(self) -> ChatUsage:
         """Return the token counts of all generations together; each prompt counts once."""
         firsts = [group[0].end().usage for group in self._groups()]
         return chat_usage(
@@ -128,19 +160,15 @@ class TextChoices:
             )
         )
 
-    def measures(self, choice: TextChoice) -> Json:
+    def measures(self, choice: TextSoFar) -> Measures:
         """Return llama-server's `timings` and our own object for one choice."""
-        finished = choice.end()
-        return {
-            "timings": timings_body(finished.usage, finished.timings),
-            "edgeagent": edgeagent_body(finished.timings, self._delivery_time.mean_ms),
-        }
+        return measures_body(choice.end(), self._delivery_time)
 
-    def _groups(self) -> list[list[TextChoice]]:
+    def _groups(self) -> list[list[TextSoFar]]:
         size = len(self.completion.groups[0])
         return [self.choices[start : start + size] for start in range(0, len(self.choices), size)]
 
-    def _best(self, group: Sequence[TextChoice]) -> list[TextChoice]:
+    def _best(self, group: Sequence[TextSoFar]) -> list[TextSoFar]:
         if self.completion.num_kept == len(group):
             return list(group)
         return sorted(group, key=lambda choice: -choice.mean_logprob())[: self.completion.num_kept]
@@ -174,8 +202,8 @@ class TextChunks:
             self._told.add(index)
             chunks[0] = {**chunks[0], "edgeagent": placement_body(so_far.placement)}
         if choice.finished is not None:
-            measures = {} if self._delivery.is_usage_streamed else self._answer.measures(choice)
-            chunks.append({**self._chunk(index, Piece(), choice.finished), **measures})
+            end = self._chunk(index, Piece(), choice.finished)
+            chunks.append(end if self._delivery.is_usage_streamed else {**end, **self._answer.measures(choice)})
         return chunks
 
     def closing(self) -> list[Json]:

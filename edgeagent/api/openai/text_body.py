@@ -47,7 +47,7 @@ KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
 
 
 @dataclass(frozen=True, slots=True)
-class TextCompletion:
+class CompletionCreate:
     """A checked completion: one group of requests for each prompt, of which the `num_kept` best are shown."""
 
     groups: tuple[tuple[GenerateRequest, ...], ...]
@@ -61,7 +61,7 @@ class TextCompletion:
         return tuple(request for group in self.groups for request in group)
 
 
-def read_completion(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> TextCompletion:
+def read_completion(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> CompletionCreate:
     """Return a checked completion; raise InvalidRequest or NotSupported that names the field."""
     body = validate(CompletionBody, fields)
     body.check_supported()
@@ -95,7 +95,7 @@ def read_completion(fields: Json, *, completion_id: str, default_model: str, par
         )
         for index, prompt in enumerate(prompts)
     )
-    return TextCompletion(groups, num_kept, num_rivals, delivery)
+    return CompletionCreate(groups, num_kept, num_rivals, delivery)
 
 
 def _read_counts(body: CompletionBody, num_prompts: int) -> tuple[int, int]:

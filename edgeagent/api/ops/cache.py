@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -17,9 +17,9 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.wire.fields import Body, ModelName, validate
 from edgeagent.api.wire.json_body import read_body, read_json_object
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Json, Shape, shaped
 from edgeagent.errors import InternalError, InvalidRequest
-from edgeagent.types import CachePolicy, Finished, GenerateRequest, PurgeCache, TextPrompt, Usage, WorkerState, replace
+from edgeagent.types import CachePolicy, Finished, GenerateRequest, PurgeCache, TextPrompt, WorkerState, replace
 
 router = APIRouter(prefix="/edgeagent/cache")
 
@@ -41,6 +41,37 @@ class WarmBody(Body):
     model: ModelName | None = None
 
 
+class CachePart(Shape):
+    """What the cache on disk holds of one model and client."""
+
+    model: str | None
+    client: str | None
+    num_blocks: int
+    num_tokens: int
+    num_bytes: int
+    unused_s: float
+
+
+class CacheReport(Shape):
+    """What the cache on disk holds."""
+
+    dir: str
+    parts: list[CachePart]
+
+
+class Purged(Shape):
+    """The prompts are forgotten."""
+
+    status: Literal["purged"]
+
+
+class Warmed(Shape):
+    """The prompt is computed, and kept."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
 @router.get("")
 async def get_cache(request: Request) -> JSONResponse:
     """List what the cache folder holds, by model and client; counts of the running tiers are in the status."""
@@ -49,7 +80,7 @@ async def get_cache(request: Request) -> JSONResponse:
         parts = await asyncio.to_thread(cache_folder.list_parts, folder)
     except OSError as error:
         raise InternalError(f"cannot list {folder}: {error.strerror}") from None
-    return JSONResponse({"dir": str(folder), "parts": [part.described() for part in parts]})
+    return JSONResponse(CacheReport(dir=str(folder), parts=[cast(CachePart, part.described()) for part in parts]))
 
 
 @router.post("/purge")
@@ -64,7 +95,7 @@ async def purge(request: Request) -> JSONResponse:
         await asyncio.to_thread(cache_folder.purge, folder, body.client)
     except OSError as error:
         raise InternalError(f"cannot remove everything from {folder}: {error.strerror}") from None
-    return JSONResponse({"status": "purged"})
+    return JSONResponse(Purged(status="purged"))
 
 
 @router.post("/warm")
@@ -76,7 +107,7 @@ async def warm(request: Request) -> JSONResponse:
         async for step in steps:
             for delta in step.deltas:
                 if isinstance(delta, Finished):
-                    return JSONResponse(_usage(delta.usage))
+                    return JSONResponse(shaped(Warmed, delta.usage))
     raise InternalError("a generation ended without its last event")
 
 
@@ -99,7 +130,3 @@ async def _purge_workers(context: Context, client: str | None) -> None:
     for status in context.service.models():
         if status.state is WorkerState.READY:
             await context.service.ask(status.name, PurgeCache(client))
-
-
-def _usage(usage: Usage) -> Json:
-    return {"num_prompt_tokens": usage.num_prompt_tokens, "num_cached_tokens": usage.num_cached_tokens}

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.wire.errors import error_body
+from edgeagent.api.wire.errors import Refusal, error_body
 from edgeagent.api.wire.fields import Body, ModelName, validate
 from edgeagent.api.wire.first_step import begun
 from edgeagent.api.wire.json_body import read_json_object
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
 from edgeagent.store.hub import PulledModel, Puller
@@ -32,6 +32,37 @@ class PullBody(Body):
     draft: bool = True
 
 
+class PullProgress(Shape):
+    """How far a pull is, as an event of a stream."""
+
+    object: Literal["model.pull.progress"]
+    stage: str
+    file: str
+    done_bytes: int
+    total_bytes: int
+    resumed_bytes: int
+    sha256: str
+
+
+class PulledFile(Shape):
+    """A model that is here. `is_current` is false where the hub could not be asked for a newer one."""
+
+    id: str
+    size_bytes: int
+    downloaded_bytes: int
+    is_current: bool
+
+
+class ModelPull(PulledFile):
+    """What a pull brought; in a stream `model.pull.progress` events come before it."""
+
+    object: Literal["model.pull"]
+    draft: PulledFile | None
+
+
+PullSteps = AsyncGenerator[PullProgress | ModelPull, None]
+
+
 @router.post("/v1/models/pull")
 async def pull(request: Request) -> Response:
     """Download a model and its draft, or find that they are here; cancelled if the client disconnects.
@@ -45,7 +76,7 @@ async def pull(request: Request) -> Response:
     return JSONResponse(await unless_disconnected(request.receive, _last(steps)))
 
 
-async def _steps(context: Context, asked: PullBody) -> AsyncGenerator[Json, None]:
+async def _steps(context: Context, asked: PullBody) -> PullSteps:
     """Yield how far the pull is, and at the end what came of it."""
     puller = Puller(context.config.store, context.config.state_dir)
     done: list[tuple[PulledModel, PulledModel | None]] = []
@@ -58,28 +89,24 @@ async def _steps(context: Context, asked: PullBody) -> AsyncGenerator[Json, None
 
     async with aclosing(context.pulls.run(run)) as steps:
         async for progress in steps:
-            yield {"object": "model.pull.progress", **asdict(progress)}
+            yield shaped(PullProgress, progress, object="model.pull.progress")
     for pulled, draft in done:
-        yield {"object": "model.pull", **_described(pulled), "draft": None if draft is None else _described(draft)}
+        brought = None if draft is None else shaped(PulledFile, draft, id=draft.name)
+        yield shaped(ModelPull, pulled, id=pulled.name, object="model.pull", draft=brought)
 
 
-def _described(pulled: PulledModel) -> Json:
-    sizes = {"size_bytes": pulled.size_bytes, "downloaded_bytes": pulled.downloaded_bytes}
-    return {"id": pulled.name, **sizes, "is_current": pulled.is_current}
-
-
-async def _events(steps: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
+async def _events(steps: PullSteps) -> AsyncGenerator[bytes, None]:
     async with aclosing(steps):
         try:
             async for step in steps:
                 yield event(step)
         except EdgeAgentError as error:
-            yield event({"error": error_body(error)})
+            yield event(Refusal(error=error_body(error)))
     yield DONE
 
 
-async def _last(steps: AsyncGenerator[Json, None]) -> Json:
-    last: Json = {}
+async def _last(steps: PullSteps) -> object:
+    last: object = None
     async with aclosing(steps):
         async for step in steps:
             last = step

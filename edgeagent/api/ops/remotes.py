@@ -5,23 +5,105 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from typing import Literal, NotRequired
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from msgspec import structs
 
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.egress import Row
-from edgeagent.egress.rows import described, folder_of, purge, read_rows
+from edgeagent.egress.rows import folder_of, purge, read_rows
 from edgeagent.egress.spending import Spent
 from edgeagent.errors import ConfigError, InternalError, InvalidRequest
 from edgeagent.remotes import Remote
-from edgeagent.types import RemoteStatus
+from edgeagent.types import RemoteStatus, RouteMode
 
 MAX_ROWS = 1000
 
 router = APIRouter(prefix="/edgeagent/egress")
+
+
+class EndpointReport(Shape):
+    """A remote's base URL; the fields after `region` are of one that is used."""
+
+    url: str
+    region: str
+    breaker: NotRequired[Literal["closed", "half_open", "open"]]
+    cause: NotRequired[str]
+    num_live: NotRequired[int]
+    first_token_s: NotRequired[float | None]
+    token_s: NotRequired[float | None]
+    num_waiting: NotRequired[int | None]
+    kv_usage: NotRequired[float | None]
+
+
+class BudgetReport(Shape):
+    """Most that a day (UTC) may take; null: no limit."""
+
+    tokens: int | None
+    money: float | None
+    client_tokens: int | None
+    client_money: float | None
+
+
+class RemoteReport(Shape):
+    """A remote: whether requests may go to it, and what they took today."""
+
+    name: str
+    trouble: str | None
+    is_used: bool
+    num_live: int
+    num_tokens_today: int
+    money_today: float
+    budget: BudgetReport
+    budget_trouble: str | None
+    """Why its owner's requests may not go there today; null if they may."""
+    endpoints: list[EndpointReport]
+
+
+class RouteReport(Shape):
+    """Where requests may run, by the machine's mode; a client and a request can be stricter."""
+
+    mode: RouteMode
+    trouble: str | None
+    """Why no remote is used; null if nothing is wrong."""
+    ledger_trouble: str | None
+    """Why nothing may be sent: no row of the egress ledger can be written."""
+    remotes: list[RemoteReport]
+
+
+class EgressRow(Shape):
+    """A request that left this machine, without its content."""
+
+    row: int
+    at: str
+    request: str
+    client: str
+    mode: RouteMode
+    reason: str
+    remote: str
+    host: str
+    model: str
+    num_bytes: int
+    outcome: str
+    ended_at: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    money: float
+
+
+class EgressRows(Shape):
+    """The newest rows of the ledger, the oldest of them first."""
+
+    rows: list[EgressRow]
+
+
+class EgressPurged(Shape):
+    """The rows of the ledger were deleted: those of `num_days` days."""
+
+    status: Literal["purged"]
+    num_days: int
 
 
 @router.get("")
@@ -35,7 +117,7 @@ async def get_egress(request: Request, since_s: str = "0", limit: str = "100") -
         rows: deque[Row] = await asyncio.to_thread(lambda: deque(read_rows(folder, since), most))
     except ConfigError as error:
         raise InternalError(error.message) from None
-    return JSONResponse({"rows": [described(row) for row in rows]})
+    return JSONResponse(EgressRows(rows=[shaped(EgressRow, row) for row in rows]))
 
 
 @router.post("/purge")
@@ -45,17 +127,17 @@ async def purge_egress(request: Request) -> JSONResponse:
         num_days = await asyncio.to_thread(purge, folder_of(context_of(request).config.state_dir), time.time())
     except ConfigError as error:
         raise InternalError(error.message) from None
-    return JSONResponse({"status": "purged", "num_days": num_days})
+    return JSONResponse(EgressPurged(status="purged", num_days=num_days))
 
 
-def route_report(context: Context) -> Json:
+def route_report(context: Context) -> RouteReport:
     """Return where requests may run, and how each remote stands; `trouble` says why none is used."""
     outside = context.service.outside
     if outside is None:
-        return {"mode": "local_only", "trouble": None, "ledger_trouble": None, "remotes": []}
+        return {"mode": RouteMode.LOCAL_ONLY, "trouble": None, "ledger_trouble": None, "remotes": []}
     statuses = {status.name: status for status in context.service.remotes()}
     return {
-        "mode": outside.mode.value,
+        "mode": outside.mode,
         "trouble": outside.file.trouble or outside.policy.why_local or None,
         "ledger_trouble": outside.ledger.trouble or None,
         "remotes": [
@@ -73,9 +155,9 @@ def route_report(context: Context) -> Json:
 
 def _remote(
     remote: Remote, why_not: str, status: RemoteStatus | None, spent: Spent, budget_trouble: str | None
-) -> Json:
+) -> RemoteReport:
     # For a moment after a change the status is that of the remote before it: what the owner wrote comes from the file.
-    known = {} if status is None else {endpoint.url: structs.asdict(endpoint) for endpoint in status.endpoints}
+    known = {} if status is None else {endpoint.url: shaped(EndpointReport, endpoint) for endpoint in status.endpoints}
     used = status if any(endpoint.url in known for endpoint in remote.endpoints) else None
     trouble = why_not or (used.trouble if used is not None else "")
     return {
@@ -85,10 +167,12 @@ def _remote(
         "num_live": used.num_live if used is not None else 0,
         "num_tokens_today": spent.num_tokens,
         "money_today": round(spent.money, 9),
-        "budget": structs.asdict(remote.budget),
+        "budget": shaped(BudgetReport, remote.budget),
         "budget_trouble": budget_trouble,
         "endpoints": [
-            known.get(endpoint.url, {}) | {"url": endpoint.url, "region": endpoint.region}
+            {**known[endpoint.url], "region": endpoint.region}
+            if endpoint.url in known
+            else {"url": endpoint.url, "region": endpoint.region}
             for endpoint in remote.endpoints
         ],
     }

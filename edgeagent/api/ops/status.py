@@ -6,19 +6,190 @@ import os
 import secrets
 import time
 from http import HTTPStatus
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
-from edgeagent.api.ops.remotes import route_report
+from edgeagent.api.ops.remotes import RouteReport, route_report
 from edgeagent.api.wire.fields import keep_alive_s
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.types import CacheStatus, Choice, DeviceInfo, ModelInfo, ModelStatus, WorkerStatus
+from edgeagent.types import CacheStatus, Choice, MemoryKind, ModelInfo, ModelStatus, WorkerState, WorkerStatus
 
 router = APIRouter(prefix="/edgeagent")
+
+
+class TierReport(Shape):
+    """A tier of the cache: what it holds and what came of it."""
+
+    num_blocks: int
+    num_bytes: int
+    max_bytes: int
+    num_hits: int
+    num_misses: int
+    num_offered: int
+    num_dropped: int
+    num_evicted: int
+    read_bytes_per_s: int
+    trouble: str | None
+
+
+class DraftReport(Shape):
+    """A source of drafts: by their length, how many were chosen, judged, and stood."""
+
+    source: str
+    num_chosen: list[int]
+    num_judged: list[int]
+    num_stood: list[int]
+
+
+class WorkerReport(Shape):
+    """The state of a model's process."""
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    num_cells_used: int
+    num_cells: int
+    num_cached_tokens: int
+    num_prompt_tokens_total: int
+    num_cached_tokens_total: int
+    num_tokens_from_memory_total: int
+    num_tokens_from_disk_total: int
+    num_output_tokens_total: int
+    tokens_per_second: float
+    step_error_median: float
+    step_error_p95: float
+    drafts: list[DraftReport]
+    draft_gain: float
+    num_threads: int
+    rss_bytes: int
+    memory_cache: TierReport | None
+    disk_cache: TierReport | None
+
+
+class DeviceReport(Shape):
+    """A device that llama.cpp computes on."""
+
+    name: str
+    description: str
+    kind: str
+    memory_total_bytes: int
+    memory_free_bytes: int
+
+
+class AlternativeReport(Shape):
+    """A value that was measured, and the milliseconds of each kind of work with it."""
+
+    value: str
+    work_ms: dict[str, float]
+
+
+class ChoiceReport(Shape):
+    """A setting that was chosen at the load, by what, and why."""
+
+    name: str
+    value: str
+    by: str
+    why: str
+    alternatives: list[AlternativeReport]
+
+
+class InfoReport(Shape):
+    """What is known of a model once it is loaded."""
+
+    path: str
+    architecture: str
+    description: str
+    size_bytes: int
+    num_params: int
+    context_length: int
+    context_length_trained: int
+    max_sequences: int
+    num_parallel: int
+    memory_kind: MemoryKind
+    draft: str | None
+    num_gpu_layers: int
+    num_layers: int
+    devices: list[DeviceReport]
+    sandbox: list[str]
+    llama_cpp_commit: str
+    system_description: str
+    load_ms: float
+    choices: list[ChoiceReport]
+
+
+class ModelReport(Shape):
+    """A model and its process."""
+
+    name: str
+    state: WorkerState
+    progress: float
+    cause: str | None
+    pid: int | None
+    retry_after_s: float | None
+    num_restarts: int
+    is_pinned: bool
+    unload_in_s: float | None
+    idle_s: float
+    sha256: str | None
+    info: InfoReport | None
+    worker: WorkerReport | None
+
+
+class Status(Shape):
+    """The daemon's status."""
+
+    version: str
+    pid: int
+    uptime_s: float
+    is_draining: bool
+    trouble: str | None
+    """What is wrong with the daemon itself, e.g. a disk too full for its runtime file; null if nothing is."""
+    num_connections: int
+    num_live_requests: int
+    num_requests_total: int
+    tokens_per_second: float
+    default_model: str
+    token_trouble: str | None
+    """Why every token is refused, where the files of the tokens cannot be trusted; null if they can."""
+    response_trouble: str | None
+    """Why stored responses are in memory only, e.g. a full disk; null if all are written."""
+    models: list[ModelReport]
+    route: RouteReport
+
+
+class Stopping(Shape):
+    """The daemon drains and ends."""
+
+    status: Literal["stopping"]
+    num_live_requests: int
+
+
+class Reloading(Shape):
+    """The model is being loaded again."""
+
+    status: Literal["reloading"]
+    model: str
+
+
+class Loaded(Shape):
+    """The model is loaded."""
+
+    status: Literal["loaded"]
+    model: str
+    took_s: float
+
+
+class Unloaded(Shape):
+    """The model is not loaded any more (200), or will not be once its requests have ended (202)."""
+
+    status: Literal["unloaded", "unloading"]
+    model: str
+    num_live_requests: int
 
 
 @router.get("/status")
@@ -28,26 +199,23 @@ async def get_status(request: Request) -> JSONResponse:
     service = context.service
     models = service.models()
     workers = [status.worker for status in models if status.worker is not None]
-    return JSONResponse(
-        {
-            "version": __version__,
-            "pid": os.getpid(),
-            "uptime_s": round(time.monotonic() - context.started_at_s, 3),
-            "is_draining": service.is_draining,
-            "trouble": context.trouble(),
-            "num_connections": context.num_connections(),
-            "num_live_requests": service.num_live,
-            "num_requests_total": service.num_total,
-            "tokens_per_second": round(sum(worker.tokens_per_second for worker in workers), 3),
-            "default_model": service.default_model(),
-            # Why every token is refused, where the files of the tokens cannot be trusted.
-            "token_trouble": context.keys.trouble or None,
-            # Why stored responses are in memory only, e.g. a full disk.
-            "response_trouble": context.history.trouble,
-            "models": [_model(status) for status in models],
-            "route": route_report(context),
-        }
-    )
+    report: Status = {
+        "version": __version__,
+        "pid": os.getpid(),
+        "uptime_s": round(time.monotonic() - context.started_at_s, 3),
+        "is_draining": service.is_draining,
+        "trouble": context.trouble(),
+        "num_connections": context.num_connections(),
+        "num_live_requests": service.num_live,
+        "num_requests_total": service.num_total,
+        "tokens_per_second": round(sum(worker.tokens_per_second for worker in workers), 3),
+        "default_model": service.default_model(),
+        "token_trouble": context.keys.trouble or None,
+        "response_trouble": context.history.trouble,
+        "models": [_model(status) for status in models],
+        "route": route_report(context),
+    }
+    return JSONResponse(report)
 
 
 @router.post("/reload")
@@ -55,7 +223,8 @@ async def reload(request: Request, model: str = "") -> JSONResponse:
     """Load a model again, also a failed or quarantined one; requests of a running one continue."""
     service = context_of(request).service
     service.reload(model)
-    return JSONResponse({"status": "reloading", "model": model or service.default_model()}, HTTPStatus.ACCEPTED)
+    reloading = Reloading(status="reloading", model=model or service.default_model())
+    return JSONResponse(reloading, HTTPStatus.ACCEPTED)
 
 
 @router.post("/load")
@@ -66,7 +235,7 @@ async def load(request: Request, model: str = "", keep_alive: str = "") -> JSONR
     began_s = time.monotonic()
     loading = context.service.load(model, f"load-{secrets.token_hex(12)}", seconds)
     name = await unless_disconnected(request.receive, loading)
-    return JSONResponse({"status": "loaded", "model": name, "took_s": round(time.monotonic() - began_s, 3)})
+    return JSONResponse(Loaded(status="loaded", model=name, took_s=round(time.monotonic() - began_s, 3)))
 
 
 @router.post("/unload")
@@ -75,8 +244,12 @@ async def unload(request: Request, model: str = "") -> JSONResponse:
     service = context_of(request).service
     name = await service.locate(model)
     num_live = await service.unload(name)
-    status, code = ("unloading", HTTPStatus.ACCEPTED) if num_live else ("unloaded", HTTPStatus.OK)
-    return JSONResponse({"status": status, "model": name, "num_live_requests": num_live}, code)
+    unloaded: Unloaded = {
+        "status": "unloading" if num_live else "unloaded",
+        "model": name,
+        "num_live_requests": num_live,
+    }
+    return JSONResponse(unloaded, HTTPStatus.ACCEPTED if num_live else HTTPStatus.OK)
 
 
 @router.post("/stop")
@@ -85,114 +258,48 @@ async def stop(request: Request) -> JSONResponse:
     context = context_of(request)
     num_live = context.service.num_live
     context.stop()
-    return JSONResponse({"status": "stopping", "num_live_requests": num_live}, status_code=HTTPStatus.ACCEPTED)
+    return JSONResponse(Stopping(status="stopping", num_live_requests=num_live), status_code=HTTPStatus.ACCEPTED)
 
 
-def _model(status: ModelStatus) -> Json:
-    return {
-        "name": status.name,
-        "state": status.state.value,
-        "progress": status.progress,
-        "cause": status.cause,
-        "pid": status.pid,
-        "retry_after_s": status.retry_after_s,
-        "num_restarts": status.num_restarts,
-        "is_pinned": status.is_pinned,
-        "unload_in_s": None if status.unload_in_s is None else round(status.unload_in_s, 1),
-        "idle_s": round(status.idle_s, 1),
-        "sha256": status.sha256 or None,
-        "info": None if status.info is None else _info(status.info),
-        "worker": None if status.worker is None else _worker(status.worker),
-    }
+def _model(status: ModelStatus) -> ModelReport:
+    return shaped(
+        ModelReport,
+        status,
+        unload_in_s=None if status.unload_in_s is None else round(status.unload_in_s, 1),
+        idle_s=round(status.idle_s, 1),
+        sha256=status.sha256 or None,
+        info=None if status.info is None else _info(status.info),
+        worker=None if status.worker is None else _worker(status.worker),
+    )
 
 
-def _info(info: ModelInfo) -> Json:
-    return {
-        "path": info.path,
-        "architecture": info.architecture,
-        "description": info.description,
-        "size_bytes": info.size_bytes,
-        "num_params": info.num_params,
-        "context_length": info.context_length,
-        "context_length_trained": info.context_length_trained,
-        "max_sequences": info.max_sequences,
-        "num_parallel": info.num_parallel,
-        "memory_kind": info.memory_kind.value,
-        "draft": info.draft,
-        "num_gpu_layers": info.num_gpu_layers,
-        "num_layers": info.num_layers,
-        "devices": [_device(device) for device in info.devices],
-        "sandbox": list(info.sandbox),
-        "llama_cpp_commit": info.llama_cpp_commit,
-        "system_description": info.system_description,
-        "load_ms": round(info.load_ms, 1),
-        "choices": [_choice(choice) for choice in info.choices],
-    }
+def _info(info: ModelInfo) -> InfoReport:
+    return shaped(
+        InfoReport,
+        info,
+        devices=[shaped(DeviceReport, device) for device in info.devices],
+        load_ms=round(info.load_ms, 1),
+        choices=[_choice(choice) for choice in info.choices],
+    )
 
 
-def _choice(choice: Choice) -> Json:
-    return {
-        "name": choice.name,
-        "value": choice.value,
-        "by": choice.by,
-        "why": choice.why,
-        "alternatives": [{"value": each.value, "work_ms": dict(each.work_ms)} for each in choice.alternatives],
-    }
+def _choice(choice: Choice) -> ChoiceReport:
+    return shaped(ChoiceReport, choice, alternatives=[shaped(AlternativeReport, each) for each in choice.alternatives])
 
 
-def _worker(worker: WorkerStatus) -> Json:
-    return {
-        "num_running": worker.num_running,
-        "num_waiting": worker.num_waiting,
-        "num_steps": worker.num_steps,
-        "num_cells_used": worker.num_cells_used,
-        "num_cells": worker.num_cells,
-        "num_cached_tokens": worker.num_cached_tokens,
-        "num_prompt_tokens_total": worker.num_prompt_tokens_total,
-        "num_cached_tokens_total": worker.num_cached_tokens_total,
-        "num_tokens_from_memory_total": worker.num_tokens_from_memory_total,
-        "num_tokens_from_disk_total": worker.num_tokens_from_disk_total,
-        "num_output_tokens_total": worker.num_output_tokens_total,
-        "tokens_per_second": round(worker.tokens_per_second, 3),
-        "step_error_median": round(worker.step_error_median, 4),
-        "step_error_p95": round(worker.step_error_p95, 4),
-        "drafts": [
-            {
-                "source": draft.source,
-                "num_chosen": list(draft.num_chosen),
-                "num_judged": list(draft.num_judged),
-                "num_stood": list(draft.num_stood),
-            }
-            for draft in worker.drafts
-        ],
-        "draft_gain": round(worker.draft_gain, 3),
-        "num_threads": worker.num_threads,
-        "rss_bytes": worker.rss_bytes,
-        "memory_cache": None if worker.memory_cache is None else _cache(worker.memory_cache),
-        "disk_cache": None if worker.disk_cache is None else _cache(worker.disk_cache),
-    }
+def _worker(worker: WorkerStatus) -> WorkerReport:
+    return shaped(
+        WorkerReport,
+        worker,
+        tokens_per_second=round(worker.tokens_per_second, 3),
+        step_error_median=round(worker.step_error_median, 4),
+        step_error_p95=round(worker.step_error_p95, 4),
+        drafts=[shaped(DraftReport, draft) for draft in worker.drafts],
+        draft_gain=round(worker.draft_gain, 3),
+        memory_cache=None if worker.memory_cache is None else _cache(worker.memory_cache),
+        disk_cache=None if worker.disk_cache is None else _cache(worker.disk_cache),
+    )
 
 
-def _cache(cache: CacheStatus) -> Json:
-    return {
-        "num_blocks": cache.num_blocks,
-        "num_bytes": cache.num_bytes,
-        "max_bytes": cache.max_bytes,
-        "num_hits": cache.num_hits,
-        "num_misses": cache.num_misses,
-        "num_offered": cache.num_offered,
-        "num_dropped": cache.num_dropped,
-        "num_evicted": cache.num_evicted,
-        "read_bytes_per_s": round(cache.read_bytes_per_s),
-        "trouble": cache.trouble,
-    }
-
-
-def _device(device: DeviceInfo) -> Json:
-    return {
-        "name": device.name,
-        "description": device.description,
-        "kind": device.kind,
-        "memory_total_bytes": device.memory_total_bytes,
-        "memory_free_bytes": device.memory_free_bytes,
-    }
+def _cache(cache: CacheStatus) -> TierReport:
+    return shaped(TierReport, cache, read_bytes_per_s=round(cache.read_bytes_per_s))

@@ -14,13 +14,13 @@ from starlette.responses import Response
 
 from edgeagent.api.context import Context
 from edgeagent.api.gate.grants import until_revoked
+from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.events import TERMINAL, Progress
 from edgeagent.api.responses.generation import steps_of
 from edgeagent.api.responses.registry import LiveTurn
 from edgeagent.api.responses.replay import events_after, last_number
 from edgeagent.api.responses.turn import Turn, unexpected
 from edgeagent.api.wire import sse
-from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Unauthorized
 
 
@@ -62,7 +62,7 @@ def follow(live: LiveTurn, after: int) -> Response:
     return sse.EventStream(_follow(live, after))
 
 
-def tell(response: Json, after: int) -> Response:
+def tell(response: ResponseBody, after: int) -> Response:
     """Return the events of a response that is over behind a number. Raise InvalidRequest where it is no stream."""
     progress = Progress(response, response["output"])
     _check(progress, after)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
+from edgeagent.api.responses.event_json import Echo
 from edgeagent.api.responses.items import Item, ReferenceItem, read_items, to_messages
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
@@ -212,12 +213,12 @@ class ResponseCreate:
             draft_tokens=drafts_of(body.edgeagent),
         )
 
-    def echo(self, defaults: SamplingParams) -> Json:
+    def echo(self, defaults: SamplingParams) -> Echo:
         """Return the fields of a response that repeat its request, each with a value; see the API's Response object."""
         body = self.body
         # Whether they may be repeated is decided without parsing large ones.
         are_short = sum(len(tool.parameters) for tool in self.tools) <= MAX_ECHO_BYTES
-        echo: Json = {
+        echo: Echo = {
             "previous_response_id": body.previous_response_id,
             "instructions": body.instructions,
             "tools": [_echo_tool(tool) for tool in self.tools if are_short],
@@ -333,7 +334,7 @@ def _echo_tool(tool: Tool) -> Json:
     }
 
 
-def _echo_choice(raw: str | Json | None) -> object:
+def _echo_choice(raw: str | Json | None) -> str | Json:
     return "auto" if raw is None else raw
 
 
@@ -353,15 +354,16 @@ def _echo_format(output: OutputFormat) -> Json:
             return {"type": "text"}
 
 
-def _bounded(echo: Json) -> Json:
+def _bounded(echo: Echo) -> Echo:
+    fields = cast("Json", echo)
     empty: Json = {"instructions": None, "tools": [], "metadata": {}, "text": {"format": {"type": "text"}}}
     for name, instead in empty.items():
-        if len(json.dumps(echo[name])) > MAX_ECHO_BYTES:
-            echo[name] = instead
+        if len(json.dumps(fields[name])) > MAX_ECHO_BYTES:
+            fields[name] = instead
             if name == "tools":
                 echo["tool_choice"] = "auto"
     return echo
 
 
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)

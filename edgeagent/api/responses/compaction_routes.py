@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,11 +17,28 @@ from edgeagent.api.responses.item_json import item_body
 from edgeagent.api.responses.routes import open_turn
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.json_body import read_body
-from edgeagent.api.wire.shape import Json
-from edgeagent.api.wire.usage import responses_usage
+from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.usage import ResponseUsage, responses_usage
 from edgeagent.errors import InvalidRequest
 
 router = APIRouter()
+
+
+class InputTokens(Shape):
+    """A prompt's number of tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class Compaction(Shape):
+    """A conversation made shorter: `output` is the input of a new one."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[Json]
+    usage: ResponseUsage
 
 
 @router.post("/v1/responses/compact")
@@ -33,15 +51,14 @@ async def compact(request: Request) -> Response:
     summary, usage = await sse.unless_disconnected(
         request.receive, summarize(turn.request, turn.create.body.instructions, items, context.service)
     )
-    return JSONResponse(
-        {
-            "id": turn.request.id,
-            "object": "response.compaction",
-            "created_at": int(time.time()),
-            "output": [item_body(item) for item in compacted(items, summary, new_id("cmp"))],
-            "usage": responses_usage(usage),
-        }
-    )
+    compaction: Compaction = {
+        "id": turn.request.id,
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [item_body(item) for item in compacted(items, summary, new_id("cmp"))],
+        "usage": responses_usage(usage),
+    }
+    return JSONResponse(compaction)
 
 
 @router.post("/v1/responses/input_tokens")
@@ -51,7 +68,7 @@ async def count_input_tokens(request: Request) -> Response:
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     num_tokens = 0 if turn.is_empty else await num_input_tokens(turn.request, context.service)
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
+    return JSONResponse(InputTokens(object="response.input_tokens", input_tokens=num_tokens))
 
 
 def _read_compaction(fields: Json) -> ResponseCreate:

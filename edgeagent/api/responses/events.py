@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun, ServerEvent
+from edgeagent.api.responses.item_json import ItemStatus, OutputItem
 from edgeagent.api.responses.items import CallItem, CompactionItem, Item, MessageItem, ReasoningItem
 from edgeagent.api.responses.open_items import OpenCall, OpenCompaction, OpenItem, OpenMessage, OpenReasoning
 from edgeagent.api.wire.errors import error_body
 from edgeagent.api.wire.shape import Json
-from edgeagent.api.wire.usage import edgeagent_body, placement_body, responses_usage, timings_body
+from edgeagent.api.wire.usage import Run, RunsAt, edgeagent_body, placement_body, responses_usage, timings_body
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import (
     Delta,
@@ -56,8 +58,8 @@ class CompactionStep:
 class Progress:
     """How far a response has come: the items that are whole, and the one that is open."""
 
-    response: Json
-    output: Sequence[Json]
+    response: ResponseBody
+    output: Sequence[OutputItem]
     open: OpenItem | None = None
     is_over: bool = True
 
@@ -73,9 +75,9 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def new_response(response_id: str, model: str, echo: Json, created_at: int) -> Json:
+def new_response(response_id: str, model: str, echo: Echo, created_at: int) -> ResponseBody:
     """Return a response object that has just begun: every field that any client or conformance suite asks for."""
-    return {
+    own: Json = {
         "id": response_id,
         "object": "response",
         "created_at": created_at,
@@ -86,8 +88,13 @@ def new_response(response_id: str, model: str, echo: Json, created_at: int) -> J
         "model": model,
         "output": [],
         "usage": None,
-        **echo,
     }
+    return cast("ResponseBody", own | echo)
+
+
+def about(kind: str, response: ResponseBody | Json) -> ServerEvent:
+    """Return an event that shows the response; its number comes with its emission."""
+    return cast("ServerEvent", {"type": kind, "sequence_number": 0, "response": response})
 
 
 def set_delivery(terminal: Json, delivery_ms: float) -> None:
@@ -102,7 +109,7 @@ class ResponseEvents:
 
     def __init__(
         self,
-        response: Json,
+        response: ResponseBody,
         *,
         stream_id: str | None = None,
         make_id: NewId = new_id,
@@ -110,7 +117,7 @@ class ResponseEvents:
     ) -> None:
         self.response = response
         # The parts of the response's own object that are known from the first event on.
-        self.notes: Json = {}
+        self.notes: Notes = {}
         self.is_over = False
         # True if a steer caused the cancel.
         self.is_steered = False
@@ -118,17 +125,16 @@ class ResponseEvents:
         self._make_id = make_id
         self._clock = clock
         self._num_events = 0
-        self._events: list[Json] = []
-        self._untold: Json | None = None  # where the response runs, until the next event says it
+        self._events: list[ServerEvent] = []
+        self._untold: RunsAt | None = None  # where the response runs, until the next event says it
         self._open: OpenItem | None = None
-        self._output: list[Json] = []
+        self._output: list[OutputItem] = []
 
     def created(self, *, is_queued: bool = False) -> list[Json]:
         """Return the opening events: created and in_progress, or created and queued."""
-        status = "queued" if is_queued else "in_progress"
-        self.response["status"] = status
+        self.response["status"] = "queued" if is_queued else "in_progress"
         self._emit_response("response.created")
-        self._emit_response(f"response.{status}")
+        self._emit_response("response.queued" if is_queued else "response.in_progress")
         return self._take()
 
     def in_progress(self) -> list[Json]:
@@ -168,21 +174,23 @@ class ResponseEvents:
         self.response["status"] = "failed"
         self.response["error"] = {"code": _failure_code(error), "message": error_body(error)["message"]}
         # No timings came with the failure; who failed and why is known.
-        run: Json = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
+        run: ResponseRun = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
         if error.num_delivered_tokens:
             run["num_delivered_tokens"] = error.num_delivered_tokens
         self._tell(run)
         self._end("response.failed")
         return self._take()
 
-    def so_far(self) -> Json:
+    def so_far(self) -> ResponseBody:
         """Return the response object with the output items that are whole."""
-        told = {"edgeagent": self.response.get("edgeagent", {}) | self.notes} if self.notes else {}
-        return self.response | {"output": list(self._output)} | told
+        response: ResponseBody = {**self.response, "output": list(self._output)}
+        if self.notes:
+            response["edgeagent"] = cast("Notes", {**self.response.get("edgeagent", {}), **self.notes})
+        return response
 
-    def note(self, kind: str, **fields: object) -> list[Json]:
+    def note(self, event: ServerEvent) -> list[Json]:
         """Return an event about the response that is none of its own; it is numbered among them."""
-        self._emit(kind, **fields)
+        self._emit(event)
         return self._take()
 
     @property
@@ -195,8 +203,8 @@ class ResponseEvents:
         """The part of the output that a continuation inherits: without a call that was cut off, which has no result."""
         return tuple(_to_item(item) for item in self._output if _is_inherited(item))
 
-    def _emit(self, kind: str, **fields: object) -> None:
-        event: Json = {"type": kind, "sequence_number": self._num_events, **fields}
+    def _emit(self, event: ServerEvent) -> None:
+        event["sequence_number"] = self._num_events
         if self._stream_id is not None:
             event["stream_id"] = self._stream_id
         if self._untold is not None:
@@ -205,15 +213,15 @@ class ResponseEvents:
         self._events.append(event)
 
     def _take(self) -> list[Json]:
-        events, self._events = self._events, []
+        events, self._events = cast("list[Json]", self._events), []
         return events
 
     def _emit_response(self, kind: str) -> None:
         # A copy: events wait in buffers while the response goes on.
-        self._emit(kind, response=self.so_far())
+        self._emit(about(kind, self.so_far()))
 
-    def _tell(self, run: Mapping[str, object]) -> None:
-        self.response["edgeagent"] = {**run, **self.notes}
+    def _tell(self, run: Run) -> None:
+        self.response["edgeagent"] = cast("ResponseRun", {**run, **self.notes})
 
     def _open_item(self, kind: type[ItemT], *details: Any) -> ItemT:
         self._close_item("completed")
@@ -235,7 +243,7 @@ class ResponseEvents:
         assert isinstance(self._open, OpenCompaction), "no compaction is open"
         return self._open
 
-    def _close_item(self, status: str) -> None:
+    def _close_item(self, status: ItemStatus) -> None:
         if self._open is not None:
             self._output.append(self._open.close(status))
             self._open = None
@@ -270,7 +278,7 @@ class ResponseEvents:
         self.is_over = True
 
 
-def _failure_code(error: EdgeAgentError) -> str:
+def _failure_code(error: EdgeAgentError) -> FailureCode:
     # A closed literal in strict clients.
     match error:
         case InvalidRequest():
@@ -280,15 +288,15 @@ def _failure_code(error: EdgeAgentError) -> str:
     return "server_error"
 
 
-def _is_inherited(item: Json) -> bool:
+def _is_inherited(item: OutputItem) -> bool:
     # A compaction is in the context that it made shorter.
     return bool(item["type"] != "compaction" and (item["type"] != "function_call" or item["status"] == "completed"))
 
 
-def _to_item(item: Json) -> Item:
-    match item:
-        case {"type": "message", "id": item_id, "content": content}:
-            return MessageItem(item_id, "assistant", content[0]["text"])
-        case {"type": "reasoning", "id": item_id, "content": content}:
-            return ReasoningItem(item_id, content[0]["text"])
+def _to_item(item: OutputItem) -> Item:
+    if item["type"] == "message":
+        return MessageItem(item["id"], "assistant", item["content"][0]["text"])
+    if item["type"] == "reasoning":
+        return ReasoningItem(item["id"], item["content"][0]["text"])
+    assert item["type"] == "function_call", "a compaction is not inherited"
     return CallItem(item["id"], item["call_id"], item["name"], item["arguments"])

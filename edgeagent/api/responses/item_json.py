@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Literal
 
 from edgeagent.api.responses.items import (
     CallItem,
@@ -17,7 +18,69 @@ from edgeagent.api.responses.items import (
     ReasoningItem,
     ReferenceItem,
 )
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.logprobs import Scored
+from edgeagent.api.wire.shape import Json, Shape
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Shape):
+    """Text that was generated."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Scored]
+
+
+class ReasoningText(Shape):
+    """Reasoning that was generated."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputMessage(Shape):
+    """A message of the model."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: ItemStatus
+    content: list[OutputText]
+
+
+class OutputReasoning(Shape):
+    """The model's reasoning."""
+
+    id: str
+    type: Literal["reasoning"]
+    summary: list[Any]
+    content: list[ReasoningText]
+    status: ItemStatus
+
+
+class OutputCall(Shape):
+    """A call the model makes; the arguments are JSON text."""
+
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+class OutputCompaction(Shape):
+    """Stands for the conversation before it; clients send it back as it is."""
+
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCompaction
+
 
 _PREFIXES: dict[type[Item], str] = {
     MessageItem: "msg",

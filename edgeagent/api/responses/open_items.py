@@ -4,10 +4,35 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Protocol, Self
+from collections.abc import Callable
+from typing import Self
 
-from edgeagent.api.wire.logprobs import token_logprobs
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.responses.event_json import (
+    CompactionCompacting,
+    ContentPartAdded,
+    ContentPartDone,
+    FunctionCallArgumentsDelta,
+    FunctionCallArgumentsDone,
+    ItemEvent,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputTextDelta,
+    OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    ServerEvent,
+)
+from edgeagent.api.responses.item_json import (
+    ItemStatus,
+    OutputCall,
+    OutputCompaction,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    ReasoningText,
+)
+from edgeagent.api.wire.logprobs import Scored, token_logprobs
 from edgeagent.types import TokenLogprob, ToolCallStarted
 
 # Clients bound a frame at 1 MiB, and a token with its twenty rivals takes 2 KiB. Of longer answers the deltas alone
@@ -15,10 +40,8 @@ from edgeagent.types import TokenLogprob, ToolCallStarted
 MAX_LOGPROBS = 4096
 
 
-class Emit(Protocol):
-    """Adds one event, numbered."""
-
-    def __call__(self, kind: str, **fields: object) -> None: ...
+Emit = Callable[[ServerEvent], None]
+"""Adds one event, and gives it its number."""
 
 
 class OpenItem(ABC):
@@ -29,7 +52,7 @@ class OpenItem(ABC):
     num_closing = 3
 
     def __init__(self, emit: Emit, item_id: str, index: int) -> None:
-        self._emit_event = emit
+        self._emit = emit
         self._id = item_id
         self._index = index
         self._parts: list[str] = []
@@ -38,7 +61,7 @@ class OpenItem(ABC):
     def again(self, emit: Emit) -> Self:
         """Return the same item for emitting its events once more: open it, emit its tail, and close it."""
         twin = copy.copy(self)
-        twin._emit_event = emit
+        twin._emit = emit
         return twin
 
     def hold(self, text: str) -> None:
@@ -62,18 +85,30 @@ class OpenItem(ABC):
 
     def open(self) -> None:
         """Emit the events that open it."""
-        self._emit_event("response.output_item.added", output_index=self._index, item=self._item("in_progress", ""))
+        added: OutputItemAdded = {
+            "type": "response.output_item.added",
+            "sequence_number": 0,
+            "output_index": self._index,
+            "item": self._item("in_progress", ""),
+        }
+        self._emit(added)
 
-    def close(self, status: str) -> Json:
+    def close(self, status: ItemStatus) -> OutputItem:
         """Emit the events that close it, and return the final item."""
         text = "".join(self._parts)
         self._close_content(text)
         item = self._item(status, text)
-        self._emit_event("response.output_item.done", output_index=self._index, item=item)
+        done: OutputItemDone = {
+            "type": "response.output_item.done",
+            "sequence_number": 0,
+            "output_index": self._index,
+            "item": item,
+        }
+        self._emit(done)
         return item
 
     @abstractmethod
-    def _item(self, status: str, text: str) -> Json:
+    def _item(self, status: ItemStatus, text: str) -> OutputItem:
         """Return the item as it is."""
 
     @abstractmethod
@@ -84,8 +119,9 @@ class OpenItem(ABC):
     def _emit_delta(self, text: str) -> None:
         """Emit more of its content."""
 
-    def _emit(self, kind: str, **fields: object) -> None:
-        self._emit_event(kind, item_id=self._id, output_index=self._index, **fields)
+    def _at(self) -> ItemEvent:
+        """Return what each event within the item has; its number comes with its emission."""
+        return {"sequence_number": 0, "item_id": self._id, "output_index": self._index}
 
 
 class OpenMessage(OpenItem):
@@ -95,13 +131,19 @@ class OpenMessage(OpenItem):
 
     def __init__(self, emit: Emit, item_id: str, index: int) -> None:
         super().__init__(emit, item_id, index)
-        self._logprobs: list[Json] = []
+        self._logprobs: list[Scored] = []
         self._num_logprobs = 0
 
     def open(self) -> None:
         """Emit what opens it, its part too."""
         super().open()
-        self._emit("response.content_part.added", content_index=0, part=self._part("", []))
+        added: ContentPartAdded = {
+            "type": "response.content_part.added",
+            **self._at(),
+            "content_index": 0,
+            "part": self._part("", []),
+        }
+        self._emit(added)
 
     def add(self, text: str, tokens: tuple[TokenLogprob, ...]) -> None:
         """Emit more text."""
@@ -112,9 +154,9 @@ class OpenMessage(OpenItem):
             self._logprobs += logprobs
         else:
             self._logprobs = []
-        self._emit("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        self._emit_text(text, logprobs)
 
-    def hold_logprobs(self, logprobs: list[Json]) -> None:
+    def hold_logprobs(self, logprobs: list[Scored]) -> None:
         """Take the log probabilities of its content, of which nothing is emitted."""
         self._logprobs = logprobs
 
@@ -123,16 +165,35 @@ class OpenMessage(OpenItem):
         while first > 0 and num_bytes > 0:
             first -= 1
             num_bytes -= len(self._logprobs[first]["bytes"])
-        self._emit("response.output_text.delta", content_index=0, delta=text, logprobs=self._logprobs[first:])
+        self._emit_text(text, self._logprobs[first:])
+
+    def _emit_text(self, text: str, logprobs: list[Scored]) -> None:
+        delta: OutputTextDelta = {
+            "type": "response.output_text.delta",
+            "sequence_number": 0,
+            "item_id": self._id,
+            "output_index": self._index,
+            "content_index": 0,
+            "delta": text,
+            "logprobs": logprobs,
+        }
+        self._emit(delta)
 
     def _close_content(self, text: str) -> None:
-        self._emit("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
-        self._emit("response.content_part.done", content_index=0, part=self._part(text, self._logprobs))
+        done: OutputTextDone = {
+            "type": "response.output_text.done",
+            **self._at(),
+            "content_index": 0,
+            "text": text,
+            "logprobs": self._logprobs,
+        }
+        self._emit(done)
+        self._emit(_part_done(self._at(), self._part(text, self._logprobs)))
 
-    def _part(self, text: str, logprobs: list[Json]) -> Json:
+    def _part(self, text: str, logprobs: list[Scored]) -> OutputText:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
-    def _item(self, status: str, text: str) -> Json:
+    def _item(self, status: ItemStatus, text: str) -> OutputMessage:
         content = [] if status == "in_progress" else [self._part(text, self._logprobs)]
         return {"id": self._id, "type": "message", "role": "assistant", "status": status, "content": content}
 
@@ -145,7 +206,13 @@ class OpenReasoning(OpenItem):
     def open(self) -> None:
         """Emit what opens it, its part too."""
         super().open()
-        self._emit("response.content_part.added", content_index=0, part={"type": "reasoning_text", "text": ""})
+        added: ContentPartAdded = {
+            "type": "response.content_part.added",
+            **self._at(),
+            "content_index": 0,
+            "part": {"type": "reasoning_text", "text": ""},
+        }
+        self._emit(added)
 
     def add(self, text: str) -> None:
         """Emit more reasoning."""
@@ -153,14 +220,28 @@ class OpenReasoning(OpenItem):
         self._emit_delta(text)
 
     def _emit_delta(self, text: str) -> None:
-        self._emit("response.reasoning_text.delta", content_index=0, delta=text)
+        delta: ReasoningTextDelta = {
+            "type": "response.reasoning_text.delta",
+            "sequence_number": 0,
+            "item_id": self._id,
+            "output_index": self._index,
+            "content_index": 0,
+            "delta": text,
+        }
+        self._emit(delta)
 
     def _close_content(self, text: str) -> None:
-        self._emit("response.reasoning_text.done", content_index=0, text=text)
-        self._emit("response.content_part.done", content_index=0, part={"type": "reasoning_text", "text": text})
+        done: ReasoningTextDone = {
+            "type": "response.reasoning_text.done",
+            **self._at(),
+            "content_index": 0,
+            "text": text,
+        }
+        self._emit(done)
+        self._emit(_part_done(self._at(), ReasoningText(type="reasoning_text", text=text)))
 
-    def _item(self, status: str, text: str) -> Json:
-        content = [] if status == "in_progress" else [{"type": "reasoning_text", "text": text}]
+    def _item(self, status: ItemStatus, text: str) -> OutputReasoning:
+        content = [] if status == "in_progress" else [ReasoningText(type="reasoning_text", text=text)]
         return {"id": self._id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
@@ -181,9 +262,16 @@ class OpenCall(OpenItem):
         self._emit_delta(arguments)
 
     def _emit_delta(self, text: str) -> None:
-        self._emit("response.function_call_arguments.delta", delta=text)
+        delta: FunctionCallArgumentsDelta = {
+            "type": "response.function_call_arguments.delta",
+            "sequence_number": 0,
+            "item_id": self._id,
+            "output_index": self._index,
+            "delta": text,
+        }
+        self._emit(delta)
 
-    def close(self, status: str) -> Json:
+    def close(self, status: ItemStatus) -> OutputItem:
         """Emit the events that close it, and return the final item."""
         # Clients parse the arguments of a finished call as JSON; a function without parameters may have none.
         if status == "completed" and not "".join(self._parts).strip():
@@ -191,9 +279,15 @@ class OpenCall(OpenItem):
         return super().close(status)
 
     def _close_content(self, text: str) -> None:
-        self._emit("response.function_call_arguments.done", arguments=text, name=self.call.name)
+        done: FunctionCallArgumentsDone = {
+            "type": "response.function_call_arguments.done",
+            **self._at(),
+            "arguments": text,
+            "name": self.call.name,
+        }
+        self._emit(done)
 
-    def _item(self, status: str, text: str) -> Json:
+    def _item(self, status: ItemStatus, text: str) -> OutputCall:
         return {
             "id": self._id,
             "type": "function_call",
@@ -216,7 +310,8 @@ class OpenCompaction(OpenItem):
     def open(self) -> None:
         """Emit what opens it, and that it is being written."""
         super().open()
-        self._emit("response.compaction.compacting")
+        compacting: CompactionCompacting = {"type": "response.compaction.compacting", **self._at()}
+        self._emit(compacting)
 
     def _close_content(self, text: str) -> None:
         """Emit nothing: its content is opaque."""
@@ -224,28 +319,33 @@ class OpenCompaction(OpenItem):
     def _emit_delta(self, text: str) -> None:
         """Emit nothing: its content comes as a whole."""
 
-    def _item(self, status: str, text: str) -> Json:
+    def _item(self, status: ItemStatus, text: str) -> OutputCompaction:
         del text
         content = "" if status == "in_progress" else self.content
         return {"id": self._id, "type": "compaction", "encrypted_content": content}
 
 
-def closed_item(body: Json, index: int, emit: Emit) -> OpenItem:
+def _part_done(at: ItemEvent, part: OutputText | ReasoningText) -> ContentPartDone:
+    return {"type": "response.content_part.done", **at, "content_index": 0, "part": part}
+
+
+def closed_item(body: OutputItem, index: int, emit: Emit) -> OpenItem:
     """Return a finished item as it was before its end, for emitting its events once more."""
-    match body:
-        case {"type": "message", "id": item_id, "content": [part]}:
-            message = OpenMessage(emit, item_id, index)
-            message.hold(part["text"])
-            message.hold_logprobs(part["logprobs"])
-            return message
-        case {"type": "reasoning", "id": item_id, "content": [part]}:
-            reasoning = OpenReasoning(emit, item_id, index)
-            reasoning.hold(part["text"])
-            return reasoning
-        case {"type": "compaction", "id": item_id, "encrypted_content": content}:
-            compaction = OpenCompaction(emit, "", index, item_id)
-            compaction.content = content
-            return compaction
+    if body["type"] == "message":
+        [part] = body["content"]
+        message = OpenMessage(emit, body["id"], index)
+        message.hold(part["text"])
+        message.hold_logprobs(part["logprobs"])
+        return message
+    if body["type"] == "reasoning":
+        [thought] = body["content"]
+        reasoning = OpenReasoning(emit, body["id"], index)
+        reasoning.hold(thought["text"])
+        return reasoning
+    if body["type"] == "compaction":
+        compaction = OpenCompaction(emit, "", index, body["id"])
+        compaction.content = body["encrypted_content"]
+        return compaction
     call = OpenCall(emit, body["id"], index, ToolCallStarted(0, body["call_id"], body["name"]))
     call.hold(body["arguments"])
     return call

@@ -8,7 +8,11 @@ from the store afterwards. A client that reads slowly gets fewer and longer delt
 
 from __future__ import annotations
 
-from edgeagent.api.responses.events import Progress
+from typing import cast
+
+from edgeagent.api.responses.event_json import Notes, ResponseBody, ServerEvent
+from edgeagent.api.responses.events import Progress, about
+from edgeagent.api.responses.item_json import ItemStatus
 from edgeagent.api.responses.open_items import OpenItem, closed_item
 from edgeagent.api.wire.shape import Json
 
@@ -42,14 +46,15 @@ class _Teller:
             return self._events
         self._emit_begun("response.in_progress", response, "in_progress")
         for index, body in enumerate(progress.output):
-            self._tell_item(closed_item(body, index, self._emit), body.get("status", "completed"))
+            status = "completed" if body["type"] == "compaction" else body["status"]
+            self._tell_item(closed_item(body, index, self._emit), status)
         if progress.open is not None:
             self._tell_item(progress.open.again(self._emit), None)
         if progress.is_over:
-            self._emit(_TERMINAL.get(response["status"], "response.incomplete"), response=response)
+            self._emit(about(_TERMINAL.get(response["status"], "response.incomplete"), response))
         return self._events
 
-    def _tell_item(self, item: OpenItem, status: str | None) -> None:
+    def _tell_item(self, item: OpenItem, status: ItemStatus | None) -> None:
         """Emit the events of an item; status None: it is open."""
         num_closing = 0 if status is None else item.num_closing
         before = self.number + item.num_opening - 1  # the result of a delta without characters
@@ -67,22 +72,23 @@ class _Teller:
         if status is not None:
             item.close(status)
 
-    def _emit_begun(self, kind: str, response: Json, status: str) -> None:
+    def _emit_begun(self, kind: str, response: ResponseBody, status: str) -> None:
         if self.number > self._after:
-            self._emit(kind, response=_as_begun(response, status))
+            self._emit(about(kind, _as_begun(response, status)))
         else:
             self.number += 1
 
-    def _emit(self, kind: str, **fields: object) -> None:
+    def _emit(self, event: ServerEvent) -> None:
         if self.number > self._after:
-            self._events.append({"type": kind, "sequence_number": self.number, **fields})
+            event["sequence_number"] = self.number
+            self._events.append(cast("Json", event))
         self.number += 1
 
 
-def _as_begun(response: Json, status: str) -> Json:
+def _as_begun(response: ResponseBody, status: str) -> Json:
     """Return a response as it was before its first output."""
     begun = {name: value for name, value in response.items() if name not in ("timings", "edgeagent")}
-    if warnings := response.get("edgeagent", {}).get("warnings"):
+    if warnings := cast("Notes", response.get("edgeagent", {})).get("warnings"):
         begun["edgeagent"] = {"warnings": warnings}
     nothing = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
     return begun | nothing | {"status": status, "output": []}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -15,6 +16,7 @@ from edgeagent.api.responses import background
 from edgeagent.api.responses.item_json import item_body
 from edgeagent.api.responses.items import Item
 from edgeagent.api.responses.turn import Turn
+from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.errors import InvalidRequest, NotFound
 
 # A cancelled request ends within a step; if the worker hangs, the watchdog ends it, and the client does not wait.
@@ -23,6 +25,24 @@ MAX_PAGE = 100
 DEFAULT_PAGE = 20
 
 router = APIRouter(prefix="/v1/responses/{response_id}")
+
+
+class ResponseDeleted(Shape):
+    """A stored response is forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ItemPage(Shape):
+    """Some of the items that a response answered."""
+
+    object: Literal["list"]
+    data: list[Json]
+    first_id: str
+    last_id: str
+    has_more: bool
 
 
 @router.get("")
@@ -66,7 +86,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
         raise InvalidRequest(f"Response with id '{response_id}' is not over; cancel it before you delete it.")
     if not await context_of(request).history.remove(response_id, client_of(request)):
         raise _unknown(response_id)
-    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+    return JSONResponse(ResponseDeleted(id=response_id, object="response", deleted=True))
 
 
 @router.post("/cancel")
@@ -95,7 +115,7 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     return JSONResponse(_page(items, request))
 
 
-def _page(items: tuple[Item, ...], request: Request) -> dict[str, object]:
+def _page(items: tuple[Item, ...], request: Request) -> ItemPage:
     query = request.query_params
     order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit", str(DEFAULT_PAGE))
     if order not in ("asc", "desc"):

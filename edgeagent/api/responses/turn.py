@@ -105,8 +105,8 @@ def begin_turn(
     response["store"] = create.is_stored and conversation.is_storable
     events = ResponseEvents(response, stream_id=stream_id, make_id=make_id, clock=clock)
     if route is not None:
-        # A later response that continues this one reads it from the store.
-        events.notes["mode"] = route.value
+        # The store reads it back, for what continues this response.
+        events.notes["mode"] = route
     if create.warning:
         events.notes["warnings"] = [create.warning.text]
     return Turn(create, request, events, conversation)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Literal, NotRequired
 
 from edgeagent import errors
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Shape
 from edgeagent.errors import EdgeAgentError
 
 OLLAMA_PREFIX = "/api/"
@@ -21,7 +22,7 @@ DEFAULT_RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Look:
     """How a class of error looks on the wire.
 
     `retry` False tells openai clients not to try a 5xx again; `may_pass` says that trying again after Retry-After may
@@ -34,55 +35,89 @@ class Shape:
     may_pass: bool = False
 
 
-SHAPES: dict[type[EdgeAgentError], Shape] = {
-    EdgeAgentError: Shape(500, "server_error"),
-    errors.InvalidRequest: Shape(400, "invalid_request_error"),
-    errors.ContextLengthExceeded: Shape(400, "invalid_request_error"),
-    errors.InvalidToolSchema: Shape(400, "invalid_request_error"),
-    errors.TemplateTooSlow: Shape(400, "invalid_request_error"),
+class Error(Shape):
+    """What went wrong."""
+
+    message: str
+    """What happened, the value, and what to do."""
+    type: str
+    param: str | None
+    """The field at fault."""
+    code: str
+    """One of the codes in this document's description; they stay what they are."""
+
+
+class Refusal(Shape):
+    """The body of every error, but for the Ollama API's."""
+
+    error: Error
+
+
+class OllamaRefusal(Shape):
+    """The body of every error of the Ollama API."""
+
+    error: str
+
+
+class ErrorEvent(Shape):
+    """A request was refused before its response was created. `headers` say when to try again."""
+
+    type: Literal["error"]
+    status: int
+    error: Error
+    headers: NotRequired[dict[str, str]]
+    stream_id: NotRequired[str]
+
+
+LOOKS: dict[type[EdgeAgentError], Look] = {
+    EdgeAgentError: Look(500, "server_error"),
+    errors.InvalidRequest: Look(400, "invalid_request_error"),
+    errors.ContextLengthExceeded: Look(400, "invalid_request_error"),
+    errors.InvalidToolSchema: Look(400, "invalid_request_error"),
+    errors.TemplateTooSlow: Look(400, "invalid_request_error"),
     # 501 would be retried by openai clients, and a missing feature does not come back.
-    errors.NotSupported: Shape(400, "invalid_request_error"),
-    errors.PayloadTooLarge: Shape(413, "invalid_request_error"),
-    errors.NotFound: Shape(404, "not_found_error"),
-    errors.ModelNotFound: Shape(404, "not_found_error"),
+    errors.NotSupported: Look(400, "invalid_request_error"),
+    errors.PayloadTooLarge: Look(413, "invalid_request_error"),
+    errors.NotFound: Look(404, "not_found_error"),
+    errors.ModelNotFound: Look(404, "not_found_error"),
     # 400, not 404: the path exists, the field previous_response_id is at fault (OpenAI's own choice).
-    errors.ResponseNotFound: Shape(400, "invalid_request_error"),
-    errors.Unauthorized: Shape(401, "authentication_error"),
-    errors.Forbidden: Shape(403, "permission_error"),
-    errors.Overloaded: Shape(429, "rate_limit_error", may_pass=True),
-    errors.ModelLoading: Shape(503, "unavailable_error", may_pass=True),
-    errors.RequestTimeout: Shape(504, "timeout_error", retry=False),
-    errors.ModelLoadFailed: Shape(500, "model_error", retry=False),
+    errors.ResponseNotFound: Look(400, "invalid_request_error"),
+    errors.Unauthorized: Look(401, "authentication_error"),
+    errors.Forbidden: Look(403, "permission_error"),
+    errors.Overloaded: Look(429, "rate_limit_error", may_pass=True),
+    errors.ModelLoading: Look(503, "unavailable_error", may_pass=True),
+    errors.RequestTimeout: Look(504, "timeout_error", retry=False),
+    errors.ModelLoadFailed: Look(500, "model_error", retry=False),
     # 422: 5xx would be retried by many clients, and a damaged file stays damaged.
-    errors.ModelDamaged: Shape(422, "model_error", retry=False),
-    errors.ModelOutOfMemory: Shape(503, "unavailable_error", may_pass=True),
-    errors.WorkerCrashed: Shape(503, "server_error", may_pass=True),
-    errors.ModelChanged: Shape(503, "server_error", may_pass=True),
-    errors.BackendUnavailable: Shape(503, "unavailable_error", may_pass=True),
-    errors.LocalUnavailable: Shape(503, "unavailable_error", may_pass=True),
-    errors.RemoteUnavailable: Shape(503, "unavailable_error", may_pass=True),
-    errors.InternalError: Shape(500, "server_error"),
-    errors.ConfigError: Shape(500, "server_error", retry=False),
-    errors.StoreError: Shape(500, "server_error", retry=False),
+    errors.ModelDamaged: Look(422, "model_error", retry=False),
+    errors.ModelOutOfMemory: Look(503, "unavailable_error", may_pass=True),
+    errors.WorkerCrashed: Look(503, "server_error", may_pass=True),
+    errors.ModelChanged: Look(503, "server_error", may_pass=True),
+    errors.BackendUnavailable: Look(503, "unavailable_error", may_pass=True),
+    errors.LocalUnavailable: Look(503, "unavailable_error", may_pass=True),
+    errors.RemoteUnavailable: Look(503, "unavailable_error", may_pass=True),
+    errors.InternalError: Look(500, "server_error"),
+    errors.ConfigError: Look(500, "server_error", retry=False),
+    errors.StoreError: Look(500, "server_error", retry=False),
 }
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _INTERNAL_MESSAGE = "An internal error occurred; the daemon's log has the details under this request's id."
 
 
-def error_shape(error: EdgeAgentError) -> Shape:
-    """Return the wire shape of an error; a class without its own row takes its nearest ancestor's."""
-    return shape_of(type(error))
+def error_look(error: EdgeAgentError) -> Look:
+    """Return how an error looks on the wire; a class without its own row takes its nearest ancestor's."""
+    return look_of(type(error))
 
 
-def shape_of(error: type[EdgeAgentError]) -> Shape:
-    """Return the wire shape of a class of errors."""
-    return next(SHAPES[cls] for cls in error.__mro__ if cls in SHAPES)
+def look_of(error: type[EdgeAgentError]) -> Look:
+    """Return how a class of errors looks on the wire."""
+    return next(LOOKS[cls] for cls in error.__mro__ if cls in LOOKS)
 
 
 def error_codes() -> dict[str, type[EdgeAgentError]]:
     """Return the class of each error code: those of the table, and those of modules that are imported by now."""
-    classes = list(SHAPES)
+    classes = list(LOOKS)
     for cls in classes:
         ours = (child for child in cls.__subclasses__() if child.__module__.startswith("edgeagent."))
         classes += [child for child in ours if child not in classes]
@@ -91,28 +126,30 @@ def error_codes() -> dict[str, type[EdgeAgentError]]:
 
 def http_status(error: EdgeAgentError) -> int:
     """Return the HTTP status of an error."""
-    return error_shape(error).status
+    return error_look(error).status
 
 
-def error_body(error: EdgeAgentError) -> dict[str, str | None]:
+def error_body(error: EdgeAgentError) -> Error:
     """Return {"message", "type", "param", "code"}; `refusal` wraps it for HTTP."""
     is_internal = type(error) in (EdgeAgentError, errors.InternalError)
     return {
         "message": _INTERNAL_MESSAGE if is_internal else printable(error.message),
-        "type": error_shape(error).type,
+        "type": error_look(error).type,
         "param": None if error.param is None else printable(error.param),
         "code": error.code,
     }
 
 
-def refusal(path: str, error: dict[str, str | None]) -> Json:
+def refusal(path: str, error: Error) -> Refusal | OllamaRefusal:
     """Return the body of an HTTP answer with this error_body; on Ollama's routes its text alone."""
-    return {"error": error["message"] if path.startswith(OLLAMA_PREFIX) else error}
+    if path.startswith(OLLAMA_PREFIX):
+        return OllamaRefusal(error=error["message"])
+    return Refusal(error=error)
 
 
-def error_event(error: EdgeAgentError, stream_id: str | None) -> Json:
+def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:
     """Return the WebSocket's message of a create that began no response."""
-    event: Json = {"type": "error", "status": http_status(error), "error": error_body(error)}
+    event: ErrorEvent = {"type": "error", "status": http_status(error), "error": error_body(error)}
     if headers := error_headers(error):
         event["headers"] = headers
     if stream_id is not None:
@@ -130,11 +167,11 @@ def error_headers(error: EdgeAgentError) -> dict[str, str]:
     headers: dict[str, str] = {}
     if isinstance(error, errors.Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    shape = error_shape(error)
-    if shape.retry is not None:
-        headers["x-should-retry"] = "true" if shape.retry else "false"
+    look = error_look(error)
+    if look.retry is not None:
+        headers["x-should-retry"] = "true" if look.retry else "false"
     delay_s = error.retry_after_s
-    if delay_s is None and shape.may_pass:
+    if delay_s is None and look.may_pass:
         delay_s = DEFAULT_RETRY_AFTER_S
     if delay_s is not None:
         delay_s = min(max(delay_s, 0.001), MAX_RETRY_AFTER_S)

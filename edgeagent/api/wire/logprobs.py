@@ -5,19 +5,49 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.shape import Shape
 from edgeagent.types import TokenLogprob
 
 # JSON has no -inf; OpenAI writes this for a token that could not come.
 _MIN_LOGPROB = -9999.0
 
 
-def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Json]:
+class Rival(Shape):
+    """A token, its bytes, and its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class Scored(Rival):
+    """A token that was generated, and its likeliest rivals."""
+
+    top_logprobs: list[Rival]
+
+
+class ChatLogprobs(Shape):
+    """The log probabilities of an answer's tokens."""
+
+    content: list[Scored]
+    refusal: None
+
+
+class TextLogprobs(Shape):
+    """Lists side by side; null where nothing comes before a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Scored]:
     """Return tokens with their log-probabilities, and those of each one's likeliest rivals."""
     return [{**_body(token), "top_logprobs": [_body(rival) for rival in token.top]} for token in tokens]
 
 
-def _body(token: TokenLogprob) -> Json:
+def _body(token: TokenLogprob) -> Rival:
     return {
         "token": token.piece.decode(errors="replace"),
         "logprob": max(token.logprob, _MIN_LOGPROB),
@@ -25,7 +55,7 @@ def _body(token: TokenLogprob) -> Json:
     }
 
 
-def legacy_logprobs(tokens: Sequence[TokenLogprob], num_rivals: int) -> Json:
+def legacy_logprobs(tokens: Sequence[TokenLogprob], num_rivals: int) -> TextLogprobs:
     """Return `logprobs` as completions have them: lists side by side, null where nothing comes before a token.
 
     The token itself is among its rivals, as it is with OpenAI.

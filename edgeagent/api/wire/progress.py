@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from edgeagent.api.wire.shape import Json
-from edgeagent.api.wire.usage import timings_body
+from edgeagent.api.wire.usage import LlamaTimings, timings_body
 from edgeagent.types import Placement, PromptProgress, Started, Step, Timings, Usage
 
 
@@ -37,7 +37,7 @@ class SoFar:
             self._last_s = at_s
             self._num_tokens += len(step.tokens)
 
-    def timings(self) -> Json:
+    def timings(self) -> LlamaTimings:
         """Return llama-server's `timings`."""
         prompt_s, first_s = self._began_s, self._first_s
         return timings_body(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict
 
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
 from typing_extensions import TypedDict
+
+S = TypeVar("S")
 
 Json = dict[str, Any]
 """A JSON object of any form."""
@@ -19,4 +21,11 @@ class Shape(TypedDict):
     Every field is always there, but for those that are NotRequired. Clients must expect fields that are added later.
     """
 
-    __pydantic_config__ = ConfigDict(extra="allow", use_attribute_docstrings=True)  # type: ignore[misc]
+
+Shape.__pydantic_config__ = ConfigDict(extra="allow", use_attribute_docstrings=True)  # type: ignore[attr-defined]
+
+
+def shaped(shape: type[S], source: object, **given: object) -> S:
+    """Return a shape of what `source` has under the names of its fields, but for those that are `given`."""
+    names: list[str] = [name for name in shape.__annotations__ if name not in given]
+    return cast("S", {name: getattr(source, name) for name in names} | given)

@@ -2,11 +2,86 @@
 
 from __future__ import annotations
 
-from edgeagent.api.wire.shape import Json
+from typing import NotRequired
+
+from typing_extensions import TypedDict
+
+from edgeagent.api.wire.shape import Shape
 from edgeagent.types import Placement, Timings, Usage
 
 
-def responses_usage(usage: Usage) -> Json:
+class ResponseUsage(Shape):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ChatUsage(Shape):
+    """Token counts of a chat completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
+
+
+class LlamaTimings(Shape):
+    """llama-server's figures of one generation."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: NotRequired[int]
+    draft_n_accepted: NotRequired[int]
+
+
+_Ends = TypedDict("_Ends", {"from": str, "to": str})
+
+
+class Handover(_Ends, Shape):
+    """A hand-over: the generation went on with another worker, or at another place."""
+
+    after_tokens: int
+    reason: str
+
+
+class RunsAt(Shape):
+    """Where a generation runs: on this machine or at a remote, under which name there, and why."""
+
+    served_by: str
+    model: str
+    reason: str
+    model_sha256: NotRequired[str]
+    host: NotRequired[str]
+    region: NotRequired[str]
+
+
+class Run(Shape):
+    """Where a generation ran and why, and the milliseconds of its stages."""
+
+    route: str
+    reason: str
+    stages_ms: dict[str, float]
+    handovers: NotRequired[list[Handover]]
+    served_by: NotRequired[str]
+    model: NotRequired[str]
+    model_sha256: NotRequired[str]
+    host: NotRequired[str]
+    region: NotRequired[str]
+
+
+def responses_usage(usage: Usage) -> ResponseUsage:
     """Return `usage` as the Responses API has it. What was computed of the prompt is what the cache had to write."""
     return {
         "input_tokens": usage.num_prompt_tokens,
@@ -20,7 +95,7 @@ def responses_usage(usage: Usage) -> Json:
     }
 
 
-def chat_usage(usage: Usage) -> Json:
+def chat_usage(usage: Usage) -> ChatUsage:
     """Return `usage` as chat completions have it."""
     return {
         "prompt_tokens": usage.num_prompt_tokens,
@@ -31,10 +106,10 @@ def chat_usage(usage: Usage) -> Json:
     }
 
 
-def timings_body(usage: Usage, timings: Timings) -> Json:
+def timings_body(usage: Usage, timings: Timings) -> LlamaTimings:
     """Return `timings` with llama-server's names and arithmetic; drafts only where there were some."""
     num_computed = _num_computed(usage)
-    body: Json = {
+    body: LlamaTimings = {
         "cache_n": usage.num_cached_tokens,
         "prompt_n": num_computed,
         "prompt_ms": _round(timings.prefill_ms),
@@ -51,7 +126,7 @@ def timings_body(usage: Usage, timings: Timings) -> Json:
     return body
 
 
-def edgeagent_body(timings: Timings, delivery_ms: float) -> Json:
+def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
     """Return edgeagent's own object: where the request ran and why, milliseconds by stage, hand-overs if any.
 
     Stages of which nothing is known are left out.
@@ -67,26 +142,29 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Json:
     is_unknown = timings.is_resumed or timings.route.startswith("remote:")
     stages = {} if is_unknown else before_first_token
     stages |= {"first_token": timings.first_token_ms, "decode": timings.decode_ms, "delivery": delivery_ms}
-    body: Json = {
+    body: Run = {
         "route": timings.route,
         "reason": timings.reason,
         "stages_ms": {stage: _round(milliseconds) for stage, milliseconds in stages.items()},
     }
-    if timings.placement is not None:
-        body |= placement_body(timings.placement)
     if timings.handovers:
         body["handovers"] = [
             {"from": move.source, "to": move.target, "after_tokens": move.num_tokens, "reason": move.reason}
             for move in timings.handovers
         ]
-    return body
+    return body if timings.placement is None else {**body, **placement_body(timings.placement)}
 
 
-def placement_body(placement: Placement) -> Json:
+def placement_body(placement: Placement) -> RunsAt:
     """Return where a request runs; host and region are a remote's, and `model_sha256` is of a model on this machine."""
-    body: Json = {"served_by": placement.served_by, "model": placement.model, "reason": placement.reason}
-    known = {"model_sha256": placement.sha256, "host": placement.host, "region": placement.region}
-    return body | {name: value for name, value in known.items() if value}
+    body: RunsAt = {"served_by": placement.served_by, "model": placement.model, "reason": placement.reason}
+    if placement.sha256:
+        body["model_sha256"] = placement.sha256
+    if placement.host:
+        body["host"] = placement.host
+    if placement.region:
+        body["region"] = placement.region
+    return body
 
 
 def _num_computed(usage: Usage) -> int:

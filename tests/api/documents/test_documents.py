@@ -15,8 +15,9 @@ import pytest
 
 from edgeagent.api.documents import asyncapi_document, openapi_document
 from edgeagent.api.documents.__main__ import documents
+from edgeagent.api.documents.asyncapi import SERVER_EVENTS
 from edgeagent.api.documents.client_frames import CLIENT_FRAMES
-from edgeagent.api.documents.events import SERVER_EVENTS, kind_of
+from edgeagent.api.documents.components import kind_of
 from edgeagent.api.documents.openapi import OPERATIONS, routes
 from edgeagent.api.gate import access
 from edgeagent.api.routers import ROUTERS

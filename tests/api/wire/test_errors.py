@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeagent import errors
-from edgeagent.api.wire.errors import SHAPES, error_body, error_headers, error_shape, http_status
+from edgeagent.api.wire.errors import LOOKS, error_body, error_headers, error_look, http_status
 from edgeagent.errors import EdgeAgentError
 
 
@@ -15,10 +15,10 @@ def _classes(cls: type[EdgeAgentError] = EdgeAgentError) -> list[type[EdgeAgentE
 
 def test_the_table_names_every_error_and_nothing_else() -> None:
     ours = {cls for cls in _classes() if cls.__module__ == errors.__name__}
-    assert set(SHAPES) == ours
+    assert set(LOOKS) == ours
 
 
-@pytest.mark.parametrize("cls", list(SHAPES))
+@pytest.mark.parametrize("cls", list(LOOKS))
 def test_body_has_exactly_the_four_keys(cls: type[EdgeAgentError]) -> None:
     body = error_body(cls("what happened", param="field"))
     assert list(body) == ["message", "type", "param", "code"]
@@ -26,7 +26,7 @@ def test_body_has_exactly_the_four_keys(cls: type[EdgeAgentError]) -> None:
     assert body["code"] == cls.code
 
 
-@pytest.mark.parametrize("cls", list(SHAPES))
+@pytest.mark.parametrize("cls", list(LOOKS))
 def test_client_mistakes_are_4xx_and_ours_5xx(cls: type[EdgeAgentError]) -> None:
     clients = (
         errors.InvalidRequest,
@@ -44,7 +44,7 @@ def test_a_subclass_without_a_row_takes_its_ancestor() -> None:
     class Late(errors.ModelNotFound):
         code = "late"
 
-    assert error_shape(Late("x")) == SHAPES[errors.ModelNotFound]
+    assert error_look(Late("x")) == LOOKS[errors.ModelNotFound]
 
 
 def test_internal_messages_stay_inside() -> None:
@@ -65,10 +65,10 @@ def test_retry_headers() -> None:
     assert error_headers(errors.ModelLoadFailed("bad"))["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("cls", list(SHAPES))
+@pytest.mark.parametrize("cls", list(LOOKS))
 def test_whatever_may_pass_says_when_to_try_again(cls: type[EdgeAgentError]) -> None:
     headers = error_headers(cls("x"))
     assert ("retry-after" in headers) is (http_status(cls("x")) in (429, 503))
-    assert ("retry-after" in headers) is SHAPES[cls].may_pass
+    assert ("retry-after" in headers) is LOOKS[cls].may_pass
     # And no client is told to try again what cannot pass, or to wait for what it is told not to try.
     assert not ("retry-after" in headers and headers.get("x-should-retry") == "false")

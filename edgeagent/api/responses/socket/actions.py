@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.history import Missing, StoredResponse
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire.shape import Json
@@ -55,7 +56,7 @@ class Keep:
     """Store a response before its terminal event, which follows, is sent."""
 
     response: StoredResponse
-    body: Json
+    body: ResponseBody
 
 
 @dataclass(frozen=True, slots=True)

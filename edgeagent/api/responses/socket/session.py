@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
@@ -340,7 +341,7 @@ class Session:
         assert live is not None, "only a response that is under way can be steered"
         self._begin(live)
         live.steers.append(steer)
-        self._send(live, live.turn.events.note("response.steer.accepted", **steering.accepted(steer)))
+        self._send(live, live.turn.events.note(steering.accepted(steer)))
         if not live.turn.events.is_steered:
             live.turn.events.is_steered = True
             self._stop(live)
@@ -359,8 +360,7 @@ class Session:
         elif calls:
             self._steers.hold(live)
             for steer in steers:
-                note = live.turn.events.note("response.steer.pending", **steering.pending(steer, calls))
-                self._send(live, note)
+                self._send(live, live.turn.events.note(steering.pending(steer, calls)))
         else:
             create = live.turn.create.succeeded_by(live.id, _items(steers))
             live.lane.waiting.appendleft(Waiting(Successor(create, steers)))
@@ -391,7 +391,7 @@ class Session:
             self._actions.append(Send(event, live.id, at_s, is_terminal))
 
     def _send_error(self, error: EdgeAgentError, stream_id: str | None) -> None:
-        self._actions.append(Send(error_event(error, stream_id)))
+        self._actions.append(Send(cast("Json", error_event(error, stream_id))))
 
 
 def _items(steers: Sequence[Steer]) -> tuple[Item, ...]:

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgeagent.api.responses.event_json import (
+    RequiredInput,
+    ResponseSteerAccepted,
+    ResponseSteerFailed,
+    ResponseSteerPending,
+    SteerEcho,
+    SteerError,
+)
 from edgeagent.api.responses.items import CallItem, Item, MessageItem, read_items
-from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError
 
 MAX_STEERS = 16
@@ -56,25 +63,37 @@ def read_steer_input(raw: object) -> tuple[Item, ...]:
     return items
 
 
-def accepted(steer: Steer) -> Json:
-    """Return the fields of `response.steer.accepted`."""
-    return {"steer": {"id": steer.id, "previous_response_id": steer.previous_id}}
+def accepted(steer: Steer) -> ResponseSteerAccepted:
+    """Return the event that an input was accepted."""
+    return {"type": "response.steer.accepted", "sequence_number": 0, "steer": _echo(steer)}
 
 
-def pending(steer: Steer, calls: Sequence[CallItem]) -> Json:
-    """Return the fields of `response.steer.pending`: the calls whose results it waits for."""
-    stubs = [{"type": "function_call_output", "call_id": call.call_id, "name": call.name} for call in calls]
-    return {**accepted(steer), "reason": "waiting_for_required_input", "required_input": stubs}
+def pending(steer: Steer, calls: Sequence[CallItem]) -> ResponseSteerPending:
+    """Return the event that an input waits for the results of calls."""
+    stubs: list[RequiredInput] = [
+        {"type": "function_call_output", "call_id": call.call_id, "name": call.name} for call in calls
+    ]
+    return {
+        "type": "response.steer.pending",
+        "sequence_number": 0,
+        "steer": _echo(steer),
+        "reason": "waiting_for_required_input",
+        "required_input": stubs,
+    }
 
 
-def failed(refusal: SteerRefused, previous_id: object, raw: object, steer_id: str | None = None) -> Json:
-    """Return the fields of `response.steer.failed`, which gives the input back."""
+def failed(refusal: SteerRefused, previous_id: object, raw: object, steer_id: str | None = None) -> ResponseSteerFailed:
+    """Return the event that gives an input back."""
     shown_id = previous_id if isinstance(previous_id, str) else ""
-    steer: Json = {"previous_response_id": shown_id, "input": _shown(raw)}
+    steer: SteerEcho = {"previous_response_id": shown_id, "input": _shown(raw)}
     if steer_id is not None:
         steer["id"] = steer_id
-    error = {"type": "invalid_request_error", "code": refusal.code, "message": refusal.message}
-    return {"error": error, "steer": steer}
+    error: SteerError = {"type": "invalid_request_error", "code": refusal.code, "message": refusal.message}
+    return {"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": steer}
+
+
+def _echo(steer: Steer) -> SteerEcho:
+    return {"id": steer.id, "previous_response_id": steer.previous_id}
 
 
 def unanswered(items: Sequence[Item]) -> list[CallItem]:

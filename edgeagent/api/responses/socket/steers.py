@@ -5,6 +5,8 @@ It sends nothing: the session does. `steering` has the form of a steer on the wi
 
 from __future__ import annotations
 
+from typing import cast
+
 from edgeagent.api.responses.events import NewId
 from edgeagent.api.responses.history import ConnectionHistory
 from edgeagent.api.responses.socket import steering
@@ -55,12 +57,12 @@ class Steers:
         self, refusal: SteerRefused, lane: Lane | None, previous_id: object, raw: object, steer_id: str | None = None
     ) -> Json:
         """Return the event that gives an input back."""
-        fields = steering.failed(refusal, previous_id, raw, steer_id)
-        event: Json = {"type": "response.steer.failed", "sequence_number": self._num_failures, **fields}
+        event = steering.failed(refusal, previous_id, raw, steer_id)
+        event["sequence_number"] = self._num_failures
         if lane is not None and lane.name is not None:
             event["stream_id"] = lane.name
         self._num_failures += 1
-        return event
+        return cast("Json", event)
 
     def _unsteerable(self, previous_id: object) -> SteerRefused:
         shown = repr(previous_id[:128]) if isinstance(previous_id, str) else "without an id"

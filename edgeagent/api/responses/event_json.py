@@ -1,125 +1,53 @@
-"""The events of POST /v1/responses as a stream, and of the WebSocket, as the documents show them."""
+"""The response object and the events of a response, as they are sent: typed where they are built, and documented."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from edgeagent.api.documents.answers import Error, OpenAnswer, Run, RunsAt, Timings
-from edgeagent.api.documents.bodies import OpenBody, ResponseRequest
-from edgeagent.api.wire.shape import Json
+from pydantic import Field
+
+from edgeagent.api.responses.item_json import OutputItem, OutputText, ReasoningText
+from edgeagent.api.wire.logprobs import Scored
+from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.usage import LlamaTimings, ResponseUsage, Run, RunsAt
 from edgeagent.types import RouteMode
 
-
-class OutputText(OpenAnswer):
-    """Text that was generated."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: list[Any]
-    logprobs: list[Any]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
 
 
-class ReasoningText(OpenAnswer):
-    """Reasoning that was generated."""
-
-    type: Literal["reasoning_text"]
-    text: str
-
-
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
-
-
-class MessageItem(OpenAnswer):
-    """A message of the model."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    status: ItemStatus
-    content: list[OutputText]
-
-
-class ReasoningItem(OpenAnswer):
-    """The model's reasoning."""
-
-    id: str
-    type: Literal["reasoning"]
-    status: ItemStatus
-    summary: list[Any]
-    content: list[ReasoningText]
-
-
-class FunctionCallItem(OpenAnswer):
-    """A call the model makes; the arguments are JSON text."""
-
-    id: str
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-    status: ItemStatus
-
-
-class CompactionItem(OpenAnswer):
-    """Stands for the conversation before it; clients send it back as it is."""
-
-    id: str
-    type: Literal["compaction"]
-    encrypted_content: str
-
-
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CompactionItem
-
-
-class ResponseUsage(OpenAnswer):
-    """Token counts of a response."""
-
-    input_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-    total_tokens: int
-
-
-class ResponseError(OpenAnswer):
+class ResponseError(Shape):
     """Why a response failed."""
 
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    code: FailureCode
     message: str
 
 
-class Notes(OpenAnswer):
+class Notes(Shape):
     """Facts about a response's request, from its first event on."""
 
-    warnings: list[str] = []
+    warnings: NotRequired[list[str]]
     """Unknown fields of the request, which have no effect."""
-    dropped_items: int | None = None
+    dropped_items: NotRequired[int]
     """How many items were left out of the prompt, from the front, since `truncation` is `auto`."""
-    mode: RouteMode | None = None
+    mode: NotRequired[RouteMode]
     """Where it may run, if it or a response that it continues says so; it holds for what continues this response."""
 
 
 class ResponseRun(Run, Notes):
     """Where a response was generated and why, the milliseconds of its stages, and warnings about its request."""
 
+    num_delivered_tokens: NotRequired[int]
+    """Of a response that failed: how many came before."""
 
-class Response(OpenAnswer):
-    """A response so far: its request, its output, and its token counts."""
 
-    id: str
-    object: Literal["response"]
-    created_at: int
-    completed_at: int | None
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-    error: ResponseError | None
-    incomplete_details: dict[str, str] | None
-    model: str
-    output: list[Any]
-    usage: ResponseUsage | None
+class Echo(Shape):
+    """The fields of a response that repeat its request."""
+
     previous_response_id: str | None
     instructions: str | None
-    tools: list[Any]
-    tool_choice: Any
+    tools: list[Json]
+    tool_choice: str | Json
     text: Json
     metadata: dict[str, str]
     truncation: str
@@ -138,59 +66,77 @@ class Response(OpenAnswer):
     safety_identifier: str | None
     prompt_cache_key: str | None
     user: str | None
-    timings: Timings | None = None
-    edgeagent: ResponseRun | Notes | None = None
 
 
-class ServerEvent(OpenAnswer):
+class ResponseBody(Echo):
+    """A response so far: its request, its output, and its token counts."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Status
+    error: ResponseError | None
+    incomplete_details: dict[str, str] | None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+    timings: NotRequired[LlamaTimings]
+    edgeagent: NotRequired[ResponseRun | Notes]
+
+
+class ServerEvent(Shape):
     """The fields of every event: its number within its response, and its lane if that has a name."""
 
     sequence_number: int
-    stream_id: str | None = None
-    edgeagent: RunsAt | None = None
-    """On the first event behind the decision: where the response runs, and why."""
+    stream_id: NotRequired[str]
+    edgeagent: NotRequired[
+        Annotated[
+            RunsAt, Field(description="On the first event behind the decision: where the response runs, and why.")
+        ]
+    ]
 
 
 class ResponseCreated(ServerEvent):
     """The response exists; this is its first event."""
 
     type: Literal["response.created"]
-    response: Response
+    response: ResponseBody
 
 
 class ResponseQueued(ServerEvent):
     """The response waits for others of this connection."""
 
     type: Literal["response.queued"]
-    response: Response
+    response: ResponseBody
 
 
 class ResponseInProgress(ServerEvent):
     """The response has begun."""
 
     type: Literal["response.in_progress"]
-    response: Response
+    response: ResponseBody
 
 
 class ResponseCompleted(ServerEvent):
     """The response is complete. This event, response.incomplete or response.failed is its last one."""
 
     type: Literal["response.completed"]
-    response: Response
+    response: ResponseBody
 
 
 class ResponseIncomplete(ServerEvent):
     """The response was cut: by max_output_tokens, by a cancel (status cancelled), or by a steer."""
 
     type: Literal["response.incomplete"]
-    response: Response
+    response: ResponseBody
 
 
 class ResponseFailed(ServerEvent):
     """The response failed."""
 
     type: Literal["response.failed"]
-    response: Response
+    response: ResponseBody
 
 
 class OutputItemAdded(ServerEvent):
@@ -238,7 +184,7 @@ class OutputTextDelta(ItemEvent):
     type: Literal["response.output_text.delta"]
     content_index: int
     delta: str
-    logprobs: list[Any]
+    logprobs: list[Scored]
 
 
 class OutputTextDone(ItemEvent):
@@ -247,7 +193,7 @@ class OutputTextDone(ItemEvent):
     type: Literal["response.output_text.done"]
     content_index: int
     text: str
-    logprobs: list[Any]
+    logprobs: list[Scored]
 
 
 class ReasoningTextDelta(ItemEvent):
@@ -287,24 +233,16 @@ class CompactionCompacting(ItemEvent):
     type: Literal["response.compaction.compacting"]
 
 
-class ErrorEvent(OpenAnswer):
-    """A request was refused before its response was created. `headers` say when to try again."""
-
-    type: Literal["error"]
-    status: int
-    error: Error
-    headers: dict[str, str] | None = None
-    stream_id: str | None = None
-
-
-class Steer(OpenAnswer):
+class SteerEcho(Shape):
     """An input that steers a response."""
 
-    id: str | None = None
-    previous_response_id: Any = None
+    previous_response_id: str
+    id: NotRequired[str]
+    input: NotRequired[Any]
+    """The input, which a refusal gives back."""
 
 
-class SteerError(OpenAnswer):
+class SteerError(Shape):
     """Why an input was refused."""
 
     type: Literal["invalid_request_error"]
@@ -312,56 +250,33 @@ class SteerError(OpenAnswer):
     message: str
 
 
+class RequiredInput(Shape):
+    """A call whose result an input waits for."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    name: str
+
+
 class ResponseSteerAccepted(ServerEvent):
     """The input was accepted: the response ends, and a successor answers."""
 
     type: Literal["response.steer.accepted"]
-    steer: Steer
+    steer: SteerEcho
 
 
 class ResponseSteerPending(ServerEvent):
     """The response ended with calls: the input waits for the create that brings their results."""
 
     type: Literal["response.steer.pending"]
-    steer: Steer
+    steer: SteerEcho
     reason: Literal["waiting_for_required_input"]
-    required_input: list[Json]
+    required_input: list[RequiredInput]
 
 
 class ResponseSteerFailed(ServerEvent):
     """The input was refused, and is given back."""
 
     type: Literal["response.steer.failed"]
-    steer: Steer
     error: SteerError
-
-
-SERVER_EVENTS = (
-    ResponseCreated,
-    ResponseQueued,
-    ResponseInProgress,
-    OutputItemAdded,
-    ContentPartAdded,
-    OutputTextDelta,
-    OutputTextDone,
-    ReasoningTextDelta,
-    ReasoningTextDone,
-    ContentPartDone,
-    FunctionCallArgumentsDelta,
-    FunctionCallArgumentsDone,
-    CompactionCompacting,
-    OutputItemDone,
-    ResponseCompleted,
-    ResponseIncomplete,
-    ResponseFailed,
-    ResponseSteerAccepted,
-    ResponseSteerPending,
-    ResponseSteerFailed,
-    ErrorEvent,
-)
-
-
-def kind_of(message: type[OpenBody] | type[OpenAnswer] | type[ResponseRequest]) -> str:
-    """Return the type that a message carries."""
-    (kind,) = message.model_fields["type"].annotation.__args__  # type: ignore[union-attr]
-    return str(kind)
+    steer: SteerEcho
