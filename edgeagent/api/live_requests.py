@@ -10,6 +10,7 @@ from functools import partial
 
 from edgeagent.api.gate.grants import GRANT, unless_revoked, until_revoked
 from edgeagent.api.service import Service
+from edgeagent.api.wire.first_step import last_of
 from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, Meter
@@ -73,17 +74,13 @@ Trace = Callable[[GenerateRequest, Meter, str], None]
 
 
 class LiveRequests:
-    """A Service that knows which of its requests are running, and takes no more once it drains.
-
-    `undelivered` are requests over sockets that were accepted and whose terminal event is not written yet: they may
-    wait for a place, for their response to be stored, and for a client that reads slowly.
-    """
+    """A Service that knows which of its requests are running, and takes no more once it drains."""
 
     def __init__(self, service: Service, trace: Trace | None = None) -> None:
         self._service = service
         self._trace = trace
         self._live = LiveIds()
-        self.undelivered = LiveIds()
+        self._undelivered = LiveIds()
         self._is_draining = False
         self._num_total = 0
 
@@ -101,6 +98,14 @@ class LiveRequests:
     def is_draining(self) -> bool:
         """Whether the daemon is stopping."""
         return self._is_draining
+
+    def accepted(self, request_id: str) -> None:
+        """Note a request over a socket: it may wait for a place, for its response to be stored, for a slow client."""
+        self._undelivered.add(request_id)
+
+    def delivered(self, request_id: str) -> None:
+        """Note that the terminal event of an accepted request is written, or is not to come."""
+        self._undelivered.discard(request_id)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; raise BackendUnavailable while draining. It is cancelled when its client's token ends."""
@@ -192,9 +197,7 @@ class LiveRequests:
             cache=CachePolicy(read=False, write=False),
             keep_alive_s=keep_alive_s,
         )
-        async with aclosing(self.generate(request)) as steps:
-            async for _ in steps:
-                pass
+        await last_of(self.generate(request))
         return name
 
     async def unload(self, model: str) -> int:
@@ -217,8 +220,8 @@ class LiveRequests:
     async def wait_delivered(self, timeout_s: float) -> None:
         """Wait until the terminal events of all requests that have ended are written, at most `timeout_s`."""
         for request_id in self._live.ids():
-            self.undelivered.discard(request_id)
-        await self.undelivered.wait_empty(timeout_s)
+            self._undelivered.discard(request_id)
+        await self._undelivered.wait_empty(timeout_s)
 
     def _refuse_if_draining(self) -> None:
         if self._is_draining:

@@ -113,14 +113,14 @@ async def test_an_end_is_waited_for_but_not_that_of_what_hangs() -> None:
     hanging = live.generate(request("hangs"))
     await anext(hanging)
     for name in ("hangs", "ended"):
-        live.undelivered.add(name)
+        live.accepted(name)
     waiting = asyncio.create_task(live.wait_delivered(60.0))
     await asyncio.sleep(0)
-    live.undelivered.discard("ended")
-    live.undelivered.add("next")
+    live.delivered("ended")
+    live.accepted("next")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not waiting.done()
-    live.undelivered.discard("next")
+    live.delivered("next")
     await waiting
     await hanging.aclose()

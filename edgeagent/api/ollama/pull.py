@@ -13,6 +13,7 @@ from starlette.responses import Response
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.models import asked_model
 from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
+from edgeagent.api.wire.first_step import last_of
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
@@ -46,7 +47,7 @@ async def pull(request: Request) -> Response:
     lines = _lines(context, asked_model(fields))
     if stream is not False:
         return LineStream(guarded(_encoded(lines), "pull"))
-    await unless_disconnected(request.receive, _exhaust(lines))
+    await unless_disconnected(request.receive, last_of(lines))
     return JSONResponse(OllamaPull(status="success"))
 
 
@@ -54,12 +55,6 @@ async def _encoded(lines: AsyncGenerator[OllamaPull, None]) -> AsyncGenerator[by
     async with aclosing(lines):
         async for each in lines:
             yield line(each)
-
-
-async def _exhaust(lines: AsyncGenerator[OllamaPull, None]) -> None:
-    async with aclosing(lines):
-        async for _ in lines:
-            pass
 
 
 async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None]:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.wire.errors import Refusal, error_body
 from edgeagent.api.wire.fields import Body, ModelName, validate
-from edgeagent.api.wire.first_step import begun
+from edgeagent.api.wire.first_step import begun, last_of
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
@@ -73,7 +73,7 @@ async def pull(request: Request) -> Response:
     steps = _steps(context_of(request), asked)
     if asked.stream:
         return EventStream(_events(await begun(steps)))
-    return JSONResponse(await unless_disconnected(request.receive, _last(steps)))
+    return JSONResponse(await unless_disconnected(request.receive, last_of(steps)))
 
 
 async def _steps(context: Context, asked: PullBody) -> PullSteps:
@@ -103,11 +103,3 @@ async def _events(steps: PullSteps) -> AsyncGenerator[bytes, None]:
         except EdgeAgentError as error:
             yield event(Refusal(error=error_body(error)))
     yield DONE
-
-
-async def _last(steps: PullSteps) -> object:
-    last: object = None
-    async with aclosing(steps):
-        async for step in steps:
-            last = step
-    return last

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import aclosing
 from contextvars import copy_context
 
 from edgeagent.api.gate.grants import GRANT
 from edgeagent.api.service import Service
+from edgeagent.api.wire.first_step import last_of
 from edgeagent.errors import EdgeAgentError, LocalUnavailable, NotSupported, RequestTimeout
 from edgeagent.types import (
     CachePolicy,
@@ -96,6 +96,4 @@ class Probe:
             cache=CachePolicy(read=False, write=False),
             route=RouteMode.LOCAL_ONLY,
         )
-        async with aclosing(self._service.generate(request)) as steps:
-            async for _ in steps:
-                pass
+        await last_of(self._service.generate(request))

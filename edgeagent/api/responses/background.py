@@ -6,22 +6,23 @@ A follower reads from the response itself (api/replay), so a slow follower, or o
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 from fastapi.responses import JSONResponse
-from pydantic_core import to_json
 from starlette.responses import Response
 
 from edgeagent.api.context import Context
 from edgeagent.api.gate.grants import until_revoked
+from edgeagent.api.responses.driver import drive
 from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.events import TERMINAL, Progress
 from edgeagent.api.responses.generation import steps_of
 from edgeagent.api.responses.registry import LiveTurn
 from edgeagent.api.responses.replay import events_after, last_number
-from edgeagent.api.responses.turn import Turn, unexpected
+from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire import sse
-from edgeagent.errors import EdgeAgentError, InvalidRequest, Unauthorized
+from edgeagent.api.wire.first_step import last_of
+from edgeagent.errors import InvalidRequest, Unauthorized
 
 
 def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
@@ -32,28 +33,8 @@ def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
     turn.events.created(is_queued=True)
     # Its stream looks for it before the task below has its first turn.
     live = context.turns.add(turn, lambda: context.service.cancel(turn.request.id))
-    context.turns.carry_on(_finish(turn, context))
+    context.turns.carry_on(last_of(drive(turn, steps_of(turn, context.service), context)))
     return follow(live, -1) if is_streamed else JSONResponse(turn.events.so_far())
-
-
-async def _finish(turn: Turn, context: Context) -> None:
-    with context.holding(turn) as live:
-        try:
-            async with aclosing(steps_of(turn, context.service)) as steps:
-                async for step in steps:
-                    turn.events.in_progress()
-                    turn.events.step(step.deltas)
-                    live.note()
-        except EdgeAgentError as error:
-            turn.events.fail(error)
-        except Exception as error:
-            turn.events.fail(unexpected(turn.request.id, error))
-        await keep(turn, context)
-
-
-async def keep(turn: Turn, context: Context) -> None:
-    """Store a turn that is over, unless its client forbade it; from here on it can be continued after a restart too."""
-    await context.history.add(turn.stored(), to_json(turn.events.response))
 
 
 def follow(live: LiveTurn, after: int) -> Response:

@@ -119,6 +119,7 @@ class ResponseEvents:
         # The parts of the response's own object that are known from the first event on.
         self.notes: Notes = {}
         self.is_over = False
+        self.failure: EdgeAgentError | None = None
         # True if a steer caused the cancel.
         self.is_steered = False
         self._stream_id = stream_id
@@ -170,6 +171,7 @@ class ResponseEvents:
 
     def fail(self, error: EdgeAgentError) -> list[Json]:
         """Return the events that end a response which has begun and cannot go on."""
+        self.failure = error
         self._close_item("incomplete")
         self.response["status"] = "failed"
         self.response["error"] = {"code": _failure_code(error), "message": error_body(error)["message"]}
@@ -180,6 +182,16 @@ class ResponseEvents:
         self._tell(run)
         self._end("response.failed")
         return self._take()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has events."""
+        return self._num_events > 0
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for others of its connection, or for its first step in the background."""
+        return self.response["status"] == "queued"
 
     def so_far(self) -> ResponseBody:
         """Return the response object with the output items that are whole."""

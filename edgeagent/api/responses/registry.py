@@ -18,16 +18,19 @@ class LiveTurn:
     turn: Turn
     cancel: Callable[[], None]
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    _change: asyncio.Event = field(default_factory=asyncio.Event)
+    _change: asyncio.Event | None = None
 
     def note(self) -> None:
         """Wake its followers: it has made progress."""
-        self._change.set()
-        self._change = asyncio.Event()
+        if self._change is not None:
+            self._change.set()
+            self._change = None
 
     @property
     def change(self) -> asyncio.Event:
         """Set at its next progress after this call."""
+        if self._change is None:
+            self._change = asyncio.Event()
         return self._change
 
 
@@ -36,7 +39,7 @@ class LiveTurns:
 
     def __init__(self) -> None:
         self._turns: dict[str, LiveTurn] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     @contextmanager
     def holding(self, turn: Turn, cancel: Callable[[], None]) -> Iterator[LiveTurn]:
@@ -57,7 +60,7 @@ class LiveTurns:
             entry.over.set()
             entry.note()
 
-    def carry_on(self, work: Coroutine[Any, Any, None]) -> None:
+    def carry_on(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine that no connection waits for."""
         task = asyncio.create_task(work)
         self._tasks.add(task)

@@ -11,19 +11,19 @@ from fastapi.responses import JSONResponse
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses import background
-from edgeagent.api.responses.background import keep
 from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
+from edgeagent.api.responses.driver import drive
 from edgeagent.api.responses.events import TERMINAL, set_delivery
 from edgeagent.api.responses.generation import TurnSteps, steps_of
 from edgeagent.api.responses.history import ConnectionHistory
-from edgeagent.api.responses.turn import Turn, begin_turn, unexpected
+from edgeagent.api.responses.turn import Turn, begin_turn
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.delivery_time import DeliveryTime
-from edgeagent.api.wire.first_step import begun
+from edgeagent.api.wire.first_step import begun, last_of
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.placement import PlacementHeaders
 from edgeagent.api.wire.shape import Json
-from edgeagent.errors import EdgeAgentError, InvalidRequest
+from edgeagent.errors import InvalidRequest
 
 router = APIRouter()
 
@@ -39,9 +39,9 @@ async def create_response(request: Request) -> Response:
     placement = PlacementHeaders()
     steps = placement.noting(steps_of(turn, context.service))
     response: Response
+    steps = await sse.unless_disconnected(request.receive, begun(steps))
     if is_streamed:
-        steps = await sse.unless_disconnected(request.receive, begun(steps))
-        response = sse.EventStream(_stream_held(turn, steps, context))
+        response = sse.EventStream(_stream(turn, steps, context))
     else:
         await sse.unless_disconnected(request.receive, _collect(turn, steps, context))
         response = JSONResponse(turn.events.response)
@@ -64,50 +64,20 @@ async def open_turn(create: ResponseCreate, context: Context, partition: str) ->
 
 
 async def _collect(turn: Turn, steps: TurnSteps, context: Context) -> None:
-    turn.events.created()
-    with context.holding(turn):
-        async with aclosing(steps):
-            async for step in steps:
-                turn.events.step(step.deltas)
-        await keep(turn, context)
-
-
-async def _stream_held(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerator[bytes, None]:
-    with context.holding(turn):
-        async with aclosing(_stream(turn, steps, context)) as frames:
-            async for frame in frames:
-                yield frame
+    """Drive a turn to its end; raise its failure."""
+    await last_of(drive(turn, steps, context))
+    if turn.events.failure is not None:
+        raise turn.events.failure
 
 
 async def _stream(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerator[bytes, None]:
     """Yield the events as they come, the failure too; the delivery counts up to where the next one is asked for."""
     delivery_time = DeliveryTime()
-    for event in turn.events.created():
-        yield _frame(event)
-    try:
-        async with aclosing(steps):
-            async for step in steps:
-                events = turn.events.step(step.deltas)
-                if turn.events.is_over:
-                    await keep(turn, context)
-                for event in events:
-                    if event["type"] in TERMINAL and delivery_time.num:
-                        set_delivery(event, delivery_time.mean_ms)
-                    yield _frame(event)
-                delivery_time.add(step.at_s)
-    except EdgeAgentError as error:
-        failure = error
-    except Exception as error:
-        failure = unexpected(turn.request.id, error)
-    else:
-        yield sse.DONE
-        return
-    events = turn.events.fail(failure)
-    await keep(turn, context)
-    for event in events:
-        yield _frame(event)
+    async with aclosing(drive(turn, steps, context)) as driven:
+        async for events, at_s in driven:
+            for event in events:
+                if event["type"] in TERMINAL and delivery_time.num:
+                    set_delivery(event, delivery_time.mean_ms)
+                yield sse.event(event, event["type"])
+            delivery_time.add(at_s)
     yield sse.DONE
-
-
-def _frame(event: Json) -> bytes:
-    return sse.event(event, event["type"])

@@ -117,8 +117,10 @@ def unrun(reason: FinishReason, why: str) -> Finished:
     return Finished(reason, Usage(), Timings(route="edgeagent", reason=why))
 
 
-def unexpected(request_id: str, error: Exception) -> InternalError:
-    """Log an exception that was not translated, and return the error that stands for it on the wire."""
+def told(request_id: str, error: Exception) -> EdgeAgentError:
+    """Return a failure as its client is told it. A bug is logged, and told as an InternalError."""
+    if isinstance(error, EdgeAgentError):
+        return error
     # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
     places = {"places": "".join(traceback.format_tb(error.__traceback__))}
     logger.error("%s failed: %s", request_id, type(error).__name__, extra=places)

@@ -1,10 +1,10 @@
-"""Waiting a moment for a stream's first step, so that a request refused soon gets an HTTP status of its own."""
+"""A stream's first step, waited for a moment so that what is refused soon gets an HTTP status; and its last one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 # After this time a waiting request gets its headers, and a later error is part of the stream. Refusals (a full queue,
@@ -42,3 +42,12 @@ async def _close(first: asyncio.Future[T], steps: AsyncGenerator[T, None]) -> No
     with suppress(asyncio.CancelledError, Exception):
         await first
     await steps.aclose()
+
+
+async def last_of(steps: AsyncGenerator[T, None]) -> T | None:
+    """Read a stream to its end; return the last step, None where there was none."""
+    last: T | None = None
+    async with aclosing(steps):
+        async for step in steps:
+            last = step
+    return last

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from pydantic import BaseModel
 
+from edgeagent.api.responses.history import StoredResponse
+from edgeagent.api.responses.store import ResponseStore
 from edgeagent.api.wire import first_step
 from edgeagent.errors import ModelNotFound, WorkerCrashed
 from edgeagent.types import (
@@ -138,6 +141,27 @@ async def test_a_failure_under_way_ends_the_stream(client: AsyncOpenAI, backend:
     events = [event async for event in stream]
     assert events[-1].type == "response.failed"
     assert "secret" not in str(events)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_failure_under_way_is_stored_and_a_refusal_is_not(
+    client: AsyncOpenAI, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+) -> None:
+    stored: list[StoredResponse] = []
+    add = ResponseStore.add
+
+    def add_noted(store: ResponseStore, response: StoredResponse, body: bytes) -> asyncio.Future[None]:
+        stored.append(response)
+        return add(store, response, body)
+
+    monkeypatch.setattr(ResponseStore, "add", add_noted)
+    for is_under_way in (False, True):
+        backend.script = failing(WorkerCrashed("signal 9"), *([TextDelta("ye")] if is_under_way else []))
+        with suppress(InternalServerError):
+            answer = await client.responses.create(model="fake", input="x", stream=is_streamed)
+            assert is_streamed and is_under_way, "a whole answer has the failure's status"
+            assert [event.type async for event in answer][-1] == "response.failed"
+        assert [response.is_failed for response in stored] == [True] * is_under_way
 
 
 async def test_a_slow_start_is_announced(

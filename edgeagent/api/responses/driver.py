@@ -1,0 +1,50 @@
+"""A turn driven to its end, for every answer over HTTP: whole, streamed, or in the background.
+
+A WebSocket's session drives its own turns, since their events are those of several lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from pydantic_core import to_json
+
+from edgeagent.api.context import Context
+from edgeagent.api.responses.generation import TurnSteps
+from edgeagent.api.responses.turn import Turn, told
+from edgeagent.api.wire.shape import Json
+from edgeagent.errors import EdgeAgentError
+
+
+async def drive(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerator[tuple[list[Json], float], None]:
+    """Yield the events of a turn, those of a step together with the time when the engine made it (0: none did).
+
+    A failure is an end like others: the last event tells it. Meanwhile the turn can be found by its id; its response is
+    stored before the terminal event is yielded.
+    """
+    events = turn.events
+    failure: EdgeAgentError | None = None
+    with context.holding(turn) as live:
+        if not events.has_begun:
+            yield events.created(), 0.0
+        try:
+            async with aclosing(steps):
+                async for step in steps:
+                    begun = events.in_progress() if events.is_queued else []
+                    made = events.step(step.deltas)
+                    live.note()
+                    if events.is_over:
+                        await _keep(turn, context)
+                    yield [*begun, *made] if begun else made, step.at_s
+        except Exception as error:
+            failure = told(turn.request.id, error)
+        if failure is not None and not events.is_over:
+            made = events.fail(failure)
+            await _keep(turn, context)
+            yield made, 0.0
+
+
+async def _keep(turn: Turn, context: Context) -> None:
+    """Store a turn that is over, unless its client forbade it; from here on it can be continued after a restart too."""
+    await context.history.add(turn.stored(), to_json(turn.events.response))
