@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
@@ -28,6 +29,15 @@ from edgeagent.credentials import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, NotFound
 
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
+
+# FastAPI's own telemetry would record exceptions' texts, and export them where its environment says so.
+_NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +64,7 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        # FastAPI's own telemetry would record exceptions' texts, and export them where its environment says so.
-        telemetry={
-            "tracing": False,
-            "metrics": False,
-            "logs": False,
-            "operation_spans": False,
-            "auto_configure": False,
-        },
+        telemetry=_NO_TELEMETRY,
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
             Middleware(Envelope, answer_unhandled=_answer_unhandled),
@@ -74,7 +77,7 @@ def create_app(
         config=config,
         service=live,
         probe=Probe(live),
-        history=history if history is not None else ResponseStore(limits=stored_limits(config.server)),
+        history=history or ResponseStore(limits=stored_limits(config.server)),
         stop=stop,
         num_connections=num_connections,
         trouble=trouble,
@@ -82,14 +85,18 @@ def create_app(
         grants=grants,
     )
     app.router.default = _answer_no_route
+    _include_routers(app, has_documents=config.server.docs)
+    return app
+
+
+def _include_routers(app: FastAPI, *, has_documents: bool) -> None:
     for router in ROUTERS:
         app.include_router(router)
-    if config.server.docs:
-        # Only requests for the documents wait for the imports that make them.
+    if has_documents:
+        # Only a daemon that serves the documents waits for the imports that make them.
         from edgeagent.api.documents.routes import router as documents
 
         app.include_router(documents)
-    return app
 
 
 def _error_response(path: str, error: EdgeAgentError) -> JSONResponse:

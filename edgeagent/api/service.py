@@ -59,3 +59,8 @@ class Service(Protocol):
         Raise ModelNotFound, or NotSupported for a model elsewhere.
         """
         ...
+
+
+def status_of(service: Service, name: str) -> ModelStatus | None:
+    """Return how the model stands that `find_model` or `locate` named so; None where it is not served."""
+    return next((status for status in service.models() if name in status.names), None)

@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
+from edgeagent.api.service import status_of
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.errors import ModelLoading, NotSupported
 from edgeagent.types import ModelInfo, ModelStatus, SamplingParams
@@ -97,9 +98,9 @@ async def change_slot(slot_id: str) -> JSONResponse:
 
 def _loaded(request: Request) -> tuple[ModelStatus, ModelInfo]:
     service = context_of(request).service
-    for status in service.models():
-        if service.default_model() in status.names and status.info is not None:
-            return status, status.info
+    status = status_of(service, service.default_model())
+    if status is not None and status.info is not None:
+        return status, status.info
     raise ModelLoading("the model is not loaded yet; try again in a moment", retry_after_s=1.0)
 
 

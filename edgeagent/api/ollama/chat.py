@@ -11,11 +11,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from edgeagent.api.context import Context, context_of
+from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of, is_owners
 from edgeagent.api.ollama.answer import OllamaAnswer, ToFields, chat_fields, generate_fields
 from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, Asked, read_chat, read_generate
 from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
+from edgeagent.api.service import status_of
 from edgeagent.api.wire.first_step import begun
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
@@ -56,7 +57,7 @@ async def _answer(request: Request, read: Callable[..., Asked], known: KnownFiel
         await unless_disconnected(request.receive, _load_or_unload(request, asked, model, request_id))
         return JSONResponse(answer.loaded(is_unload=asked.is_unload))
     if asked.is_thinking:
-        _check_thinking(_status(context, model), asked.model)
+        _check_thinking(status_of(context.service, model), asked.model)
     placement = PlacementHeaders()
     steps = placement.noting(context.service.generate(asked.request))
     response: Response
@@ -96,10 +97,6 @@ async def _load_or_unload(request: Request, asked: Asked, model: str, request_id
         await service.unload(model)
     else:
         raise Forbidden("unloading a model is the owner's; without a keep_alive it stays as the owner set it")
-
-
-def _status(context: Context, model: str) -> ModelStatus | None:
-    return next((status for status in context.service.models() if model in status.names), None)
 
 
 def _check_thinking(status: ModelStatus | None, name: str) -> None:

@@ -22,6 +22,7 @@ from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import OllamaRefusal, error_body, error_headers, http_status
 from edgeagent.api.wire.sse import Stream
 from edgeagent.errors import EdgeAgentError, InternalError, Overloaded
+from edgeagent.store.names import without_latest
 
 logger = logging.getLogger(__name__)
 
@@ -95,17 +96,12 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-def untagged(name: str) -> str:
-    """Return a model's name as edgeagent knows it: without a tag means the same as :latest."""
-    return name.removesuffix(LATEST)
-
-
 def known_name(service: Service, name: str) -> str:
     """Return the service's name of a model that a client calls by Ollama's rules: no tag means the same as :latest.
 
     A model that the service does not know keeps its name; the service says what is wrong when it is asked.
     """
-    for each in (name, untagged(name)):
+    for each in (name, without_latest(name)):
         with suppress(EdgeAgentError):
             return service.find_model(each)
-    return untagged(name)
+    return without_latest(name)

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
+from edgeagent.api.service import status_of
 from edgeagent.api.wire.errors import Refusal, error_body, error_headers, http_status
 from edgeagent.api.wire.shape import Shape
 from edgeagent.config import Config
@@ -110,7 +111,8 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
     if not model_id:
         raise ModelNotFound("name a model behind the slash; GET /v1/models lists those there are", param="model")
     name = await context.service.locate(model_id)
-    status = next(status for status in context.service.models() if name in status.names)
+    status = status_of(context.service, name)
+    assert status is not None, "what is located is served"
     return JSONResponse(_model_bodies(status, context)[status.names.index(name)])
 
 
@@ -175,8 +177,8 @@ async def health(request: Request) -> JSONResponse:
     Every client may ask.
     """
     service = context_of(request).service
-    default = service.default_model()
-    state = next((status.state for status in service.models() if default in status.names), None)
+    status = status_of(service, service.default_model())
+    state = None if status is None else status.state
     # One that was unloaded is loaded again by its next request.
     if state in (WorkerState.READY, WorkerState.STOPPED) and not service.is_draining:
         return JSONResponse(Health(status="ok"))

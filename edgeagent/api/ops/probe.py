@@ -10,7 +10,7 @@ import secrets
 from contextvars import copy_context
 
 from edgeagent.api.gate.grants import GRANT
-from edgeagent.api.service import Service
+from edgeagent.api.service import Service, status_of
 from edgeagent.api.wire.first_step import last_of
 from edgeagent.errors import EdgeAgentError, LocalUnavailable, NotSupported, RequestTimeout
 from edgeagent.types import (
@@ -84,7 +84,8 @@ class Probe:
         await self._service.ask(model, Rerank(_TEXT, (_TEXT,)) if info.can_rank else Embed((TextPrompt(_TEXT),)))
 
     def _info(self, model: str) -> ModelInfo | None:
-        return next((status.info for status in self._service.models() if model in status.names), None)
+        status = status_of(self._service, model)
+        return None if status is None else status.info
 
     async def _generate(self, model: str) -> None:
         request = GenerateRequest(

@@ -9,6 +9,7 @@ import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from edgeagent.api.wire.fields import ROLES
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import Message, Role, ToolCall
 
@@ -71,7 +72,8 @@ Item = MessageItem | ReasoningItem | CallItem | CallOutputItem | CompactionItem 
 # An opaque text, not a secret one: it holds only text that the client sent or received.
 _COMPACTION_PREFIX = "edgeagent.1."
 
-_ROLES: dict[object, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+# The result of a call is an item of its own.
+_ROLES = {name: role for name, role in ROLES.items() if role != "tool"}
 _TEXT_PARTS = {
     "input_text": "text",
     "output_text": "text",

@@ -13,7 +13,7 @@ from edgeagent.api.responses.events import NewId, ResponseEvents, new_id, new_re
 from edgeagent.api.responses.history import ConnectionHistory, Conversation, Recalled, StoredResponse
 from edgeagent.api.responses.item_json import with_id
 from edgeagent.api.responses.items import Item
-from edgeagent.api.service import Service
+from edgeagent.api.service import Service, status_of
 from edgeagent.api.wire.fields import with_adapter
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.router.modes import strictest
@@ -131,6 +131,6 @@ def _defaults(service: Service, model: str) -> SamplingParams:
     try:
         name = service.find_model(model)
     except EdgeAgentError:
-        return SamplingParams()  # the service raises the error
-    info = next((status.info for status in service.models() if name in status.names), None)
-    return info.sampling if info else SamplingParams()
+        return SamplingParams()  # the service says what is wrong
+    status = status_of(service, name)
+    return status.info.sampling if status is not None and status.info is not None else SamplingParams()
