@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from edgeagent.engine.cache.block import Block, BlockKey, Head, Importance, Payload
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.types import CacheStatus, MemoryKind
 
 

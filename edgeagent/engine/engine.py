@@ -16,6 +16,7 @@ from collections.abc import Sequence as Items
 from edgeagent.engine.admission import Admission
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.context_room import output_room
+from edgeagent.engine.costs.step_costs import StepCosts
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
 from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
@@ -23,7 +24,6 @@ from edgeagent.engine.side_prefill import SidePrefill
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from edgeagent.engine.speculation.warming import PromptWarmer
 from edgeagent.engine.status import EngineStatus, sum_up
-from edgeagent.engine.step_costs import StepCosts
 from edgeagent.engine.step_in_progress import StepInProgress
 from edgeagent.engine.turns import AdapterTurns
 from edgeagent.engine.verification import Output, Verifier

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.types import Tier
 
 # The smallest useful prompt chunk: a smaller one does not fill a CPU kernel's tile and costs the same.

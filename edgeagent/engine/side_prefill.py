@@ -15,11 +15,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_BESIDE, rank
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.step_shape import StepShape
 
 # Tokens of a chunk: the most that the machine computes within MAX_STEP_S. A larger one delays each pause by more.
 _CHUNKS = (256, 128, 64, 32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edgeagent.engine.cost_model import PredictionError
+from edgeagent.engine.costs.cost_model import PredictionError
 from edgeagent.types import CacheStatus, DraftCounts
 
 

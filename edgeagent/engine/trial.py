@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_SLOW_CHUNK
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.errors import InternalError, ModelLoadFailed
 
 # Letters, digits, white space, other scripts and a character outside of the basic plane, to reach each path of a

@@ -11,7 +11,8 @@ import pytest
 
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Logits
-from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
+from edgeagent.engine.sampling.params import ResolvedSampling
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import proposals
 from edgeagent.engine.speculation.confidence import Ending

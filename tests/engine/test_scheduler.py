@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.replay import BatchEnds
-from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
+from edgeagent.engine.sampling.params import ResolvedSampling
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.scheduler import (
     MAX_SCORED,
     MAX_STEP_S,
@@ -21,7 +23,6 @@ from edgeagent.engine.scheduler import (
     by_share,
 )
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.types import Tier
 from tests.fakes import warm_costs
 

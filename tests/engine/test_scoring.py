@@ -7,7 +7,8 @@ import random
 from typing import Any
 
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.sampling.sampler import Sampler, resolve
+from edgeagent.engine.sampling.params import resolve
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.verification import Output
 from edgeagent.types import SamplingParams

@@ -9,14 +9,15 @@ from itertools import pairwise
 import pytest
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Chunk, Slice
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.types import Tier
-from tests.engine.test_engine import check_integrity, greedy
+from tests.engine.test_engine import greedy
 from tests.fakes import FakeClock, FakeRunner, next_token
+from tests.integrity import check_integrity
 
 LONG = [7 + index % 40 for index in range(900)]
 BUDGET_S = 0.1
@@ -72,8 +73,8 @@ class FakeSide:
 class SlowRunner(FakeRunner):
     """A runner whose steps take time: 10 ms, and 5 ms a token in steps of fewer than 64; and who checks the pauses."""
 
-    def __init__(self, clock: FakeClock, sides: list[FakeSide], **options: int) -> None:
-        super().__init__(num_cells=2000, max_batch=512, end_token=-1, **options)
+    def __init__(self, clock: FakeClock, sides: list[FakeSide]) -> None:
+        super().__init__(num_cells=2000, max_batch=512, end_token=-1)
         self.clock, self.sides = clock, sides
         self.sizes: list[int] = []
 

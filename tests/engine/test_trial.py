@@ -16,7 +16,7 @@ from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE, Slice
-from edgeagent.engine.sampling.sampler import resolve
+from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.trial import can_take_back, try_out
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind, SamplingParams

@@ -18,7 +18,8 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
-from edgeagent.engine.sampling.sampler import Sampled, Sampler, resolve
+from edgeagent.engine.sampling.params import resolve
+from edgeagent.engine.sampling.sampler import Sampled, Sampler
 from edgeagent.types import SamplingParams
 
 Rows = list[NDArray[np.float32]]

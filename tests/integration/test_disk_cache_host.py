@@ -9,7 +9,7 @@ import pytest
 
 from edgeagent.config import EngineConfig, KvType
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, common_length
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sequence import Sequence

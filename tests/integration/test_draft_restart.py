@@ -13,7 +13,7 @@ import pytest
 from edgeagent.cache_folder import list_parts, purge
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.cached_prefix import Restoring
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.runner import Slice
 from edgeagent.types import CachePolicy, MemoryKind

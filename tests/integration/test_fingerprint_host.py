@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.llama.model import Model
 from edgeagent.types import MemoryKind

@@ -14,7 +14,8 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
+from edgeagent.engine.sampling.params import ResolvedSampling
+from edgeagent.engine.sampling.sampler import Sampler
 
 NUM_VOCAB = 151_936
 NUM_ROWS = 16

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.sampling.sampler import Sampler, resolve
+from edgeagent.engine.sampling.params import resolve
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import SamplingParams
 from edgeagent.worker.child.block_writer import start_block_store

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.sampling.sampler import Sampled, Sampler, resolve
+from edgeagent.engine.sampling.params import resolve
+from edgeagent.engine.sampling.sampler import Sampled, Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import SamplingParams
 from edgeagent.worker.child.host import Host

@@ -22,7 +22,7 @@ from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
 from edgeagent.engine.cache.restorer import Restorer
 from edgeagent.engine.cache.saver import MAX_GAP, Saver
 from edgeagent.engine.cache.slots import Slots
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.types import CacheStatus
 

@@ -6,7 +6,7 @@ import math
 
 from edgeagent.engine.cache.block import CachePriority, Importance
 from edgeagent.engine.cache.transfer_rate import TransferRate
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
 
 # Of a prompt's predicted seconds, for others' prefixes. Measured on an 8B model's KV, two cores, flash attention: a
 # prefix as long as the prompt slows it by 7 % if it stays in the cells, and takes 1 to 7 % to read out.

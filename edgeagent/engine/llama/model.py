@@ -13,7 +13,7 @@ from typing import Any
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import BufferOverride, cpu_buffer_type, devices, last_error, lib
-from edgeagent.engine.sampling.sampler import is_in_range
+from edgeagent.engine.sampling.params import is_in_range
 from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.types import DeviceInfo, MemoryKind, SamplingParams
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgeagent.engine.sampling.candidates import MAX_RANKED, Candidates, all_of, likeliest, peak_of
 from edgeagent.engine.sampling.constraint import TokenConstraint
+from edgeagent.engine.sampling.params import ResolvedSampling
 from edgeagent.engine.sampling.penalties import Penalties
 from edgeagent.engine.sampling.truncation import (
     Floats,
@@ -33,79 +34,12 @@ from edgeagent.engine.sampling.truncation import (
     total_of,
 )
 from edgeagent.errors import InternalError, InvalidRequest
-from edgeagent.types import SamplingParams
 
 _SEED_BITS = 64
 # Random numbers reserved for each token, which uses one or a few. So the first one depends only on the token's position
 # in the output, and a seeded output continues identically after an interruption. Odd, since the low bits of PCG64's
 # state would not change over a power of two (the golden ratio, as in numpy's `jumped`).
 _RANDOM_PER_TOKEN = 0x9E3779B97F4A7C15
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedSampling:
-    """Sampling parameters with nothing left to default, in range. top_k 0 and repeat_last_n -1: no limit."""
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
-
-    @property
-    def has_penalties(self) -> bool:
-        """Whether recent tokens change the logits."""
-        factors = (self.repeat_penalty - 1.0, self.presence_penalty, self.frequency_penalty)
-        return self.repeat_last_n != 0 and any(factors)
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether only the likeliest token can be drawn."""
-        return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
-
-
-_RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0),
-    "top_k": (-1, 2**31 - 1),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repeat_penalty": (0.01, 100.0),
-    "repeat_last_n": (-1, 2**31 - 1),
-    "presence_penalty": (-100.0, 100.0),
-    "frequency_penalty": (-100.0, 100.0),
-}
-
-
-def is_in_range(field: str, value: float) -> bool:
-    """Whether a sampling parameter may have this value."""
-    low, high = _RANGES[field]
-    return low <= value <= high
-
-
-def resolve(params: SamplingParams, defaults: SamplingParams) -> ResolvedSampling:
-    """Fill unset fields of `params` from `defaults`, then llama.cpp's; raise InvalidRequest naming a bad field."""
-    values: dict[str, float] = {}
-    for field, (low, high) in _RANGES.items():
-        asked = getattr(params, field)
-        value = getattr(defaults, field) if asked is None else asked
-        if value is None:
-            continue
-        if not is_in_range(field, value):
-            raise InvalidRequest(f"{field} is {value}; it must lie between {low:g} and {high:g}", param=field)
-        values[field] = value
-    for token, bias in params.logit_bias:
-        if not -100.0 <= bias <= 100.0:
-            raise InvalidRequest(
-                f"logit_bias of token {token} is {bias}; it must lie between -100 and 100", param="logit_bias"
-            )
-    seed = defaults.seed if params.seed is None else params.seed
-    logit_bias = params.logit_bias or defaults.logit_bias
-    return ResolvedSampling(**values, seed=seed, logit_bias=logit_bias)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from types import MappingProxyType
 
 from edgeagent.engine.cache.cached_prefix import Restoring
 from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.confidence import Ending
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.errors import InternalError
 
 # A draft model that is further behind than this (after a long prompt) catches up by one such chunk each step: this many

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import Acceptance, SharedAcceptance
 from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate, could_pay
@@ -21,7 +22,6 @@ from edgeagent.engine.speculation.confidence import Confidence, DraftPlan, Endin
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.tally import Tally
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.types.choices import DraftRecord
 
 # Where drafts do not pay, this part of the time is spent on trying whether they do by now.

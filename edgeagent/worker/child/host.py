@@ -11,7 +11,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import choose_block_tokens
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.prefix_store import PrefixStore, make_prefix_store
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.bindings import commit, system_description
@@ -19,7 +19,8 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.embedder import Embedder
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE
-from edgeagent.engine.sampling.sampler import Sampler, resolve
+from edgeagent.engine.sampling.params import resolve
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.types.choices import Kept, Learned, StepTime
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import Keep

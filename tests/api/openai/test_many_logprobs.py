@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from edgeagent.api.openai import text_answer as text_completion
-from edgeagent.api.wire.logprobs import legacy_logprobs
+from edgeagent.api.wire.logprobs import TextLogprobs, legacy_logprobs
 from edgeagent.types import Delta, PromptText, Started, TokenLogprob
 from tests.backends.fake import FakeBackend, finished
 from tests.daemon.running import running
@@ -24,7 +24,7 @@ async def test_many_are_written_beside_the_loop(
 ) -> None:
     threads: set[int] = set()
 
-    def written(tokens: list[TokenLogprob], num_rivals: int) -> dict[str, object]:
+    def written(tokens: list[TokenLogprob], num_rivals: int) -> TextLogprobs:
         if tokens:
             threads.add(threading.get_ident())
         return legacy_logprobs(tokens, num_rivals)

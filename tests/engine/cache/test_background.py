@@ -15,11 +15,11 @@ from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.saver import Saver
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.step_shape import StepShape
 from tests.engine.test_engine import greedy, run
 from tests.fakes import FakeClock, FakeRunner
 from tests.integrity import check_integrity

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from edgeagent.engine.cache.cached_prefix import Source
 from edgeagent.engine.cache.radix_tree import RadixTree
-from edgeagent.engine.cache.slots import Slots, Source
+from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.fakes import FakeRunner

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as llama
 from numpy.typing import NDArray
 
-from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler, resolve, score
+from edgeagent.engine.sampling.params import ResolvedSampling, resolve
+from edgeagent.engine.sampling.sampler import Sampler, score
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import SamplingParams
 from tests.examples import examples

@@ -14,13 +14,14 @@ from edgeagent.engine.cache.block import Block, BlockKey, Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
+from edgeagent.engine.sampling.params import ResolvedSampling
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.errors import InternalError
 from edgeagent.types import CacheStatus
 from tests.engine.test_engine import greedy, naive, run

@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.runner import Slice
-from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
+from edgeagent.engine.sampling.params import ResolvedSampling
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.errors import InternalError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from array import array
 
-from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
+from edgeagent.engine.sampling.params import ResolvedSampling
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.ngram import NgramDrafter, NgramIndex
 

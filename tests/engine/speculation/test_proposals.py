@@ -13,14 +13,15 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edgeagent.engine.cost_model import CostModel
-from edgeagent.engine.sampling.sampler import ResolvedSampling, Sampler
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.sampling.params import ResolvedSampling
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
-from edgeagent.engine.step_shape import StepShape
 from tests.fakes import FakeRunner
 
 

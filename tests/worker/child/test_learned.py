@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgeagent.engine.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.speculation.proposals import MODEL
-from edgeagent.engine.step_shape import StepShape
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import DraftRecord, Kept, Learned
 from edgeagent.worker.child.host import Host

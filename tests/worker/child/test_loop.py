@@ -19,7 +19,8 @@ from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.embedder import Rows
-from edgeagent.engine.sampling.sampler import Sampler, resolve
+from edgeagent.engine.sampling.params import resolve
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters

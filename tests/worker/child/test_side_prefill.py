@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine import side_prefill
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.sampling.sampler import Sampler, resolve
+from edgeagent.engine.sampling.params import resolve
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import MemoryKind, SamplingParams
-from edgeagent.worker.child import side_context
 from edgeagent.worker.child.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.child.side_context import side_contexts
@@ -41,7 +42,7 @@ def test_only_attention_s_cells_can_be_copied_in_parts(
 def test_threads_that_would_spin_are_not_paused(
     tiny_model: Callable[[MemoryKind], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_context.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     for threads, is_possible in ((2, False), (1, True)):
         config = CONFIG.model_copy(update={"threads": threads})
         runner = LlamaRunner(Model(tiny_model(MemoryKind.FULL_ATTENTION), config), config)

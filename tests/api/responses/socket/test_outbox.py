@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
+from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.events import ResponseEvents, new_response
 from edgeagent.api.responses.socket.actions import Close, Send
 from edgeagent.api.responses.socket.outbox import MAX_FLOOD_BYTES, MAX_MERGED_CHARS, MAX_PENDING_BYTES, Outbox
 from edgeagent.api.wire.shape import Json
-from edgeagent.types import Delta, ReasoningDelta, TextDelta, TokenLogprob
+from edgeagent.types import Delta, ReasoningDelta, SamplingParams, TextDelta, TokenLogprob
 from tests.backends.fake import finished
 
 
@@ -19,7 +20,7 @@ class Response:
     def __init__(self, outbox: Outbox, name: str = "resp_1") -> None:
         self.outbox = outbox
         self.name = name
-        self.events = ResponseEvents(new_response(name, "fake", {}, 0))
+        self.events = ResponseEvents(new_response(name, "fake", read_create({"input": "hi"}).echo(SamplingParams()), 0))
         self.push(self.events.created())
 
     def push(self, events: list[Json]) -> None:

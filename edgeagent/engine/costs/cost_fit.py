@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from edgeagent.engine.step_shape import StepShape
+from edgeagent.engine.costs.step_shape import StepShape
 
 _Terms = tuple[float, float, float, float, float]
 _NUM_TERMS = 5

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Runner
 from edgeagent.engine.scheduler import Work
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.step_shape import StepShape
 
 _STEPS_PER_RATES = 8  # measured rates change slowly
 

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from edgeagent.engine.cost_fit import CostFit, interpolated, size_of
-from edgeagent.engine.step_shape import StepShape
+from edgeagent.engine.costs.cost_fit import CostFit, interpolated, size_of
+from edgeagent.engine.costs.step_shape import StepShape
 
 _PACE_WEIGHT = 0.3
 _MOST_OFF = 2.0  # a measurement further off counts as this: the machine slept, or was stopped

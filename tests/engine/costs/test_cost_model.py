@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from edgeagent.engine.cost_model import TILE, CostModel
-from edgeagent.engine.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import TILE, CostModel
+from edgeagent.engine.costs.step_shape import StepShape
 
 NOTHING = StepShape()
 

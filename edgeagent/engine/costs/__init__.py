@@ -1,0 +1,1 @@
+"""What a step costs: predicted from its shape, learnt from measured steps."""
