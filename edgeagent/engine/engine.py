@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.admission import Admission
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.context_room import output_room
-from edgeagent.engine.costs.step_costs import StepCosts
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
 from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
@@ -24,6 +22,7 @@ from edgeagent.engine.side_prefill import SidePrefill
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from edgeagent.engine.speculation.warming import PromptWarmer
 from edgeagent.engine.status import EngineStatus, sum_up
+from edgeagent.engine.step_costs import StepCosts
 from edgeagent.engine.step_in_progress import StepInProgress
 from edgeagent.engine.turns import AdapterTurns
 from edgeagent.engine.verification import Output, Verifier
@@ -34,10 +33,6 @@ _RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one seq
 _PAUSE_SHARE = 0.1  # of the same, for reading out idle prefixes between two steps of a stream
 _WAIT_FOR_DISK_S = 0.05  # until the disk may have written the queued blocks
 _LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
-
-
-def _never() -> bool:
-    return False
 
 
 class Engine:
@@ -90,8 +85,7 @@ class Engine:
         self._turns = AdapterTurns()
         self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}
-        self._num_added = 0
-        self._num_steps = 0
+        self._num_added = self._num_steps = 0
         self._unsettled: list[tuple[Sequence, int]] = []  # the works of the latest step, each with its first position
         self._unsettled_s, self._unsettled_tokens = 0.0, 0  # that step's duration and size
 
@@ -139,16 +133,8 @@ class Engine:
         """Add a sequence; it waits for a place. Raise ContextLengthExceeded if it can never fit."""
         assert spec.id not in self._waiting and spec.id not in self._running, f"{spec.id} is live"
         num_output = output_room(spec, self.context_length, self._num_trained)
-        sequence = Sequence(
-            spec=spec,
-            tokens=array("i", [*spec.prompt, *spec.delivered]),
-            num_prompt=len(spec.prompt),
-            max_length=len(spec.prompt) + num_output,
-            order=self._num_added,
-            min_prompt_chunk=self._runner.min_prompt_chunk,
-        )
+        sequence = Sequence.of(spec, num_output, self._num_added, self._runner.min_prompt_chunk, self._clock())
         self._num_added += 1
-        sequence.advanced_s = self._clock()
         self._waiting[spec.id] = sequence
         return sequence
 
@@ -168,7 +154,8 @@ class Engine:
         """
         self.settle()
         raise_stalled((*self._running.values(), *self._waiting.values()), self._clock())
-        outputs = self._restore_running()
+        restored = [sequence for sequence in by_urgency(self._running.values()) if sequence.restoring is not None]
+        outputs = [output for sequence in restored for output in self._advance_admission(sequence)]
         is_short_of_cells = False
         for sequence in by_share(self._waiting.values(), self._running.values()):
             if len(self._running) >= self.max_running or (is_short_of_cells and sequence.tier is not Tier.REALTIME):
@@ -186,14 +173,6 @@ class Engine:
             outputs += self._advance_admission(sequence)
         return outputs
 
-    def _restore_running(self) -> list[Output]:
-        """Restore blocks of running sequences, and return the sequences that are ready to be computed."""
-        outputs = []
-        for sequence in by_urgency(self._running.values()):
-            if sequence.restoring is not None:
-                outputs += self._advance_admission(sequence)
-        return outputs
-
     def _advance_admission(self, sequence: Sequence) -> list[Output]:
         restoring = sequence.restoring
         num_before = 0 if restoring is None else restoring.num_tokens
@@ -208,7 +187,7 @@ class Engine:
             self._end(sequence)
         return [output]
 
-    def step(self, is_wanted: Callable[[], bool] = _never) -> list[Output]:
+    def step(self, is_wanted: Callable[[], bool] = lambda: False) -> list[Output]:
         """Advance all sequences by one batch and return the outputs.
 
         An interrupted batch (see Runner.decode) returns no outputs: its tokens are planned again, and the next step
@@ -219,7 +198,6 @@ class Engine:
         if not self._side.wait(is_wanted):
             return outputs
         outputs += self._take_side_chunks()
-        self._side.pause()
         began_s = self._clock()
         works = self._plan()
         if not works:
@@ -305,11 +283,9 @@ class Engine:
         """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
         while self._running:
             num_cells = self._prefixes.num_cells_used
-            self._side.consider(list(self._running.values()), num_cells)
-            side = self._side.sequence
-            running = [each for each in self._running.values() if each.restoring is None and each is not side]
-            has_side = self._side.has_turn
-            works = self._turns.plan(running, self._scheduler, self.proposals, num_cells, has_side=has_side)
+            ready = [sequence for sequence in self._running.values() if sequence.restoring is None]
+            running = self._side.share(ready, num_cells)
+            works = self._turns.plan(running, self._scheduler, self.proposals, num_cells, int(self._side.has_turn))
             if self._prefixes.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
             # A single sequence always fits: its length and its drafts are limited by the number of cells.
@@ -318,7 +294,8 @@ class Engine:
         return []
 
     def _take_side_chunks(self) -> list[Output]:
-        """Copy what was computed in a context of its own to its sequence's cells, and return its progress."""
+        """Pause what a context of its own computes, copy it to its sequence's cells, and return the progress."""
+        self._side.pause()
         copied = self._side.copy(self._preempt_last)
         self._unsettled += copied
         self._num_steps += len(copied)

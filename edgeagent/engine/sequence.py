@@ -118,6 +118,21 @@ class Sequence:
         if self.spec.sampler.is_repeatable:
             self.batch_ends = BatchEnds.of_steps(self.num_prompt, self.spec.step_lengths)
 
+    @classmethod
+    def of(cls, spec: SequenceSpec, num_output: int, order: int, min_prompt_chunk: int, now_s: float) -> Sequence:
+        """Return a sequence that waits, with room for `num_output` tokens."""
+        tokens = array("i", [*spec.prompt, *spec.delivered])
+        num_prompt = len(spec.prompt)
+        return cls(
+            spec,
+            tokens,
+            num_prompt,
+            num_prompt + num_output,
+            order,
+            min_prompt_chunk=min_prompt_chunk,
+            advanced_s=now_s,
+        )
+
     @property
     def id(self) -> str:
         """The request's id."""

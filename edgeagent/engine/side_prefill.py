@@ -69,13 +69,15 @@ class SidePrefill:
         self.has_turn = False
         """Whether it computes after the next step: not beside a prompt of a more urgent sequence."""
 
-    def consider(self, running: Items[Sequence], num_cells: int) -> None:
-        """Begin with a prompt that is worth a context, if there is one and none runs; see whether it has a turn."""
+    def share(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
+        """Begin with a prompt that is worth a context, if there is one and none runs; return the other sequences."""
         self._begin_with_one(running, num_cells)
         own = self.sequence
+        others = [sequence for sequence in running if sequence is not own]
         self.has_turn = own is not None and not any(
-            rank(sequence) < rank(own) for sequence in running if sequence is not own and not sequence.is_decoding
+            rank(sequence) < rank(own) for sequence in others if not sequence.is_decoding
         )
+        return others
 
     def wait(self, is_wanted: Callable[[], bool]) -> bool:
         """Let it compute until the streams' next step is due; False if a command is waiting before that."""

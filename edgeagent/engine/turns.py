@@ -50,19 +50,17 @@ class AdapterTurns:
         scheduler: Scheduler,
         proposals: Proposals,
         num_cells: int,
-        *,
-        has_side: bool = False,
+        num_others: int = 0,
     ) -> list[Work]:
         """Return the batch of the adapter whose turn it is; `num_cells` of the cache are in use.
 
-        Nothing is drafted for sequences with an adapter. `has_side`: a prompt is computed in a context of its own,
-        which has a turn too.
+        Nothing is drafted for sequences with an adapter. `num_others` have a turn too, outside of batches.
         """
         chosen = self.take(running)
         drafts = {} if self.current else proposals.propose(chosen, num_cells)
         if len(chosen) == len(running):
-            return scheduler.plan(chosen, drafts, num_cells, num_turns=1 + has_side)
-        num_turns = has_side + len({sequence.spec.adapter for sequence in running})
+            return scheduler.plan(chosen, drafts, num_cells, num_turns=1 + num_others)
+        num_turns = num_others + len({sequence.spec.adapter for sequence in running})
         others = (sequence for sequence in running if sequence.spec.adapter != self.current)
         is_awaited = any(sequence.is_decoding for sequence in others)
         return scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, is_awaited=is_awaited)

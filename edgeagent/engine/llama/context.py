@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -126,7 +126,7 @@ class LlamaRunner:
         self._adapters: dict[str, Adapter] = {}
         self._payloads = PayloadPool()
         self._make_batch()
-        self._abort_flag = AbortFlag(self._context)
+        self.abort_flag = AbortFlag(self._context)
 
     def _context_params(self, config: EngineConfig, num_cells: int | None) -> Any:
         params = lib.llama_context_default_params()
@@ -181,7 +181,7 @@ class LlamaRunner:
         if self._context:
             lib.llama_free(self._context)
             self._context = None
-            self._abort_flag.forget()
+            self.abort_flag.forget()
 
     def add_adapter(self, adapter: Adapter) -> None:
         """Make an adapter of this model known, for `use_adapter`."""
@@ -196,15 +196,11 @@ class LlamaRunner:
 
     def request_abort(self) -> None:
         """Make the running decode stop at its next graph node (CPU only). Any thread may call it."""
-        self._abort_flag.set()
+        self.abort_flag.set()
 
     def clear_abort(self) -> None:
         """Undo request_abort; the owner calls it before it reads its commands, so that none is lost."""
-        self._abort_flag.clear()
-
-    def ask_before_nodes(self, must_stop: Callable[[], bool]) -> None:
-        """Call this before each graph node (CPU only), instead of looking for `request_abort`; True interrupts."""
-        self._abort_flag.ask(must_stop)
+        self.abort_flag.clear()
 
     def decode(self, slices: Sequence[Slice]) -> None:
         """Compute a batch of at most `max_batch` tokens and wait for it (GPU backends return early).

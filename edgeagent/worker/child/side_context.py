@@ -131,7 +131,7 @@ class LlamaSideContext:
             if not self._must_stop():
                 runner = self._open_runner()
                 try:
-                    runner.ask_before_nodes(self._must_stop)
+                    runner.abort_flag.ask(self._must_stop)
                     self._compute(runner)
                 finally:
                     runner.close()
