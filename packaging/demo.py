@@ -12,8 +12,8 @@ import sys
 import time
 from typing import Any
 
-from edgeagent.cli.private_daemon import private_daemon
-from edgeagent.cli.stages import stage_table
+from edgeagent.cli.chat.stages import stage_table
+from edgeagent.cli.daemon.private import private_daemon
 from edgeagent.client import Answer, Client, connect, function_output
 from edgeagent.errors import EdgeAgentError
 

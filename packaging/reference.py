@@ -20,8 +20,8 @@ from edgeagent import metrics
 from edgeagent.api.documents import asyncapi_document, openapi_document
 from edgeagent.api.wire.errors import Look, error_codes, look_of
 from edgeagent.cli.app import COMMANDS, build_app
-from edgeagent.cli.config import options_table
 from edgeagent.cli.help import plain_record
+from edgeagent.cli.machine.config import options_table
 from edgeagent.config_sources import declared_options
 from edgeagent.metrics.exposition import Snapshot, gauges
 from edgeagent.metrics.tally import Tally

@@ -69,7 +69,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.fixture(autouse=True)
 def _choices_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the engines of this process choose by default: a measured choice may be another one in each of two lives."""
-    choosing = sys.modules.get("edgeagent.worker.child.choosing")
+    choosing = sys.modules.get("edgeagent.worker.child.generator.choosing")
     if choosing is not None:
         monkeypatch.setattr(choosing, "_measure", lambda *_: None)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from edgeagent.types import GenerateRequest, TextAnswer, TextQuery, Tokenize, TokenPrompt
 from edgeagent.worker.child import process
-from edgeagent.worker.child.host import Host
-from edgeagent.worker.child.prepared import Prepared
+from edgeagent.worker.child.generator.host import Host
+from edgeagent.worker.child.generator.prepared import Prepared
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered
 
 

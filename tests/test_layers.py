@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Container, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -90,8 +91,8 @@ OWNERS: dict[str, set[str]] = {
     "psutil": {"runtime_file", "engine", "worker", "daemon", "doctor", "cli"},
     "websockets": {"client", "bench"},
 }
-# The rooms of a part, and what of the same part each may import beside itself: other rooms, and modules of the part's
-# own folder.
+# The rooms of a part, or of a room, and what of the same folder each may import beside itself: other rooms, and
+# modules of the folder's own.
 ROOMS: dict[str, dict[str, set[str]]] = {
     "engine": {
         "sampling": set(),
@@ -118,7 +119,50 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "ops": {"openai", "gate", "wire", "context", "service", "live_requests"},
         "documents": {"openai", "responses", "ollama", "llama_server", "ops", "gate", "wire", "routers"},
     },
+    "api.responses": {
+        "items": set(),
+        "storage": {"items"},
+        "socket": {"items", "storage", "body", "event_json", "events", "generation", "turn"},
+    },
+    "backends": {
+        "remote": {"base", "prompt_size"},
+    },
+    "backends.remote": {
+        "connection": {"failures"},
+        "bodies": {"dialect"},
+        "answers": {"failures"},
+        "endpoints": {"connection", "access", "control", "dialect", "failures", "pseudonyms"},
+    },
+    "worker.child": {
+        "encoder": {"frame_writer", "opening", "prompt", "text_reader"},
+        "generator": {"frame_writer", "opening", "prompt", "text_reader"},
+    },
+    "worker.parent": {
+        "supervision": {"environment"},
+        "pool": {"supervision"},
+    },
+    "store": {
+        "names": set(),
+        "gguf": {"names"},
+        "hub": {"names", "verified"},
+    },
+    "text": {
+        "template": {"long_text", "tool_format", "vocabulary"},
+        "output": {"tool_format", "vocabulary"},
+        "schema": set(),
+        "grammar": {"schema", "tool_format", "vocabulary"},
+    },
+    "cli": {
+        "models": {"completion", "display"},
+        "remotes": {"completion", "display", "link", "options"},
+        "machine": {"models", "display", "link", "options"},
+        "daemon": {"remotes", "display", "link", "options"},
+        "chat": {"daemon", "completion", "display", "link", "options"},
+        "bench": {"daemon", "display", "link", "options"},
+    },
 }
+# More are too many to look through. `__init__.py` is not counted.
+MAX_MODULES = 16
 # What of engine.cache others in the engine and the worker may import: its face, and data. The worker opens the disk.
 FACE_OF_CACHE = {"prefix_store", "cached_prefix", "block"}
 # A module has one job, and a function too.
@@ -129,6 +173,10 @@ MAX_MEDIAN_LINES = 130
 WAIT_FOR_DISKS = {Path("engine/cache/restorer.py")}
 # pickle runs what it reads, and multiprocessing speaks pickle; edgeagent's processes speak msgpack over pipes.
 BANNED = {"pickle", "marshal", "shelve", "multiprocessing"}
+
+
+def _folder(part: str) -> Path:
+    return PACKAGE.joinpath(*part.split("."))
 
 
 def _part(path: Path) -> str:
@@ -194,10 +242,10 @@ def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
 
 @pytest.mark.parametrize(("part", "room"), [(part, room) for part, rooms in ROOMS.items() for room in rooms])
 def test_a_room_imports_only_what_is_below_it(part: str, room: str) -> None:
-    for path in (PACKAGE / part / room).rglob("*.py"):
+    for path in _folder(part).joinpath(room).rglob("*.py"):
         for imported in _imports(path):
             if imported.startswith(f"edgeagent.{part}."):
-                other = imported.split(".")[2]
+                other = imported.removeprefix(f"edgeagent.{part}.").split(".")[0]
                 assert other in ROOMS[part][room] | {room}, f"{path.relative_to(PACKAGE)} imports {imported}"
 
 
@@ -214,7 +262,13 @@ def test_the_prefix_cache_has_one_face() -> None:
 
 @pytest.mark.parametrize("part", ROOMS)
 def test_every_room_is_named(part: str) -> None:
-    assert {path.parent.name for path in (PACKAGE / part).glob("*/__init__.py")} == ROOMS[part].keys()
+    assert {path.parent.name for path in _folder(part).glob("*/__init__.py")} == ROOMS[part].keys()
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    numbers = Counter(path.parent for path in MODULES if path.name != "__init__.py")
+    full = {str(folder.relative_to(ROOT)): number for folder, number in numbers.items() if number > MAX_MODULES}
+    assert not full, "make rooms that a stranger can name from outside"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -288,18 +342,18 @@ def test_no_lock_is_taken() -> None:
 
 def test_one_module_opens_connections_to_remotes() -> None:
     """The choke point. What others may open goes to this machine, to the hub, or where a user's command says."""
-    choke_point = Path("backends/remote/transport.py")
-    sockets = Path("backends/remote/network.py")
-    names = Path("backends/remote/names.py")
-    looks_only = Path("backends/remote/way.py")
+    choke_point = Path("backends/remote/connection/transport.py")
+    sockets = Path("backends/remote/connection/network.py")
+    names = Path("backends/remote/connection/names.py")
+    looks_only = Path("backends/remote/connection/way.py")
     importers = {path.relative_to(PACKAGE): set(_imports(path)) for path in MODULES}
     for path, imported in importers.items():
         libraries = {name.split(".")[0] for name in imported}
         if libraries & {"httpcore", "h2"}:
             assert path in (choke_point, sockets), path
-        if "edgeagent.backends.remote.network" in imported:
+        if "edgeagent.backends.remote.connection.network" in imported:
             assert path == choke_point, path
-        if "edgeagent.backends.remote.names" in imported:
+        if "edgeagent.backends.remote.connection.names" in imported:
             assert path == sockets, path
         if path.parts[:2] == ("backends", "remote") and path not in (sockets, names, looks_only):
             assert not libraries & {"socket", "httpx", "urllib3", "requests", "http"}, path

@@ -20,7 +20,7 @@ from edgeagent.api.gate.grants import Grants
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.api.live_requests import LiveRequests, Trace
 from edgeagent.api.ops.probe import Probe
-from edgeagent.api.responses.store import ResponseStore, stored_limits
+from edgeagent.api.responses.storage.store import ResponseStore, stored_limits
 from edgeagent.api.routers import ROUTERS
 from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_body, error_headers, http_status, printable, refusal

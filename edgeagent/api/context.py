@@ -15,7 +15,7 @@ from edgeagent.api.live_requests import LiveRequests
 from edgeagent.api.ops.probe import Probe
 from edgeagent.api.ops.pulls import Pulls
 from edgeagent.api.responses.registry import LiveTurn, LiveTurns
-from edgeagent.api.responses.store import ResponseStore
+from edgeagent.api.responses.storage.store import ResponseStore
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire.known_fields import WarningLog
 from edgeagent.config import Config

@@ -30,7 +30,7 @@ from edgeagent.types import (
     WorkerState,
     replace,
 )
-from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.parent.pool.pool import Pool
 
 _FIRST_GUESS_S = 2.0
 _SMOOTHING = 0.2

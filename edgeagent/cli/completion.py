@@ -25,7 +25,7 @@ def model_names(incomplete: str) -> list[str]:
 
 def catalog_names(incomplete: str) -> list[str]:
     """Return the names that `pull` knows by itself."""
-    from edgeagent.store.catalog import load_catalog
+    from edgeagent.store.names.catalog import load_catalog
 
     try:
         return sorted(name for name in load_catalog() if name.startswith(incomplete))
@@ -87,7 +87,7 @@ def _joined(words: list[str], place: int) -> tuple[list[str], int]:
 
 
 def _downloaded() -> Iterator[str]:
-    from edgeagent.store.variants import canonical_name, variants
+    from edgeagent.store.names.variants import canonical_name, variants
 
     # The layout of the shared cache is documented and stable: models--org--repo/snapshots/<commit>/<file>.
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")

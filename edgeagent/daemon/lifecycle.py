@@ -132,7 +132,7 @@ async def _serve(
     stop: Stop,
     trace: Trace | None,
 ) -> None:
-    from edgeagent.api.responses.store import FILE, ResponseStore, stored_limits
+    from edgeagent.api.responses.storage.store import FILE, ResponseStore, stored_limits
     from edgeagent.daemon.prefixes import Prefixes
     from edgeagent.daemon.server import make_server
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from edgeagent.api.gate.grants import Grants
-    from edgeagent.api.responses.store import ResponseStore
+    from edgeagent.api.responses.storage.store import ResponseStore
     from edgeagent.api.service import Service
     from edgeagent.config import Config, ServerConfig
     from edgeagent.credentials import Keys

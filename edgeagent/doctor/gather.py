@@ -15,9 +15,9 @@ from edgeagent.doctor.native import ask_native
 from edgeagent.doctor.places import look_at, look_at_port
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import Runtime, find_daemon, read_token
-from edgeagent.store.cache import HubCache
-from edgeagent.store.gguf import validate_adapter
-from edgeagent.store.hub_reach import hub_address, why_unreachable
+from edgeagent.store.gguf.header import validate_adapter
+from edgeagent.store.hub.cache import HubCache
+from edgeagent.store.hub.reach import hub_address, why_unreachable
 from edgeagent.store.resolve import Library
 
 AskReady = Callable[[Runtime], str | None]

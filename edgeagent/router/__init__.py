@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from edgeagent.config import Config
     from edgeagent.router.router import Router
-    from edgeagent.store.gguf import GgufHeader
+    from edgeagent.store.gguf.header import GgufHeader
 
 
 def build(config: Config) -> Router:
@@ -18,17 +18,17 @@ def build(config: Config) -> Router:
     from edgeagent.router.outside import Outside
     from edgeagent.router.policy import targets_of
     from edgeagent.router.router import NO_MODEL, Router
-    from edgeagent.store.gguf import validate_adapter, validate_model
+    from edgeagent.store.gguf.header import validate_adapter, validate_model
+    from edgeagent.store.gguf.vocabulary import first_difference
     from edgeagent.store.hashes import known_sha256, sha256_of
     from edgeagent.store.last_use import LastUse
-    from edgeagent.store.own_names import OwnNamesFile
+    from edgeagent.store.names.own import OwnNamesFile
+    from edgeagent.store.names.split import split_paths
     from edgeagent.store.resolve import Library
-    from edgeagent.store.split import split_paths
     from edgeagent.store.verified import VerifiedFiles
-    from edgeagent.store.vocabulary import first_difference
-    from edgeagent.worker.parent.disk_cache import prepare_disk_cache
-    from edgeagent.worker.parent.kept_choices import KeptChoices
-    from edgeagent.worker.parent.pool import Pool
+    from edgeagent.worker.parent.pool.kept_choices import KeptChoices
+    from edgeagent.worker.parent.pool.pool import Pool
+    from edgeagent.worker.parent.supervision.disk_cache import prepare_disk_cache
 
     outside, targets, uses = Outside(config), targets_of(config.router), LastUse(config.state_dir)
     verified = VerifiedFiles(config.state_dir)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from edgeagent.backends.remote.body import bound_part
+from edgeagent.backends.remote.bodies.chat import bound_part
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded, RemoteUnavailable, RequestTimeout
 from edgeagent.router.delivery import Delivery
 from edgeagent.router.hedge import race

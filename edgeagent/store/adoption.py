@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from edgeagent.store.names import MAX_NAME_CHARS
-from edgeagent.store.split import split_paths, split_stem
-from edgeagent.store.variants import is_companion
+from edgeagent.store.names.parsing import MAX_NAME_CHARS
+from edgeagent.store.names.split import split_paths, split_stem
+from edgeagent.store.names.variants import is_companion
 
 MAX_MODELS = 2_000
 _MAX_JSON_BYTES = 1 << 20

@@ -6,7 +6,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from edgeagent.store.own_names import NAMES_FILE
+from edgeagent.store.names.own import NAMES_FILE
 from edgeagent.store.verified import VERIFIED_FILE
 
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgeagent.store.names import is_file_name
-from edgeagent.store.split import split_names, split_stem
-from edgeagent.store.variants import is_companion
+from edgeagent.store.names.parsing import is_file_name
+from edgeagent.store.names.split import split_names, split_stem
+from edgeagent.store.names.variants import is_companion
 
 MAX_DEPTH = 4
 MAX_FILES = 10_000

@@ -16,11 +16,11 @@ from typing import Any
 from edgeagent.config import StoreConfig
 from edgeagent.errors import ConfigError, InvalidRequest, StoreError
 from edgeagent.sizes import size_text
-from edgeagent.store.gguf import GgufHeader, validate_model
+from edgeagent.store.gguf.header import GgufHeader, validate_model
+from edgeagent.store.gguf.tensor_types import FILE_TYPES
+from edgeagent.store.names.split import split_stem
+from edgeagent.store.names.variants import quant_label
 from edgeagent.store.resolve import Found
-from edgeagent.store.split import split_stem
-from edgeagent.store.tensor_types import FILE_TYPES
-from edgeagent.store.variants import quant_label
 
 # The types that need no importance matrix, from the most accurate to the smallest.
 TYPES = (

@@ -12,14 +12,22 @@ from typing import Literal
 
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
-from edgeagent.store.cache import HubCache, named_sha256
-from edgeagent.store.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry, model_name
-from edgeagent.store.gguf import ADAPTER, GgufHeader, read_header, validate_model
+from edgeagent.store.gguf.header import ADAPTER, GgufHeader, read_header, validate_model
+from edgeagent.store.hub.cache import HubCache, named_sha256
 from edgeagent.store.model_folder import ModelFolder
-from edgeagent.store.names import BuiltinName, CatalogName, HubName, LocalPath, is_path, parse_name, without_latest
-from edgeagent.store.own_names import OwnNames, OwnNamesFile
-from edgeagent.store.split import split_paths, split_stem
-from edgeagent.store.variants import choose, variants
+from edgeagent.store.names.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry, model_name
+from edgeagent.store.names.own import OwnNames, OwnNamesFile
+from edgeagent.store.names.parsing import (
+    BuiltinName,
+    CatalogName,
+    HubName,
+    LocalPath,
+    is_path,
+    parse_name,
+    without_latest,
+)
+from edgeagent.store.names.split import split_paths, split_stem
+from edgeagent.store.names.variants import choose, variants
 from edgeagent.store.verified import VerifiedFiles
 
 Origin = Literal["builtin", "hub", "folder", "import", "alias", "path"]

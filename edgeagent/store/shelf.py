@@ -13,12 +13,12 @@ from pathlib import Path
 from edgeagent.config import Config
 from edgeagent.errors import InvalidRequest, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store.adoption import Adoptable
-from edgeagent.store.cache import HubCache
-from edgeagent.store.catalog import match_entry
-from edgeagent.store.gguf import validate_model
+from edgeagent.store.gguf.header import validate_model
+from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.last_use import LastUse
-from edgeagent.store.names import CatalogName, is_short_name, parse_name, without_latest
-from edgeagent.store.own_names import Imported, OwnNamesFile, with_alias, with_import
+from edgeagent.store.names.catalog import match_entry
+from edgeagent.store.names.own import Imported, OwnNamesFile, with_alias, with_import
+from edgeagent.store.names.parsing import CatalogName, is_short_name, parse_name, without_latest
 from edgeagent.store.resolve import DEFAULT_NAMES, Found, Library
 from edgeagent.store.verified import VerifiedFiles
 

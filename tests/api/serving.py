@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeagent.api.app import create_app
 from edgeagent.api.gate.access import OWN_USER, PEER_KEY, User
-from edgeagent.api.responses.store import ResponseStore, stored_limits
+from edgeagent.api.responses.storage.store import ResponseStore, stored_limits
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
 from tests.api.checked_app import CheckedApp

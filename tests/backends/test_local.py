@@ -25,7 +25,7 @@ from edgeagent.errors import (
     WorkerCrashed,
 )
 from edgeagent.types import Finished, FinishReason, GenerateRequest, Started, Step, TextDelta, WorkerState
-from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import stub_command
 from tests.worker.support import QUICK, eventually, request
 

@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from edgeagent.api.responses.socket import session
-from edgeagent.api.responses.store import ResponseStore
+from edgeagent.api.responses.storage.store import ResponseStore
 from edgeagent.config import Config, ServerConfig
 from edgeagent.types import Started, TextDelta
 from tests.backends.fake import FakeBackend, Gate, finished

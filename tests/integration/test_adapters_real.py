@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from edgeagent.store.catalog import builtin_model
+from edgeagent.store.names.catalog import builtin_model
 from tests.adapters import make_adapter
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 

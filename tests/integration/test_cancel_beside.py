@@ -13,8 +13,8 @@ from edgeagent.engine import step_in_progress
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Slice
 from edgeagent.types import Finished, FinishReason, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
-from edgeagent.worker.child.host import Host
-from edgeagent.worker.child.loop import PromptReady, Worker
+from edgeagent.worker.child.generator.host import Host
+from edgeagent.worker.child.generator.loop import PromptReady, Worker
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, FromWorker, Load, StepResult, Submit
 from tests.conftest import TinyModel

@@ -15,7 +15,7 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.llama.model import Model
 from edgeagent.types import MemoryKind
-from edgeagent.worker.child import host
+from edgeagent.worker.child.generator import host
 from tests.integration.test_disk_cache_host import PROMPT, Machine
 from tests.models import make_tiny_model
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from websockets.asyncio.client import connect
 
-from edgeagent.store.catalog import builtin_model
+from edgeagent.store.names.catalog import builtin_model
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.present import present
 

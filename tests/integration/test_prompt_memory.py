@@ -12,7 +12,7 @@ import pytest
 from edgeagent.backends.local import LocalBackend
 from edgeagent.errors import WorkerCrashed
 from edgeagent.types import MemoryKind, Tokenize
-from edgeagent.worker.parent.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import Patience
 from tests.conftest import TinyModel
 from tests.integration.test_slow_machine import ask, running, tokens_of
 

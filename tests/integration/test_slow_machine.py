@@ -14,11 +14,11 @@ import pytest
 
 from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
-from edgeagent.store.gguf import validate_model
+from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import CachePolicy, GenerateRequest, MemoryKind, SamplingParams, Tier, Tokenize, TokenPrompt
-from edgeagent.worker.parent.pool import Pool
-from edgeagent.worker.parent.supervisor import WORKER_COMMAND
-from edgeagent.worker.parent.watchdog import Patience
+from edgeagent.worker.parent.pool.pool import Pool
+from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
+from edgeagent.worker.parent.supervision.watchdog import Patience
 from tests.conftest import TinyModel
 from tests.integration.test_worker_real import Files
 from tests.slow_worker import slow_command

@@ -23,7 +23,7 @@ from msgspec import structs
 from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelLoadFailed, RequestTimeout
-from edgeagent.store.gguf import GgufHeader, validate_model
+from edgeagent.store.gguf.header import GgufHeader, validate_model
 from edgeagent.types import (
     CachePolicy,
     Finished,
@@ -38,8 +38,8 @@ from edgeagent.types import (
     TokenPrompt,
     WorkerState,
 )
-from edgeagent.worker.parent.pool import Pool
-from edgeagent.worker.parent.watchdog import Patience
+from edgeagent.worker.parent.pool.pool import Pool
+from edgeagent.worker.parent.supervision.watchdog import Patience
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
 from tests.worker.support import eventually
@@ -299,7 +299,7 @@ from tests.integration.test_worker_real import Files
 from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.types import WorkerState
-from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.parent.pool.pool import Pool
 
 async def main():
     config = Config(engine=EngineConfig(threads=1, calibration_s=0))

@@ -47,11 +47,11 @@ _CACHE = (
 )
 _DISK = (*_CACHE, "tests/robust/test_F8_cache_files.py", "tests/robust/test_F7_cache_disk.py")
 _SUPERVISOR = (
-    "tests/worker/parent/test_supervisor.py",
-    "tests/worker/parent/test_queries.py",
+    "tests/worker/parent/supervision/test_supervisor.py",
+    "tests/worker/parent/supervision/test_queries.py",
     "tests/worker/test_trial.py",
 )
-_WORKER = ("tests/worker/parent/test_pool.py", "tests/backends", "tests/robust/test_F2_causes.py")
+_WORKER = ("tests/worker/parent/pool/test_pool.py", "tests/backends", "tests/robust/test_F2_causes.py")
 _DEATHS = ("tests/robust/test_F1_worker_killed.py", "tests/robust/test_F3_quarantine.py")
 _HANGS = ("tests/robust/test_F21_hostile_worker.py",)
 
@@ -95,11 +95,11 @@ TARGETS = (
     Target("edgeagent/engine/cache/cached_prefix.py", ("tests/engine/cache/test_chain.py",), ("tests/engine",)),
     Target("edgeagent/engine/cache/backlog.py", ("tests/engine/cache/test_backlog.py",), ("tests/engine",)),
     Target("edgeagent/machine_policy/*.py", ("tests/machine_policy",), ("tests/router/test_machine_policy.py",)),
-    Target("edgeagent/router/*.py", ("tests/router",), ("tests/cli/test_remote_checkup.py",)),
-    Target("edgeagent/worker/parent/supervisor.py", _SUPERVISOR, (*_WORKER, *_DEATHS, *_HANGS)),
+    Target("edgeagent/router/*.py", ("tests/router",), ("tests/cli/remotes/test_checkup.py",)),
+    Target("edgeagent/worker/parent/supervision/supervisor.py", _SUPERVISOR, (*_WORKER, *_DEATHS, *_HANGS)),
     Target(
         "edgeagent/worker/protocol.py",
         ("tests/worker/test_protocol.py", "tests/test_defaults.py"),
-        ("tests/worker/parent/test_channel.py", *_HANGS),
+        ("tests/worker/parent/supervision/test_channel.py", *_HANGS),
     ),
 )

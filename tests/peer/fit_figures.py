@@ -16,8 +16,8 @@ import psutil
 
 from edgeagent.config import EngineConfig
 from edgeagent.fit.need import num_cells_wanted, predict
-from edgeagent.store.catalog import builtin_model
-from edgeagent.store.gguf import read_header
+from edgeagent.store.gguf.header import read_header
+from edgeagent.store.names.catalog import builtin_model
 from tests.integration.conftest import start_daemon, stop_daemon
 from tests.peer.shelf import SHAPES
 from tests.peer.shelf.files import cached_model

@@ -23,7 +23,7 @@ import httpx
 import psutil
 
 from edgeagent.bench.stats import median
-from edgeagent.store.catalog import builtin_model
+from edgeagent.store.names.catalog import builtin_model
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 
 NUM_MODELS = 20

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgeagent.bench.stats import median
-from edgeagent.store.cache import HubCache
+from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.verified import file_sha256
 from tests.hub_server import hub_server, sha256
 from tests.store.gguf_bytes import small_model

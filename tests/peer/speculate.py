@@ -25,7 +25,7 @@ from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampled, Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import SamplingParams
-from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Load
 from tests.peer.build import binary, default_folder

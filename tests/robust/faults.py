@@ -25,8 +25,8 @@ from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.router.router import Router
 from edgeagent.types import ModelStatus, WorkerState
-from edgeagent.worker.parent.pool import Pool
-from edgeagent.worker.parent.watchdog import Patience
+from edgeagent.worker.parent.pool.pool import Pool
+from edgeagent.worker.parent.supervision.watchdog import Patience
 from tests.api.event_grammar import EventGrammar
 from tests.daemon.running import Running, running
 from tests.robust.lag import waited_s

@@ -26,8 +26,8 @@ from pathlib import Path
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import GenerateRequest, TextPrompt
 from edgeagent.worker.child import process
-from edgeagent.worker.child.host import Host
-from edgeagent.worker.child.prepared import Prepared
+from edgeagent.worker.child.generator.host import Host
+from edgeagent.worker.child.generator.prepared import Prepared
 from edgeagent.worker.protocol import Delivered
 from edgeagent.worker.sandbox import privileges
 from edgeagent.worker.sandbox.system_calls import MACHINES

@@ -14,8 +14,8 @@ from typing import Any
 
 from edgeagent.api.ollama import pull as ollama_pull
 from edgeagent.api.ops import model_pulls
-from edgeagent.store import transfer
-from edgeagent.store.hub import Puller
+from edgeagent.store.hub import transfer
+from edgeagent.store.hub.pull import Puller
 from tests.robust import asgi
 from tests.robust.name_vectors import WIRE_NAMES
 

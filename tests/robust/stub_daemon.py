@@ -20,7 +20,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import serve
 from edgeagent.router.router import Router
 from edgeagent.runtime_file import find_daemon
-from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.parent.pool.pool import Pool
 from tests.robust.stub_service import Files
 from tests.stub_worker import stub_command
 from tests.worker.support import QUICK

@@ -11,7 +11,7 @@ from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.router.router import Router
 from edgeagent.types import WorkerState
-from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import stub_command
 from tests.worker.support import QUICK, eventually
 

@@ -26,9 +26,9 @@ import pytest
 from edgeagent import cache_folder
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import InvalidRequest
-from edgeagent.store.gguf import validate_model
+from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import MemoryKind
-from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import DiskCache
 from edgeagent.worker.sandbox import landlock, sandbox
 from tests.conftest import TinyModel

@@ -49,7 +49,7 @@ async def test_a_stream_goes_on_and_the_cause_is_told(tmp_path: Path) -> None:
 
 async def test_where_the_kernel_says_so_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = itertools.count()
-    monkeypatch.setattr("edgeagent.worker.parent.channel.num_oom_kills", lambda: next(counts))
+    monkeypatch.setattr("edgeagent.worker.parent.supervision.channel.num_oom_kills", lambda: next(counts))
     async with faulty(tmp_path) as victim:
         assert (await victim.ask("die SIGKILL 2 | answer 4")).text == "0 1 2 3 "
         assert "out of memory: the kernel ended it" in (victim.model.cause or "")

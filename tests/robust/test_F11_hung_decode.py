@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.worker.parent.channel import Channel
+from edgeagent.worker.parent.supervision.channel import Channel
 from tests.robust.faults import faulty
 from tests.worker.support import QUICK
 

@@ -17,7 +17,7 @@ MAY_TELL_THE_DATE = (
     "backends/remote/attempt.py",  # Retry-After may be a date
     "backends/remote/run.py",  # pseudonyms change with the day
     "cache_folder.py",
-    "cli/egress.py",
+    "cli/remotes/egress.py",
     "credentials.py",
     "daemon/logs.py",
     "daemon/traces.py",
@@ -26,7 +26,7 @@ MAY_TELL_THE_DATE = (
     "router/remote_backends.py",  # where no clock tells a sleep
     "runtime_file.py",
     "store/",
-    "text/template.py",
+    "text/template/chat_template.py",
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 # A network of one machine, in a namespace of its own: the remote is at an address that comes and goes.
 ALONE = """
 import asyncio, subprocess, sys
-from edgeagent.backends.remote import names
+from edgeagent.backends.remote.connection import names
 from tests.backends.remote.fault_server import Act, faults, half, stream
 from tests.backends.remote.streams import answer, chunk
 from tests.backends.remote.support import Clock, LIMITS, REQUEST, ask, backend, until

@@ -13,10 +13,10 @@ import pytest
 from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import EdgeAgentError, ModelChanged, ModelLoadFailed
-from edgeagent.store.gguf import validate_model
+from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import GenerateRequest, MemoryKind, SamplingParams, TokenPrompt, WorkerState
-from edgeagent.worker.parent.pool import Pool
-from edgeagent.worker.parent.watchdog import Patience
+from edgeagent.worker.parent.pool.pool import Pool
+from edgeagent.worker.parent.supervision.watchdog import Patience
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
 from tests.worker.support import Record, eventually

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeagent.worker.parent import channel, supervisor
+from edgeagent.worker.parent.supervision import channel, supervisor
 from tests.robust.faults import TERMINAL, faulty
 
 MAX_GROWTH_BYTES = 8 << 20

@@ -12,9 +12,9 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.store.gguf import validate_model
+from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import CachePolicy, GenerateRequest, MemoryKind, SamplingParams, TokenPrompt
-from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.parent.pool.pool import Pool
 from tests.conftest import TinyModel
 from tests.engine.test_engine import greedy
 from tests.fakes import FakeRunner, warm_costs

@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from edgeagent.backends.base import Backend
-from edgeagent.backends.remote import cluster, transport
 from edgeagent.backends.remote.backend import RemoteBackend
+from edgeagent.backends.remote.connection import transport
+from edgeagent.backends.remote.endpoints import cluster
 from edgeagent.config import Config
 from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import folder_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import StoreConfig
-from edgeagent.store import transfer
-from edgeagent.store.hub import Puller
+from edgeagent.store.hub import transfer
+from edgeagent.store.hub.pull import Puller
 from edgeagent.store.resolve import Library
 from tests.hub_server import HubServer, hub_server
 

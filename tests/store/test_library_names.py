@@ -11,7 +11,7 @@ import pytest
 from edgeagent.config import StoreConfig
 from edgeagent.errors import EdgeAgentError, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store.model_folder import ModelFolder
-from edgeagent.store.own_names import NAMES_FILE, Imported, OwnNames, OwnNamesFile, with_alias, with_import
+from edgeagent.store.names.own import NAMES_FILE, Imported, OwnNames, OwnNamesFile, with_alias, with_import
 from edgeagent.store.resolve import Library
 from tests.hub_server import sha256
 from tests.store.gguf_bytes import MODEL_KEYS, STRING, GgufBytes, key, small_model, split_model

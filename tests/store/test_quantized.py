@@ -13,9 +13,9 @@ import pytest
 from edgeagent.config import StoreConfig
 from edgeagent.errors import ConfigError, InvalidRequest, ModelLoadFailed, StoreError
 from edgeagent.store import quantized
+from edgeagent.store.gguf.tensor_types import FILE_TYPES
 from edgeagent.store.quantized import TYPES, Plan, being_written, check_room, plan, type_number
 from edgeagent.store.resolve import Found, Origin
-from edgeagent.store.tensor_types import FILE_TYPES
 from tests.store.gguf_bytes import GgufBytes, small_model, tensor
 
 UNQUANTIZED = GgufBytes(
@@ -42,7 +42,7 @@ def test_types() -> None:
 
 
 def test_the_help_names_every_type() -> None:
-    from edgeagent.cli.quantize import TYPE_HELP
+    from edgeagent.cli.models.quantize import TYPE_HELP
 
     assert TYPE_HELP.split(", from")[0].replace(" or ", ", ").split(", ") == list(TYPES)
 

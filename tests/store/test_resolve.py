@@ -9,11 +9,11 @@ import pytest
 
 from edgeagent.config import StoreConfig
 from edgeagent.errors import ModelDamaged, ModelNotFound, StoreError
-from edgeagent.store import catalog
 from edgeagent.store import resolve as resolve_module
-from edgeagent.store.cache import HubCache
-from edgeagent.store.catalog import BuiltinModel, CatalogEntry
-from edgeagent.store.gguf import GgufHeader, read_header
+from edgeagent.store.gguf.header import GgufHeader, read_header
+from edgeagent.store.hub.cache import HubCache
+from edgeagent.store.names import catalog
+from edgeagent.store.names.catalog import BuiltinModel, CatalogEntry
 from edgeagent.store.resolve import Library, ResolvedModel, current_header, resolve
 from tests.hub_server import sha256
 from tests.store.gguf_bytes import small_model, split_model

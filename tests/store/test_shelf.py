@@ -11,11 +11,11 @@ import pytest
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.store.adoption import Adoptable
-from edgeagent.store.cache import HubCache
-from edgeagent.store.gguf import read_header
+from edgeagent.store.gguf.header import read_header
+from edgeagent.store.hub.cache import HubCache
+from edgeagent.store.hub.pruning import Pruner
 from edgeagent.store.last_use import LastUse
-from edgeagent.store.own_names import OwnNames, OwnNamesFile
-from edgeagent.store.pruning import Pruner
+from edgeagent.store.names.own import OwnNames, OwnNamesFile
 from edgeagent.store.resolve import Library, current_header
 from edgeagent.store.shelf import Shelf
 from tests.hub_server import sha256

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.worker.parent.supervisor import Supervisor
+from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from tests.worker.support import Make, make_supervisor
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import Finished, GenerateRequest, Step, TextDelta, TextPrompt
-from edgeagent.worker.parent.supervisor import Supervisor
-from edgeagent.worker.parent.watchdog import Patience
+from edgeagent.worker.parent.supervision.supervisor import Supervisor
+from edgeagent.worker.parent.supervision.watchdog import Patience
 from edgeagent.worker.protocol import Load
 from tests.stub_worker import stub_command
 

@@ -14,9 +14,9 @@ from gguf import GGUFWriter
 
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, TemplateTooSlow
-from edgeagent.store.gguf import validate_model
+from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import ChatPrompt, GenerateRequest, MemoryKind, Message, WorkerState
-from edgeagent.worker.parent.pool import Pool
+from edgeagent.worker.parent.pool.pool import Pool
 from tests import models
 from tests.worker.support import Record, request
 
@@ -35,7 +35,7 @@ BUSY = (
 )
 UNCOUNTED = """
 import os
-from edgeagent.text import budget
+from edgeagent.text.template import budget
 from edgeagent.worker.child import process
 from edgeagent.worker.render import process as render_process, renderer
 budget.weigh = lambda value: 0

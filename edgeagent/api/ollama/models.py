@@ -25,8 +25,8 @@ from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.config import Config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound
-from edgeagent.store.cache import named_sha256
-from edgeagent.store.gguf import GgufHeader
+from edgeagent.store.gguf.header import GgufHeader
+from edgeagent.store.hub.cache import named_sha256
 from edgeagent.store.resolve import Library, LocalModel, current_header
 from edgeagent.types import ModelInfo, ModelStatus, WorkerState
 

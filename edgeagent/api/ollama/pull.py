@@ -18,8 +18,8 @@ from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InvalidRequest
-from edgeagent.store.hub import Puller
-from edgeagent.store.progress import OnProgress, Progress
+from edgeagent.store.hub.progress import OnProgress, Progress
+from edgeagent.store.hub.pull import Puller
 
 router = APIRouter(route_class=OllamaRoute)
 

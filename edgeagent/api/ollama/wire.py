@@ -22,7 +22,7 @@ from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import OllamaRefusal, error_body, error_headers, http_status
 from edgeagent.api.wire.sse import Stream
 from edgeagent.errors import EdgeAgentError, InternalError, Overloaded
-from edgeagent.store.names import without_latest
+from edgeagent.store.names.parsing import without_latest
 
 logger = logging.getLogger(__name__)
 

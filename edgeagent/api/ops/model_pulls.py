@@ -18,8 +18,8 @@ from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
-from edgeagent.store.hub import PulledModel, Puller
-from edgeagent.store.progress import OnProgress
+from edgeagent.store.hub.progress import OnProgress
+from edgeagent.store.hub.pull import PulledModel, Puller
 
 router = APIRouter()
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from edgeagent.api.gate.grants import revoked, until_revoked
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
-from edgeagent.store.progress import OnProgress, Progress
+from edgeagent.store.hub.progress import OnProgress, Progress
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 
 from edgeagent.api.responses.event_json import Echo
-from edgeagent.api.responses.items import Item, ReferenceItem, read_items, to_messages
+from edgeagent.api.responses.items.items import Item, ReferenceItem, read_items, to_messages
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
     Body,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from edgeagent.api.responses.items import (
+from edgeagent.api.responses.items.items import (
     CallItem,
     CallOutputItem,
     CompactionItem,

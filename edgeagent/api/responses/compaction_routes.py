@@ -13,7 +13,7 @@ from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
 from edgeagent.api.responses.compaction import compacted, num_input_tokens, summarize
 from edgeagent.api.responses.events import new_id
-from edgeagent.api.responses.item_json import item_body
+from edgeagent.api.responses.items.as_json import item_body
 from edgeagent.api.responses.routes import open_turn
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.json_body import read_body

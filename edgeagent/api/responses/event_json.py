@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 
-from edgeagent.api.responses.item_json import OutputItem, OutputText, ReasoningText
+from edgeagent.api.responses.items.as_json import OutputItem, OutputText, ReasoningText
 from edgeagent.api.wire.logprobs import Scored
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import LlamaTimings, ResponseUsage, Run, RunsAt

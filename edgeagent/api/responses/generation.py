@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from edgeagent.api.responses.compaction import SummaryCancelled, compacted, num_input_tokens, summarize
 from edgeagent.api.responses.events import Compacted, Compacting, CompactionStep, new_id
-from edgeagent.api.responses.items import CompactionItem, Item, MessageItem
+from edgeagent.api.responses.items.items import CompactionItem, Item, MessageItem
 from edgeagent.api.responses.turn import Turn, unrun
 from edgeagent.api.service import Service
 from edgeagent.errors import InternalError

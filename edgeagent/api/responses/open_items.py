@@ -22,7 +22,7 @@ from edgeagent.api.responses.event_json import (
     ReasoningTextDone,
     ServerEvent,
 )
-from edgeagent.api.responses.item_json import (
+from edgeagent.api.responses.items.as_json import (
     ItemStatus,
     OutputCall,
     OutputCompaction,

@@ -12,7 +12,7 @@ from typing import cast
 
 from edgeagent.api.responses.event_json import Notes, ResponseBody, ServerEvent
 from edgeagent.api.responses.events import Progress, about
-from edgeagent.api.responses.item_json import ItemStatus
+from edgeagent.api.responses.items.as_json import ItemStatus
 from edgeagent.api.responses.open_items import OpenItem, closed_item
 from edgeagent.api.wire.shape import Json
 

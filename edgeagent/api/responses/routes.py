@@ -15,7 +15,7 @@ from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
 from edgeagent.api.responses.driver import drive
 from edgeagent.api.responses.events import TERMINAL, set_delivery
 from edgeagent.api.responses.generation import TurnSteps, steps_of
-from edgeagent.api.responses.history import ConnectionHistory
+from edgeagent.api.responses.storage.history import ConnectionHistory
 from edgeagent.api.responses.turn import Turn, begin_turn
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.delivery_time import DeliveryTime

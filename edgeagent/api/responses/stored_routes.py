@@ -13,8 +13,8 @@ from pydantic_core import from_json
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses import background
-from edgeagent.api.responses.item_json import item_body
-from edgeagent.api.responses.items import Item
+from edgeagent.api.responses.items.as_json import item_body
+from edgeagent.api.responses.items.items import Item
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.errors import InvalidRequest, NotFound

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import NewId, ResponseEvents, new_id, new_response
-from edgeagent.api.responses.history import ConnectionHistory, Conversation, Recalled, StoredResponse
-from edgeagent.api.responses.item_json import with_id
-from edgeagent.api.responses.items import Item
+from edgeagent.api.responses.items.as_json import with_id
+from edgeagent.api.responses.items.items import Item
+from edgeagent.api.responses.storage.history import ConnectionHistory, Conversation, Recalled, StoredResponse
 from edgeagent.api.service import Service, status_of
 from edgeagent.api.wire.fields import with_adapter
 from edgeagent.errors import EdgeAgentError, InternalError

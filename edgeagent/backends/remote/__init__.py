@@ -1,5 +1,5 @@
 """Generation on another machine that speaks OpenAI's protocol.
 
-`transport` is the only way out, and takes a Permit. `body` writes requests, `sse` and `answer` read streams, `endpoint`
-knows how one base URL fares, `choose` picks among them, `backend` is what the router sees.
+`connection` has the only way out, which takes a Permit. `bodies` writes requests, `answers` reads streams,
+`endpoints` knows how each base URL fares and picks among them, `backend` is what the router sees.
 """

@@ -8,11 +8,11 @@ import time
 from datetime import UTC
 from functools import partial
 
-from edgeagent.backends.remote.answer import AnswerReader, failure_of_body
+from edgeagent.backends.remote.answers.echo import EchoGuard
+from edgeagent.backends.remote.answers.reader import AnswerReader, failure_of_body
+from edgeagent.backends.remote.connection.transport import Call, Exchange, Transport
 from edgeagent.backends.remote.control import Control, OutOfTime
-from edgeagent.backends.remote.echo import EchoGuard
 from edgeagent.backends.remote.failures import Failure, Kind
-from edgeagent.backends.remote.transport import Call, Exchange, Transport
 from edgeagent.remotes import Limits
 from edgeagent.types import Delta, Permit
 

@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator, Callable
 
 from edgeagent.backends.base import CONTEXT, UNREACHABLE, Estimate
 from edgeagent.backends.remote.access import FindKey
-from edgeagent.backends.remote.body import unsupported
-from edgeagent.backends.remote.choose import score
-from edgeagent.backends.remote.cluster import Cluster, Ledger, num_prompt_tokens
+from edgeagent.backends.remote.bodies.chat import unsupported
+from edgeagent.backends.remote.connection.transport import Call, check_permit
 from edgeagent.backends.remote.control import Cause
+from edgeagent.backends.remote.endpoints.choose import score
+from edgeagent.backends.remote.endpoints.cluster import Cluster, Ledger, num_prompt_tokens
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure
 from edgeagent.backends.remote.run import Run
-from edgeagent.backends.remote.transport import Call, check_permit
 from edgeagent.errors import ConfigError, Forbidden, ModelNotFound, NotSupported, Overloaded, RemoteUnavailable
 from edgeagent.remotes import Remote
 from edgeagent.types import (

@@ -8,21 +8,21 @@ import time
 from functools import partial
 
 from edgeagent.backends.remote.access import KEY_IS_MENDED, Headers, quotes_key
-from edgeagent.backends.remote.answer import NO_TOKEN, AnswerReader, Tally
-from edgeagent.backends.remote.answer_chat import ChatReader
-from edgeagent.backends.remote.answer_responses import ResponsesReader
+from edgeagent.backends.remote.answers.chat import ChatReader
+from edgeagent.backends.remote.answers.echo import EchoGuard
+from edgeagent.backends.remote.answers.reader import NO_TOKEN, AnswerReader, Tally
+from edgeagent.backends.remote.answers.responses import ResponsesReader
 from edgeagent.backends.remote.attempt import Attempt
-from edgeagent.backends.remote.body import Body, Target, tokens_left, write_body
-from edgeagent.backends.remote.body_responses import write_responses_body
-from edgeagent.backends.remote.cluster import Cluster, num_prompt_tokens
-from edgeagent.backends.remote.context import is_too_long, told_context
+from edgeagent.backends.remote.bodies.chat import Body, Target, tokens_left, write_body
+from edgeagent.backends.remote.bodies.responses import write_responses_body
+from edgeagent.backends.remote.connection.transport import Call
 from edgeagent.backends.remote.control import Cause, Control, Ended, OutOfTime
 from edgeagent.backends.remote.dialect import VLLM
-from edgeagent.backends.remote.echo import EchoGuard
-from edgeagent.backends.remote.endpoint import Endpoint
+from edgeagent.backends.remote.endpoints.cluster import Cluster, num_prompt_tokens
+from edgeagent.backends.remote.endpoints.context import is_too_long, told_context
+from edgeagent.backends.remote.endpoints.endpoint import Endpoint
+from edgeagent.backends.remote.endpoints.probe import Prober
 from edgeagent.backends.remote.failures import MAY_GO_ELSEWHERE, WAS_NOT_SENT, Failure, Kind
-from edgeagent.backends.remote.probe import Prober
-from edgeagent.backends.remote.transport import Call
 from edgeagent.errors import (
     ConfigError,
     ContextLengthExceeded,

@@ -35,8 +35,8 @@ from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.encoder.host import EncoderHost
 from edgeagent.worker.child.encoder.loop import EncoderWorker
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
-from edgeagent.worker.child.host import Host
-from edgeagent.worker.child.loop import PromptReady, PromptRefused, Worker
+from edgeagent.worker.child.generator.host import Host
+from edgeagent.worker.child.generator.loop import PromptReady, PromptRefused, Worker
 from edgeagent.worker.child.opening import can_take_less, open_model
 from edgeagent.worker.child.questions import Questions
 from edgeagent.worker.exit_cause import describe_left_out

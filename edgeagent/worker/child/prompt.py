@@ -10,8 +10,8 @@ from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
-from edgeagent.text.rendered import Rendered, tokenize_rendered
-from edgeagent.text.shortening import cut_before, cut_places, num_items, text_of
+from edgeagent.text.template.rendered import Rendered, tokenize_rendered
+from edgeagent.text.template.shortening import cut_before, cut_places, num_items, text_of
 from edgeagent.text.tool_format import KNOWN_MARKERS, ReasoningMarkers
 from edgeagent.text.vocabulary import SpecialTexts
 from edgeagent.types import (

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest
-from edgeagent.text.rendered import Rendered
-from edgeagent.text.template import ChatTemplate
+from edgeagent.text.template.chat_template import ChatTemplate
+from edgeagent.text.template.rendered import Rendered
 from edgeagent.worker.render.protocol import (
     Done,
     Ended,

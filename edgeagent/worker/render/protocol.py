@@ -15,7 +15,7 @@ import struct
 import msgspec
 from msgspec import Struct
 
-from edgeagent.text.rendered import Rendered
+from edgeagent.text.template.rendered import Rendered
 from edgeagent.text.tool_format import ToolFormat
 from edgeagent.types import ChatPrompt
 
@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 20
 
 
 class Open(Struct, frozen=True, tag="open"):
-    """Compile a template and find out what it can; see text.template.ChatTemplate."""
+    """Compile a template and find out what it can; see text.template.chat_template.ChatTemplate."""
 
     number: int
     source: str | None

@@ -16,8 +16,8 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from edgeagent.errors import InternalError, InvalidRequest, TemplateTooSlow, from_code
-from edgeagent.text.rendered import Rendered
-from edgeagent.text.template import ChatTemplate
+from edgeagent.text.template.chat_template import ChatTemplate
+from edgeagent.text.template.rendered import Rendered
 from edgeagent.text.tool_format import ToolFormat
 from edgeagent.types import ChatPrompt
 from edgeagent.worker.exit_cause import is_from_outside

@@ -21,7 +21,7 @@ from llama_cpp import Llama
 
 from edgeagent.config import EngineConfig
 from edgeagent.types import ChatPrompt, GenerateRequest, Message, SamplingParams, TokenPrompt, Tool, ToolCall
-from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Load
 

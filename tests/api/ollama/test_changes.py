@@ -10,7 +10,7 @@ import pytest_asyncio
 from ollama import AsyncClient, ResponseError
 
 from edgeagent.config import Config, StoreConfig
-from edgeagent.store.own_names import Imported, OwnNamesFile, with_import
+from edgeagent.store.names.own import Imported, OwnNamesFile, with_import
 from edgeagent.types import ModelStatus, WorkerState, replace
 from tests.api.services import INFO, Answering
 from tests.daemon.running import TOKEN, Running, running

@@ -22,9 +22,9 @@ from edgeagent.api.wire import first_step
 from edgeagent.api.wire.fields import MAX_INT32
 from edgeagent.config import Config, ServerConfig, StoreConfig
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelLoadFailed, Overloaded, WorkerCrashed
-from edgeagent.store.catalog import builtin_model
-from edgeagent.store.hub import Puller
-from edgeagent.store.own_names import OwnNamesFile, with_alias
+from edgeagent.store.hub.pull import Puller
+from edgeagent.store.names.catalog import builtin_model
+from edgeagent.store.names.own import OwnNamesFile, with_alias
 from edgeagent.types import (
     ChatPrompt,
     Delta,

@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect
 from edgeagent.api.ops import probe
 from edgeagent.config import Config, LoadConfig, ModelConfig, StoreConfig
 from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelLoading, Overloaded
-from edgeagent.store.cache import HubCache
+from edgeagent.store.hub.cache import HubCache
 from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextDelta, TextPrompt, WorkerState
 from tests.api.services import INFO, OneModel
 from tests.backends.fake import FakeBackend, Gate, failing, finished

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from edgeagent.api.ops import model_pulls
 from edgeagent.config import Config, StoreConfig
-from edgeagent.store.hub import Puller
+from edgeagent.store.hub.pull import Puller
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
 from tests.hub_server import HubServer, hub_server, sha256

@@ -12,8 +12,8 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from pydantic import BaseModel
 
-from edgeagent.api.responses.history import StoredResponse
-from edgeagent.api.responses.store import ResponseStore
+from edgeagent.api.responses.storage.history import StoredResponse
+from edgeagent.api.responses.storage.store import ResponseStore
 from edgeagent.api.wire import first_step
 from edgeagent.errors import ModelNotFound, WorkerCrashed
 from edgeagent.types import (

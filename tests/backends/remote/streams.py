@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from edgeagent.backends.mailbox import merge_steps
-from edgeagent.backends.remote.answer import AnswerReader
+from edgeagent.backends.remote.answers.reader import AnswerReader
 from edgeagent.backends.remote.failures import Failure
 from edgeagent.types import Delta, Step
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.backends.remote.echo import MIN_CERTAIN_CHARS, EchoGuard
+from edgeagent.backends.remote.answers.echo import MIN_CERTAIN_CHARS, EchoGuard
 from edgeagent.errors import (
     ConfigError,
     ContextLengthExceeded,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from edgeagent.backends.remote import names
-from edgeagent.backends.remote.health import OPEN_S
-from edgeagent.backends.remote.transport import Exchange
+from edgeagent.backends.remote.connection import names
+from edgeagent.backends.remote.connection.transport import Exchange
+from edgeagent.backends.remote.endpoints.health import OPEN_S
 from edgeagent.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -564,7 +564,7 @@ async def test_a_resolver_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyP
         raise OSError(errno.EAGAIN, "late")
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr("edgeagent.backends.remote.network.NAME_S", 0.1)
+    monkeypatch.setattr("edgeagent.backends.remote.connection.network.NAME_S", 0.1)
     try:
         async with backend("http://box.example/v1", plaintext=True) as remote:
             failed(await ask(remote), "not resolved within")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from edgeagent.backends.remote import names
-from edgeagent.backends.remote.answer import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS
-from edgeagent.backends.remote.answer_chat import ChatReader
-from edgeagent.backends.remote.answer_responses import ResponsesReader
+from edgeagent.backends.remote.answers.chat import ChatReader
+from edgeagent.backends.remote.answers.echo import EchoGuard
+from edgeagent.backends.remote.answers.reader import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS
+from edgeagent.backends.remote.answers.responses import ResponsesReader
 from edgeagent.backends.remote.attempt import retry_after_s
-from edgeagent.backends.remote.echo import EchoGuard
-from edgeagent.backends.remote.network import Network
+from edgeagent.backends.remote.connection import names
+from edgeagent.backends.remote.connection.network import Network
 from edgeagent.errors import RemoteUnavailable
 from edgeagent.types import Delta, TextDelta, Usage
 from tests.backends.remote.fault_server import Script, faults, models, plain, stream

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.backends.remote.errands import Errands
+from edgeagent.backends.remote.connection.errands import Errands
 from edgeagent.backends.remote.failures import Failure
 from edgeagent.remotes import Limits, Tls
 from edgeagent.types import ChatPrompt, Message, replace

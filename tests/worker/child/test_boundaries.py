@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.text.template import ChatTemplate
+from edgeagent.text.template.chat_template import ChatTemplate
 from edgeagent.types import ChatPrompt, Message
 from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
 

@@ -12,10 +12,10 @@ from msgspec import structs
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import devices
 from edgeagent.errors import ModelLoadFailed
-from edgeagent.store.gguf import read_header
+from edgeagent.store.gguf.header import read_header
 from edgeagent.types import DeviceInfo, MemoryKind
 from edgeagent.worker.child import opening
-from edgeagent.worker.child.host import Host
+from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import can_take_less, open_model
 from edgeagent.worker.protocol import Load
 from tests.conftest import TinyModel

@@ -23,7 +23,7 @@ from edgeagent.types import (
     TokenPrompt,
 )
 from edgeagent.worker.child.process import _own_bytes
-from edgeagent.worker.parent.supervisor import WORKER_COMMAND
+from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
     MAX_FRAME_FROM_WORKER_BYTES,

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from edgeagent.errors import InvalidRequest, TemplateTooSlow
-from edgeagent.text import budget
-from edgeagent.text.rendered import Rendered
-from edgeagent.text.template import CHATML, ChatTemplate
+from edgeagent.text.template import budget
+from edgeagent.text.template.chat_template import CHATML, ChatTemplate
+from edgeagent.text.template.rendered import Rendered
 from edgeagent.text.tool_format import THINK
 from edgeagent.types import ChatPrompt, Message
 from edgeagent.worker.render import process as render_process

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.api.responses.event_json import ResponseBody
-from edgeagent.api.responses.history import Missing, StoredResponse
+from edgeagent.api.responses.storage.history import Missing, StoredResponse
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire.shape import Json
 

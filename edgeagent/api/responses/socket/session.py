@@ -15,8 +15,7 @@ from typing import cast
 
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
-from edgeagent.api.responses.history import ConnectionHistory, Recalled
-from edgeagent.api.responses.items import Item
+from edgeagent.api.responses.items.items import Item
 from edgeagent.api.responses.socket import actions, steering
 from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Queue, Send, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
@@ -32,6 +31,7 @@ from edgeagent.api.responses.socket.lanes import (
 )
 from edgeagent.api.responses.socket.steering import Steer, SteerRefused
 from edgeagent.api.responses.socket.steers import Steers
+from edgeagent.api.responses.storage.history import ConnectionHistory, Recalled
 from edgeagent.api.responses.turn import begin_turn, unrun
 from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import error_body, error_event

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import cast
 
 from edgeagent.api.responses.events import NewId
-from edgeagent.api.responses.history import ConnectionHistory
 from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.lanes import Lane, Live
 from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
+from edgeagent.api.responses.storage.history import ConnectionHistory
 from edgeagent.api.wire.shape import Json
 
 

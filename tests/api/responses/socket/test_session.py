@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from edgeagent.api.responses.database import Limits, ResponseDatabase
 from edgeagent.api.responses.events import TERMINAL
-from edgeagent.api.responses.history import ConnectionHistory, Recalled
 from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.lanes import Expiry
 from edgeagent.api.responses.socket.session import MAX_ACTIVE, MAX_REFUSALS, MAX_WAITING, Session
+from edgeagent.api.responses.storage.database import Limits, ResponseDatabase
+from edgeagent.api.responses.storage.history import ConnectionHistory, Recalled
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
 from edgeagent.types import ChatPrompt, Delta, FinishReason, Message, Started, Step, TextDelta, ToolCallStarted

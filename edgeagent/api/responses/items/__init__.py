@@ -1,0 +1,1 @@
+"""The items of conversations, and their JSON."""

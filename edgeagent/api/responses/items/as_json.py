@@ -1,0 +1,134 @@
+"""Items as the wire shows them, and as they are stored: the inverse of items.read_items.
+
+Every item has an id here, a status, and content in one part, which joins the text of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+from edgeagent.api.responses.items.items import (
+    CallItem,
+    CallOutputItem,
+    CompactionItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    ReferenceItem,
+)
+from edgeagent.api.wire.logprobs import Scored
+from edgeagent.api.wire.shape import Json, Shape
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Shape):
+    """Text that was generated."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Scored]
+
+
+class ReasoningText(Shape):
+    """Reasoning that was generated."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputMessage(Shape):
+    """A message of the model."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: ItemStatus
+    content: list[OutputText]
+
+
+class OutputReasoning(Shape):
+    """The model's reasoning."""
+
+    id: str
+    type: Literal["reasoning"]
+    summary: list[Any]
+    content: list[ReasoningText]
+    status: ItemStatus
+
+
+class OutputCall(Shape):
+    """A call the model makes; the arguments are JSON text."""
+
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+class OutputCompaction(Shape):
+    """Stands for the conversation before it; clients send it back as it is."""
+
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCompaction
+
+
+_PREFIXES: dict[type[Item], str] = {
+    MessageItem: "msg",
+    ReasoningItem: "rs",
+    CallItem: "fc",
+    CallOutputItem: "fco",
+    CompactionItem: "cmp",
+}
+
+
+def with_id(item: Item, make_id: Callable[[str], str]) -> Item:
+    """Return the item with an id, which it gets where the client gave none."""
+    return item if item.id or isinstance(item, ReferenceItem) else replace(item, id=make_id(_PREFIXES[type(item)]))
+
+
+def item_body(item: Item) -> Json:
+    """Return the JSON object of an item. References must have been resolved."""
+    match item:
+        case MessageItem(role="assistant"):
+            part = {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
+            return _message(item, part) | ({"phase": item.phase} if item.phase else {})
+        case MessageItem():
+            return _message(item, {"type": "input_text", "text": item.text})
+        case ReasoningItem():
+            content = [{"type": "reasoning_text", "text": item.text}] if item.text else []
+            return {"id": item.id, "type": "reasoning", "summary": [], "content": content, "status": "completed"}
+        case CallItem():
+            return {
+                "id": item.id,
+                "type": "function_call",
+                "call_id": item.call_id,
+                "name": item.name,
+                "arguments": item.arguments,
+                "status": "completed",
+            }
+        case CallOutputItem():
+            return {
+                "id": item.id,
+                "type": "function_call_output",
+                "call_id": item.call_id,
+                "output": item.output,
+                "status": "completed",
+            }
+        case CompactionItem():
+            return {"id": item.id, "type": "compaction", "encrypted_content": item.content}
+        case ReferenceItem():
+            raise AssertionError(f"unresolved reference {item.id}")
+
+
+def _message(item: MessageItem, part: Json) -> Json:
+    return {"id": item.id, "type": "message", "role": item.role, "status": "completed", "content": [part]}

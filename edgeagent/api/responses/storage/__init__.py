@@ -1,0 +1,1 @@
+"""Stored responses: the chains that clients continue, in memory and in a file."""

@@ -1,0 +1,1 @@
+"""Remotes' answers, read from their streams, in either of OpenAI's protocols."""

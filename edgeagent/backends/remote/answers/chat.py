@@ -1,0 +1,267 @@
+"""Reads a stream of chat completion chunks, or of text completion chunks, which differ in one field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from edgeagent.backends.remote.answers.reader import (
+    MAX_CALLS,
+    NO_TOKEN,
+    AnswerReader,
+    failure_from,
+    read_json,
+    usage_of,
+)
+from edgeagent.backends.remote.answers.sse import Event
+from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.types import (
+    Delta,
+    FinishReason,
+    ReasoningDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+
+_DONE = b"[DONE]"
+_MAX_NAMELESS_CHARS = 64 * 1024
+_FINISHES = {
+    "stop": FinishReason.STOP,
+    "eos": FinishReason.STOP,
+    "content_filter": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
+    "function_call": FinishReason.TOOL_CALLS,
+}
+
+
+class _Function(Struct):
+    name: str | None = None
+    arguments: Any = None
+
+
+class _Call(Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Rival(Struct):
+    token: str = ""
+    logprob: float | None = None
+    bytes: list[int] | None = None
+
+
+class _Token(_Rival):
+    top_logprobs: list[_Rival] | None = None
+
+
+class _Logprobs(Struct):
+    """Chat's `content`, or the lists side by side that text completions have."""
+
+    content: list[_Token] | None = None
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(Struct):
+    """One choice; `token_ids` are vLLM's, of the tokens that the chunk has."""
+
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    token_ids: list[int] | None = None
+
+
+class _PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class _OutputDetails(Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+
+
+class _Timings(Struct):
+    """llama-server's; `predicted_n` is how many tokens of the answer there are."""
+
+    predicted_n: int | None = None
+
+
+class _Chunk(Struct):
+    model: str | None = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    error: Any = None
+    object: str | None = None
+
+
+class _OpenCall:
+    """A call of the stream, under the remote's index, which may have gaps; it starts when its name is there."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.index: int | None = None
+        self.pending = ""
+        self.has_arguments = False
+
+
+class ChatReader(AnswerReader):
+    """Reads one answer. `num_rivals`: how many likeliest others of each token were asked for; None: no logprobs."""
+
+    def __init__(self, num_rivals: int | None = None) -> None:
+        super().__init__()
+        self._num_rivals = num_rivals
+        self._calls: dict[int, _OpenCall] = {}
+        self._logprobs: list[TokenLogprob] = []
+
+    def _last_deltas(self) -> list[Delta]:
+        if any(call.pending for call in self._calls.values()):
+            raise Failure(Kind.GARBLED, "it sent a call's arguments without its name")
+        if self.tally.num_calls and self.tally.finish is FinishReason.STOP:
+            # vLLM says stop where the request named the function.
+            self.tally.finish = FinishReason.TOOL_CALLS
+        return [
+            ToolCallDelta(call.index, "{}")
+            for call in self._calls.values()
+            if call.index is not None and not call.has_arguments
+        ]
+
+    def _read(self, event: Event, deltas: list[Delta]) -> None:
+        if event.data == _DONE:
+            self.tally.is_whole = True
+            return
+        chunk = read_json(event.data, _Chunk)
+        if chunk.error is not None:
+            raise failure_from(chunk.error)
+        if chunk.object == "error" or event.name == "error":
+            raise failure_from(read_json(event.data, dict))
+        self.tally.note_model(chunk.model)
+        if chunk.usage is not None:
+            self.tally.usage = _usage(chunk.usage)
+        if chunk.choices:
+            self._read_choice(chunk.choices[0], deltas)
+            # A slow reader gets the tokens of several steps in a chunk. The tokens of one character come together.
+            self.tally.note_tokens(self.tally.usage.num_output_tokens if self.tally.usage is not None else 0)
+            self.tally.note_tokens((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
+
+    def _read_choice(self, choice: _Choice, deltas: list[Delta]) -> None:
+        num_before = len(deltas)
+        num_logprobs = self._take_logprobs(choice.logprobs)
+        delta = choice.delta or _Delta(content=choice.text)
+        if reasoning := delta.reasoning_content or delta.reasoning:
+            deltas.append(ReasoningDelta(reasoning))
+        if text := delta.content or delta.refusal:
+            deltas.append(self.tally.text(text, tuple(self._logprobs)))
+            self._logprobs.clear()
+        for position, call in enumerate(delta.tool_calls or ()):
+            self._read_call(position, call, deltas)
+        if choice.finish_reason is not None:
+            self._finish(choice.finish_reason)
+        num_new = num_logprobs or len(choice.token_ids or ()) or (len(deltas) > num_before)
+        self.tally.note_tokens(self.tally.num_tokens + num_new)
+
+    def _finish(self, reason: str) -> None:
+        finish = _FINISHES.get(reason)
+        if finish is None:
+            raise Failure(Kind.SERVER_ERROR, "it ended the answer for a reason that is not the protocol's")
+        self.tally.finish = finish
+
+    def _read_call(self, position: int, said: _Call, deltas: list[Delta]) -> None:
+        key = said.index if said.index is not None else position
+        if key not in self._calls and len(self._calls) >= MAX_CALLS:
+            raise Failure(Kind.GARBLED, f"it began more than {MAX_CALLS} calls")
+        call = self._calls.setdefault(key, _OpenCall())
+        call.id = call.id or said.id or ""
+        function = said.function or _Function()
+        if function.arguments is not None:
+            call.pending += _as_text(function.arguments)
+        if call.index is None and function.name:
+            started = self.tally.start_call(call.id, function.name)
+            call.index = started.index
+            deltas.append(started)
+        if call.index is not None and call.pending:
+            deltas.append(ToolCallDelta(call.index, call.pending))
+            call.pending, call.has_arguments = "", True
+        if len(call.pending) > _MAX_NAMELESS_CHARS:
+            raise Failure(Kind.GARBLED, "it sent a call's arguments without its name")
+
+    def _take_logprobs(self, said: _Logprobs | None) -> int:
+        if said is None:
+            return 0
+        tokens = _chat_tokens(said) if said.content is not None else _text_tokens(said)
+        if self._num_rivals is not None:
+            most = self._num_rivals
+            self._logprobs += [msgspec.structs.replace(token, top=token.top[:most]) for token in tokens]
+        return len(tokens)
+
+
+def _as_text(arguments: Any) -> str:
+    """Return arguments as JSON text; some servers send them as an object."""
+    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+
+
+def _usage(said: _Usage) -> Usage:
+    cached = said.prompt_tokens_details.cached_tokens if said.prompt_tokens_details else 0
+    reasoning = said.completion_tokens_details.reasoning_tokens if said.completion_tokens_details else 0
+    return usage_of(said.prompt_tokens, cached, said.completion_tokens, reasoning)
+
+
+def _chat_tokens(said: _Logprobs) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(
+            NO_TOKEN, _piece(token), _logprob(token.logprob), tuple(_rival(rival) for rival in token.top_logprobs or ())
+        )
+        for token in said.content or ()
+    ]
+
+
+def _rival(said: _Rival) -> TokenLogprob:
+    return TokenLogprob(NO_TOKEN, _piece(said), _logprob(said.logprob))
+
+
+def _piece(said: _Rival) -> bytes:
+    if said.bytes is None:
+        return said.token.encode()
+    try:
+        return bytes(said.bytes)
+    except ValueError:
+        raise Failure(Kind.GARBLED, "it sent a token's bytes that are none") from None
+
+
+def _logprob(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _text_tokens(said: _Logprobs) -> list[TokenLogprob]:
+    tokens, values = said.tokens or [], said.token_logprobs or []
+    tops = said.top_logprobs or [None] * len(tokens)
+    return [
+        TokenLogprob(
+            NO_TOKEN,
+            token.encode(),
+            _logprob(value),
+            tuple(TokenLogprob(NO_TOKEN, rival.encode(), logprob) for rival, logprob in (top or {}).items()),
+        )
+        for token, value, top in zip(tokens, values, tops, strict=False)
+    ]

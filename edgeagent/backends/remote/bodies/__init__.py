@@ -1,0 +1,1 @@
+"""Requests as remotes take them, in either of OpenAI's protocols."""

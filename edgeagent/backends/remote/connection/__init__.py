@@ -1,0 +1,1 @@
+"""The connections to remotes. `transport` is the only way out."""

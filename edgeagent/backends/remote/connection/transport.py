@@ -1,0 +1,377 @@
+"""Every connection from this machine to a remote is opened here, and only with a permit.
+
+It knows a remote's address, its TLS settings and how much it may send, but not the content. It sends no cookies,
+follows no redirects, and uses no compression and no proxy but the remote's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import h2.errors
+import h2.events
+import h2.exceptions
+import httpcore
+from msgspec import Struct, field
+
+from edgeagent import metrics
+from edgeagent.backends.remote.connection.errands import Errands
+from edgeagent.backends.remote.connection.network import Network, Stages
+from edgeagent.backends.remote.connection.way import is_ours, seconds_asleep, source_of
+from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.errors import ConfigError, Forbidden
+from edgeagent.remotes import Remote, Tls
+from edgeagent.remotes.check import is_loopback
+from edgeagent.types import Permit, ProbePermit, RouteMode
+
+MAX_STREAM_BYTES = 256 << 20
+_KEEP_ALIVE_S = 60.0
+_MAX_DRAINED_BYTES = 64 * 1024
+_DRAIN_S = 1.0
+_MAX_PROXY_CHARS = 100
+_SLEPT_S = 5.0
+# Connections beyond those for requests: for probes, and for connections that are being closed.
+_SPARE_CONNECTIONS = 4
+_CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, h2.exceptions.ProtocolError)
+
+
+class Call(Struct, frozen=True):
+    """One HTTP request. `path` is below the endpoint's base URL, or with `is_at_root` beside its /v1.
+
+    `request_id` is that of the request whose permit it needs; a probe has none, and no body.
+    """
+
+    path: str
+    body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    request_id: str = ""
+    is_at_root: bool = False
+
+
+class Transport:
+    """Connections to one endpoint, pooled and kept warm."""
+
+    def __init__(self, remote: Remote, url: str, context: ssl.SSLContext) -> None:
+        self._remote = remote
+        parts = urlsplit(url)
+        self.host = parts.netloc
+        self._base = f"{parts.scheme}://{parts.netloc}"
+        self._path = parts.path.rstrip("/")
+        self._root = self._path.removesuffix("/v1")
+        self._pinned = context if remote.tls.pin is not None else None
+        self._context = context
+        self._proxy = _proxy_of(remote, url)
+        self._errands = Errands()
+        self._num_sleeps = int(seconds_asleep() / _SLEPT_S)
+        self._connections = self._new_connections()
+
+    def _new_connections(self) -> _Connections:
+        remote = self._remote
+        network = Network(remote.limits.connect_s, self._pinned, remote.tls.pin or "")
+        num_connections = remote.limits.max_concurrent + _SPARE_CONNECTIONS
+        pool = httpcore.AsyncConnectionPool(
+            ssl_context=self._context,
+            proxy=httpcore.Proxy(self._proxy) if self._proxy else None,
+            max_connections=num_connections,
+            max_keepalive_connections=num_connections,
+            keepalive_expiry=_KEEP_ALIVE_S,
+            http1=True,
+            http2=True,
+            network_backend=network,
+        )
+        return _Connections(pool, network)
+
+    @property
+    def num_connections(self) -> int:
+        """How many connections are open, in use or idle."""
+        return len(self._connections.pool.connections)
+
+    def note_network(self) -> bool:
+        """Whether the way to the endpoint is another than at the last call, or the machine has slept since.
+
+        Then it renews the connections.
+        """
+        old, num_sleeps = self._connections, int(seconds_asleep() / _SLEPT_S)
+        here = source_of(old.network.peer)
+        is_same = old.network.local in (None, here) and num_sleeps == self._num_sleeps
+        if is_same:
+            old.network.local = here
+            return False
+        self._num_sleeps = num_sleeps
+        self.renew()
+        return True
+
+    def renew(self) -> None:
+        """Open new connections for what comes. Streams on the old ones go on, unless our address there is gone."""
+        old, self._connections = self._connections, self._new_connections()
+        here = source_of(old.network.peer)
+        self._connections.network.peer, self._connections.network.local = old.network.peer, here
+        old.is_retired = True
+        if not old.num_used or not is_ours(old.network.local or here):
+            self._close_later(old)
+
+    def _close_later(self, connections: _Connections) -> None:
+        self._errands.begin(connections.pool.aclose())
+
+    def _leave(self, connections: _Connections) -> None:
+        connections.num_used -= 1
+        if connections.is_retired and not connections.num_used:
+            self._close_later(connections)
+
+    async def open(self, permit: Permit | ProbePermit, call: Call) -> Exchange:
+        """Send a call and wait for the head of its answer; raise Forbidden without leave for it, or a Failure.
+
+        The caller sets the limit of time around this, and closes the exchange.
+        """
+        check_permit(permit, self._remote.name, call)
+        stages = CallStages(began_s=time.monotonic())
+        used = self._connections
+        pool, network = used.pool, used.network
+
+        async def trace(event: str, details: dict[str, Any]) -> None:
+            stages.note(event, network.stages)
+            if event == "http2.response_closed.started":
+                await _reset_stream(pool, request, details["stream_id"])
+
+        request = httpcore.Request(
+            "GET" if call.body is None else "POST",
+            f"{self._base}{self._root if call.is_at_root else self._path}{call.path}",
+            headers=self._headers(call),
+            content=call.body,
+            extensions={"trace": trace},
+        )
+        used.num_used += 1
+        try:
+            response = await self._errands.run(pool.handle_async_request(request), httpcore.Response.aclose)
+        except httpcore.ProxyError as error:
+            self._leave(used)
+            raise Failure(Kind.UNREACHABLE, f"the proxy refused: {str(error)[:_MAX_PROXY_CHARS]}") from None
+        except _CUT:
+            self._leave(used)
+            kind = Kind.CUT if stages.sent_s else Kind.UNREACHABLE
+            raise Failure(kind, "the connection broke before an answer came", was_reused=not stages.is_new) from None
+        except ValueError:  # httpcore reads HTTP/2's status as a number without having looked at it
+            self._leave(used)
+            raise Failure(Kind.GARBLED, "the head of its answer is not HTTP's") from None
+        except BaseException:
+            self._leave(used)
+            raise
+        self._measure(stages, is_request=bool(call.request_id))
+        return Exchange(response, stages, self._errands, partial(self._leave, used))
+
+    def _measure(self, stages: CallStages, *, is_request: bool) -> None:
+        seconds: dict[str, float] = {}
+        if stages.is_new:
+            opened = stages.connection
+            seconds = {"name": opened.name_s, "connect": opened.connect_s}
+            seconds |= {"tls": opened.tls_s} if opened.tls_s else {}
+        if is_request:
+            seconds["first_byte"] = stages.answered_s - stages.sent_s
+        for stage, value in seconds.items():
+            metrics.remote_stage_seconds.labels(self._remote.name, stage).observe(value)
+
+    def _headers(self, call: Call) -> list[tuple[str, str]]:
+        headers = [("Host", self.host), ("User-Agent", "edgeagent"), ("Accept-Encoding", "identity"), *call.headers]
+        if call.body is not None:
+            headers += [("Content-Type", "application/json"), ("Content-Length", str(len(call.body)))]
+        return headers
+
+    async def drop(self) -> None:
+        """Close every connection at once, and open new ones with the next call: the network changed, or leave ended."""
+        await self._errands.finish()
+        old, self._connections = self._connections, self._new_connections()
+        await old.pool.aclose()
+
+
+class _Connections:
+    """A pool with its sockets, and how many exchanges use it. One that is retired takes no new ones."""
+
+    def __init__(self, pool: httpcore.AsyncConnectionPool, network: Network) -> None:
+        self.pool = pool
+        self.network = network
+        self.num_used = 0
+        self.is_retired = False
+
+
+class CallStages(Struct):
+    """When a call reached its stages: seconds of time.monotonic, and how long a new connection took."""
+
+    began_s: float
+    is_new: bool = False
+    sent_s: float = 0.0
+    answered_s: float = 0.0
+    connection: Stages = field(default_factory=Stages)
+
+    def note(self, event: str, connection: Stages) -> None:
+        """Take one of httpcore's trace events."""
+        stage = event.partition(".")[2]
+        if stage in ("connect_tcp.complete", "start_tls.complete"):
+            self.is_new, self.connection = True, connection
+        elif stage == "send_request_headers.started":
+            self.sent_s = time.monotonic()
+        elif stage == "receive_response_headers.complete":
+            self.answered_s = time.monotonic()
+
+
+class Exchange:
+    """An answer whose head has come. Its body is read piece by piece; `close` it whatever happens."""
+
+    def __init__(
+        self,
+        response: httpcore.Response,
+        stages: CallStages,
+        errands: Errands,
+        leave: Callable[[], None],
+    ) -> None:
+        self._response = response
+        self._errands = errands
+        self._leave = leave
+        self._chunks = response.aiter_stream()
+        self._num_bytes = 0
+        self._is_at_end = False
+        self._is_closed = False
+        self.stages = stages
+        self.status = response.status
+        self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+
+    @property
+    def content_type(self) -> str:
+        """The type of the body, without its parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def is_http2(self) -> bool:
+        """Whether it runs over HTTP/2."""
+        return self._response.extensions.get("http_version") == b"HTTP/2"
+
+    async def read(self, max_bytes: int = MAX_STREAM_BYTES) -> bytes:
+        """Return the next bytes of the body, b"" at its end; raise a Failure where it breaks, or is too large."""
+        if self.headers.get("content-encoding", "identity") != "identity":
+            raise Failure(Kind.GARBLED, "it compressed its answer, though it was asked not to")
+        if self._is_at_end:
+            return b""
+        try:
+            chunk = await self._errands.run(self._next())
+        except _CUT:
+            raise Failure(Kind.CUT, "the connection broke in the middle of its answer") from None
+        self._num_bytes += len(chunk)
+        if self._num_bytes > max_bytes:
+            raise Failure(Kind.GARBLED, f"its answer is larger than {max_bytes} bytes")
+        self._is_at_end = not chunk
+        return chunk
+
+    async def read_all(self, max_bytes: int) -> bytes:
+        """Return the rest of the body; raise a Failure where it breaks, or is too large."""
+        parts: list[bytes] = []
+        while part := await self.read(max_bytes):
+            parts.append(part)
+        return b"".join(parts)
+
+    async def close(self, *, is_done: bool = False) -> None:
+        """End the exchange. Unless it `is_done`, the remote is told to stop: the stream is reset, or cut."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if is_done and not self._is_at_end:
+            # The little that follows the end is read beside everything else, so that the connection can be reused.
+            self._errands.begin(self._read_off())
+        else:
+            # `drop` may cancel that work. The task that closes the exchange was not cancelled, and continues.
+            ending = self._errands.begin(self._end())
+            await asyncio.wait([ending])
+            if not ending.cancelled():
+                ending.result()
+
+    async def _next(self) -> bytes:
+        return await anext(self._chunks, b"")
+
+    async def _read_off(self) -> None:
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                while num_bytes <= _MAX_DRAINED_BYTES and (chunk := await self._next()):
+                    num_bytes += len(chunk)
+        except (TimeoutError, *_CUT):
+            pass
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        try:
+            with contextlib.suppress(*_CUT):
+                await self._response.aclose()
+        finally:
+            self._leave()
+
+
+def _proxy_of(remote: Remote, url: str) -> str | None:
+    """Return the proxy on the way to an endpoint; none for one of this machine, which another machine would read."""
+    is_needless = remote.proxy is not None and is_loopback(url) and not is_loopback(remote.proxy)
+    return None if is_needless else remote.proxy
+
+
+async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Request, stream_id: int) -> None:
+    """Cancel an HTTP/2 stream that has not ended, at the server too.
+
+    httpcore 1.0 forgets a half-read stream without telling the server. The server would continue to generate, and the
+    stream would count against the connection's limit of streams, and its unread bytes against the window, until the
+    connection ends. httpcore has no public way to do this.
+    """
+    held = next((held for held in pool._requests if held.request is request), None)
+    connection: Any = getattr(held and held.connection, "_connection", None)
+    state = getattr(connection, "_h2_state", None)
+    if state is None:
+        return
+    try:
+        for unread in connection._events.get(stream_id, ()):
+            if isinstance(unread, h2.events.DataReceived):
+                state.acknowledge_received_data(unread.flow_controlled_length, stream_id)
+        state.reset_stream(stream_id, error_code=h2.errors.ErrorCodes.CANCEL)
+    except h2.exceptions.ProtocolError:  # it had ended, or the connection has
+        pass
+    with contextlib.suppress(httpcore.NetworkError):
+        await connection._network_stream.write(state.data_to_send())
+
+
+def check_permit(permit: Permit | ProbePermit, remote: str, call: Call) -> None:
+    """Raise Forbidden unless this is leave for this call to this remote, from a mode that lets requests leave."""
+    is_request = type(permit) is Permit and bool(call.request_id) and permit.request_id == call.request_id
+    is_probe = type(permit) is ProbePermit and call.body is None and not call.request_id
+    is_for_us = (is_request or is_probe) and permit.remote == remote
+    if not is_for_us or permit.mode not in _REMOTE_MODES:
+        raise Forbidden(f"there is no leave to send this to remote {remote!r}")
+
+
+_REMOTE_MODES = (RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Return how a remote is known by TLS 1.2 or later; raise ConfigError, which names the file at fault.
+
+    By its own CA where there is one; by its pin alone where there is only that, whoever signed it; else by the CAs that
+    the system trusts.
+    """
+    path = tls.ca_file
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        if tls.pin is not None and tls.ca_file is None:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE  # the pin is compared before a byte is sent
+        if tls.client_certificate is not None:
+            path = tls.client_certificate
+            context.load_cert_chain(tls.client_certificate, tls.client_key, password=lambda: b"")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"TLS: {path} cannot be used: {_said(error)}; name another file, or mend it") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _said(error: Exception) -> str:
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__

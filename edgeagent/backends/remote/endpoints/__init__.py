@@ -1,0 +1,1 @@
+"""The endpoints of a remote: how each fares, and which one a request goes to."""

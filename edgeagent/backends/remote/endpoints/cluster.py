@@ -1,0 +1,174 @@
+"""A remote's endpoints and what its requests share: the key, the ledger, pseudonyms and the budget of second tries."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from edgeagent.backends.remote.access import KEY_IS_MENDED, Access, FindKey
+from edgeagent.backends.remote.connection.transport import tls_context
+from edgeagent.backends.remote.endpoints.choose import choose
+from edgeagent.backends.remote.endpoints.endpoint import Endpoint
+from edgeagent.backends.remote.endpoints.health import RetryBudget
+from edgeagent.backends.remote.endpoints.probe import Prober
+from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.pseudonyms import Pseudonyms
+from edgeagent.errors import ModelNotFound
+from edgeagent.remotes import Remote
+from edgeagent.types import ChatPrompt, GenerateRequest, Permit, TextPrompt
+
+_CHARS_A_TOKEN = 4
+_LOOK_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Ledger(Protocol):
+    """Where every request that leaves is written down, before it does."""
+
+    def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
+        """Write a row and return its number; raise RemoteUnavailable where it cannot be written."""
+        ...
+
+    def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
+        """Write how a row ended."""
+        ...
+
+    def budget_left(self, remote: str, client: str) -> str | None:
+        """Return why nothing more may be spent there; None where something may."""
+        ...
+
+
+class Cluster:
+    """One remote. Raises ConfigError at once where its TLS files cannot be used."""
+
+    def __init__(
+        self, remote: Remote, find_key: FindKey, ledger: Ledger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        context = tls_context(remote.tls)
+        self.remote = remote
+        self.ledger = ledger
+        self.clock = clock
+        self.access = Access(remote.key, find_key)
+        self.pseudonyms = Pseudonyms(remote.name)
+        self.retries = RetryBudget()
+        self._looked_s = -_LOOK_S
+        self.endpoints = [Endpoint(remote, address, context) for address in remote.endpoints]
+        self.probers = [Prober(endpoint) for endpoint in self.endpoints]
+        self._has_opened = asyncio.Event()
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether an endpoint gets no requests because of its failures."""
+        now_s = self.clock()
+        return any(endpoint.breaker.state(now_s) == "open" for endpoint in self.endpoints)
+
+    async def rests_within(self, seconds: float) -> bool:
+        """Wait until an endpoint begins to rest; False where none does in time."""
+        self._has_opened.clear()
+        try:
+            await asyncio.wait_for(self._has_opened.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def name(self) -> str:
+        """Its name as a backend's."""
+        return f"remote:{self.remote.name}"
+
+    def model_there(self, model: str) -> str:
+        """Return a model's name at the remote; raise ModelNotFound where it does not serve it."""
+        if not self.remote.serves_any:
+            if model in self.remote.models:
+                return self.remote.models[model]
+        elif model and (not (known := self.known_models()) or model in known):
+            return model
+        raise ModelNotFound(f"{self.name} does not serve model {model!r:.200}", served_by=self.name)
+
+    def known_models(self) -> list[str]:
+        """Return the models that its endpoints list; none where one of them has not been asked, or lists none."""
+        if not all(endpoint.models for endpoint in self.endpoints):
+            return []
+        return list(dict.fromkeys(model for endpoint in self.endpoints for model in endpoint.models))
+
+    def fits(self, model: str, num_prompt_tokens: int) -> bool:
+        """Whether a prompt may fit the context of a model there, by its estimated size."""
+        if self.remote.context_length:
+            return num_prompt_tokens <= self.remote.context_length
+        return any(endpoint.fits(model, num_prompt_tokens) for endpoint in self.endpoints)
+
+    def order(self, model: str, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
+        """Yield the endpoints to try, best first; the only one twice.
+
+        If none may be tried, the request is here because nothing else could serve it: then yield the endpoints whose
+        breaker is open, unless they hung.
+        """
+        now_s = self.clock()
+        views = [endpoint.view(model, num_prompt_tokens, now_s) for endpoint in self.endpoints]
+        chosen = choose(views, num_prompt_tokens, session)
+        if not chosen:
+            chosen = [index for index, endpoint in enumerate(self.endpoints) if endpoint.may_be_tried(now_s)]
+        for index in chosen * 2 if len(chosen) == 1 else chosen:
+            yield self.endpoints[index], self.probers[index]
+
+    def seconds_until_next(self) -> float:
+        """Return after how long an endpoint may be tried; 0: now."""
+        now_s = self.clock()
+        return min(
+            max(endpoint.breaker.seconds_left(now_s), endpoint.pause.seconds_left(now_s)) for endpoint in self.endpoints
+        )
+
+    def note_network(self) -> None:
+        """Where the network has changed, or the machine has slept, forget what was held against the endpoints.
+
+        It looks once a second at most.
+        """
+        now_s = self.clock()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        for endpoint in self.endpoints:
+            if endpoint.transport.note_network():
+                endpoint.breaker.forgive()
+
+    def renew(self) -> None:
+        """Open new connections to every endpoint, and forget what was held against it."""
+        for endpoint in self.endpoints:
+            endpoint.transport.renew()
+            endpoint.breaker.forgive()
+
+    def note_failure(
+        self, endpoint: Endpoint, failure: Failure, since_s: float = math.inf, *, had_begun: bool = False
+    ) -> None:
+        """Record a failure of an endpoint, of a probe or of a request, which waited from `since_s` on."""
+        now_s = self.clock()
+        was_open = endpoint.breaker.state(now_s) == "open"
+        endpoint.note_failure(failure, now_s, since_s, had_begun=had_begun)
+        if failure.kind is Kind.REFUSED_KEY:
+            self.access.refuse(failure.status)
+            logger.warning("%s: %s; it gets no requests until %s", self.name, failure.message, KEY_IS_MENDED)
+        elif not was_open and endpoint.breaker.state(now_s) == "open":
+            seconds = endpoint.breaker.seconds_left(now_s)
+            host = endpoint.transport.host
+            logger.warning("%s: %s gets no requests for up to %.0f s: %s", self.name, host, seconds, failure.message)
+            self._has_opened.set()
+
+
+def num_prompt_tokens(request: GenerateRequest) -> int:
+    """Return about how many tokens a request's prompt has; its model's tokenizer is elsewhere."""
+    match request.prompt:
+        case ChatPrompt(messages=messages, tools=tools):
+            num_chars = sum(
+                len(message.content) + sum(len(call.arguments) for call in message.tool_calls) for message in messages
+            )
+            num_chars += sum(len(tool.description) + len(tool.parameters) for tool in tools)
+        case TextPrompt(text=text):
+            num_chars = len(text)
+        case prompt:
+            return len(prompt.tokens)
+    return num_chars // _CHARS_A_TOKEN

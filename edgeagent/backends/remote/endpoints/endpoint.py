@@ -1,0 +1,137 @@
+"""One base URL of a remote: its connections, and all that is known of how it fares."""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import Callable
+
+from edgeagent.backends.remote.connection.transport import Transport
+from edgeagent.backends.remote.dialect import UNKNOWN, Dialect
+from edgeagent.backends.remote.endpoints.averages import Averages
+from edgeagent.backends.remote.endpoints.choose import LONG_PROMPT_TOKENS, View
+from edgeagent.backends.remote.endpoints.context import CERTAIN
+from edgeagent.backends.remote.endpoints.health import Breaker, Pause
+from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, WAS_NOT_SENT, Failure, Kind
+from edgeagent.remotes import Endpoint as Address
+from edgeagent.remotes import Remote
+from edgeagent.types import EndpointStatus
+
+
+class Endpoint:
+    """One endpoint. Times are of the clock that its backend uses."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        address: Address,
+        context: ssl.SSLContext,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.url = address.url
+        self.region = address.region
+        self.transport = Transport(remote, address.url, context)
+        self.breaker = Breaker()
+        self.pause = Pause(chance)
+        self.averages = Averages()
+        self.dialect: Dialect = UNKNOWN
+        self.models: tuple[str, ...] = ()
+        self.is_identified = False
+        self._contexts: dict[str, int] = {}
+        self._learns_contexts = not remote.context_length  # what the owner says holds
+        self.num_waiting: int | None = None
+        self.kv_usage: float | None = None
+        self._num_long = 0
+        self._num_short = 0
+
+    @property
+    def num_live(self) -> int:
+        """How many requests run there."""
+        return self._num_long + self._num_short
+
+    def begin(self, num_prompt_tokens: int) -> None:
+        """Count a request that goes there."""
+        self.breaker.begin()
+        if num_prompt_tokens >= LONG_PROMPT_TOKENS:
+            self._num_long += 1
+        else:
+            self._num_short += 1
+
+    def end(self, num_prompt_tokens: int) -> None:
+        """Count a request's end. Its success or failure is noted before, by the methods below."""
+        self.breaker.give_up()
+        if num_prompt_tokens >= LONG_PROMPT_TOKENS:
+            self._num_long -= 1
+        else:
+            self._num_short -= 1
+
+    def note_content(self, num_prompt_tokens: int, seconds: float, now_s: float) -> None:
+        """Note an answer's first content; `seconds` is the time that it took."""
+        self.breaker.hear(now_s)
+        self.breaker.succeed()
+        self.pause.clear()
+        self.averages.note_first_token(num_prompt_tokens, seconds, now_s)
+
+    def note_failure(self, failure: Failure, now_s: float, since_s: float, *, had_begun: bool = False) -> None:
+        """Note a failure. The request had waited since `since_s`; `had_begun`: its answer had content."""
+        if failure.kind in WAS_NOT_SENT:
+            self.breaker.note_down()
+        if failure.kind is Kind.TIMEOUT or failure.was_reused:
+            # This connection may be dead, and the other pooled ones too.
+            self.transport.renew()
+        if failure.kind is Kind.OVERLOADED:
+            self.pause.refuse(now_s, failure.retry_after_s)
+        elif failure.kind in COUNT_AGAINST_HEALTH and not failure.was_reused:
+            hung = failure.kind is Kind.TIMEOUT
+            self.breaker.fail(now_s, failure.message, hung=hung, since_s=since_s, had_begun=had_begun)
+
+    def note_context(self, model: str, num_tokens: int) -> None:
+        """Note a model's context; 0: not known."""
+        if num_tokens and self._learns_contexts:
+            self._contexts[model] = num_tokens
+
+    def context(self, model: str) -> int:
+        """Return a model's context; 0: not known."""
+        return self._contexts.get(model, 0)
+
+    def fits(self, model: str, num_prompt_tokens: int) -> bool:
+        """Whether a prompt may fit a model's context, by its estimated size."""
+        room = self.context(model)
+        return not room or num_prompt_tokens <= CERTAIN * room
+
+    def can_try(self, now_s: float) -> bool:
+        """Whether a request may go there now."""
+        return self.breaker.can_try(now_s) and not self.pause.seconds_left(now_s)
+
+    def may_be_tried(self, now_s: float) -> bool:
+        """Whether a request that would be refused otherwise may go there now."""
+        return self.breaker.may_be_tried(now_s) and not self.pause.seconds_left(now_s)
+
+    def view(self, model: str, num_prompt_tokens: int, now_s: float) -> View:
+        """Return what the choice among endpoints sees, for a request to one of its models."""
+        return View(
+            url=self.url,
+            region=self.region,
+            can_try=self.can_try(now_s) and self.fits(model, num_prompt_tokens),
+            is_on_trial=self.breaker.state(now_s) != "closed",
+            first_token_s=self.averages.first_token_s(num_prompt_tokens, now_s),
+            num_long=self._num_long,
+            num_short=self._num_short,
+            num_waiting=self.num_waiting or 0,
+            kv_usage=self.kv_usage or 0.0,
+        )
+
+    def status(self, now_s: float) -> EndpointStatus:
+        """Return what is shown of it."""
+        pause_s = self.pause.seconds_left(now_s)
+        return EndpointStatus(
+            url=self.url,
+            region=self.region,
+            breaker=self.breaker.state(now_s),
+            cause=self.breaker.cause or (f"it wants no requests for {pause_s:.0f} s" if pause_s else ""),
+            num_live=self.num_live,
+            first_token_s=self.averages.first_token_s(0, now_s),
+            token_s=self.averages.token_s(now_s),
+            num_waiting=self.num_waiting,
+            kv_usage=self.kv_usage,
+        )

@@ -1,0 +1,154 @@
+"""Asks an endpoint for its health, its models and its load, with small requests without content.
+
+No server has all of the paths: the first that answers is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from edgeagent.backends.remote.connection.transport import Call
+from edgeagent.backends.remote.control import Control, OutOfTime
+from edgeagent.backends.remote.dialect import VLLM, dialect_of
+from edgeagent.backends.remote.endpoints.context import listed_context
+from edgeagent.backends.remote.endpoints.endpoint import Endpoint
+from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.remotes.check import is_model_name
+from edgeagent.types import Permit, ProbePermit
+
+_PROBE_S = 5.0
+_MAX_BYTES = 1 << 20
+_MAX_WAITING = 1_000_000
+# vllm-router's /health fails as soon as one of its workers does; its /readiness says whether it can serve.
+_HEALTH_PATHS = ("/readiness", "/health")
+_METRIC = re.compile(
+    rb"^vllm:(num_requests_waiting|kv_cache_usage_perc)(?:\{[^}\n]*\})? ([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$",
+    re.M,
+)
+
+
+class _Model(Struct):
+    """An entry of a list of models. Its context is `max_model_len` at vLLM and SGLang, in `meta` at llama-server."""
+
+    id: str
+    owned_by: str = ""
+    max_model_len: Any = None
+    context_length: Any = None
+    meta: Any = None
+    edgeagent: Any = None
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Its context; 0 where none is named."""
+        named = (self.max_model_len, self.context_length)
+        return listed_context(*named, _field(self.meta, "n_ctx"), _field(self.edgeagent, "context_length"))
+
+
+class _Models(Struct):
+    data: list[_Model] = field(default_factory=list)
+
+
+class Prober:
+    """Probes one endpoint. `headers` has the key, which is sent only to list the models."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._health_path: str | None = None
+        self._has_metrics = True
+
+    async def check(self, permit: ProbePermit, headers: tuple[tuple[str, str], ...]) -> None:
+        """Probe the endpoint; raise a Failure if it cannot serve."""
+        status = await self._health(permit)
+        if status is None or not self._endpoint.is_identified:
+            await self.identify(permit, headers)
+        elif status >= 500:
+            raise Failure(Kind.SERVER_ERROR, f"it says that it cannot serve (HTTP {status})", status=status)
+        if self._endpoint.dialect is VLLM and self._has_metrics:
+            await self._read_metrics(permit)
+
+    async def open_ahead(self, permit: ProbePermit, num_connections: int) -> None:
+        """Open connections, so that requests find them; whatever is answered will do."""
+        call = Call(self._health_path or _HEALTH_PATHS[0], is_at_root=True)
+        num_missing = num_connections - self._endpoint.transport.num_connections
+        await asyncio.gather(*(self._get(permit, call) for _ in range(num_missing)), return_exceptions=True)
+
+    async def identify(
+        self,
+        permit: Permit | ProbePermit,
+        headers: tuple[tuple[str, str], ...],
+        request_id: str = "",
+        control: Control | None = None,
+    ) -> None:
+        """Ask which models it has; `owned_by` says what kind of server it is. Raise a Failure.
+
+        With the `control` of a request it ends with that.
+        """
+        status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id), control)
+        if status in (401, 403):
+            raise Failure(Kind.REFUSED_KEY, f"it refused the key (HTTP {status})", status=status)
+        if status >= 500:
+            raise Failure(Kind.SERVER_ERROR, f"it failed (HTTP {status})", status=status)
+        endpoint = self._endpoint
+        endpoint.is_identified = True
+        if status != 200:
+            return
+        try:
+            models = msgspec.json.decode(body, type=_Models).data
+        except (ValueError, RecursionError):
+            raise Failure(Kind.GARBLED, "what it lists as its models is no list of models") from None
+        endpoint.models = tuple(model.id for model in models if is_model_name(model.id))
+        for model in models:
+            endpoint.note_context(model.id, model.num_context_tokens)
+        endpoint.dialect = dialect_of(models[0].owned_by if models else "")
+
+    async def _health(self, permit: ProbePermit) -> int | None:
+        """Return the status of the first health path that exists; None: it has none."""
+        paths = _HEALTH_PATHS if self._health_path is None else (self._health_path,)
+        for path in paths:
+            status, body = await self._get(permit, Call(path, is_at_root=True))
+            if status == 200 and body.lstrip()[:1] == b"<":
+                raise Failure(Kind.GARBLED, "a web page answers in its place, as a network's sign-in page would")
+            if status in (200, 204) or status >= 500:
+                self._health_path = path
+                return status
+        return None
+
+    async def _read_metrics(self, permit: ProbePermit) -> None:
+        status, body = await self._get(permit, Call("/metrics", is_at_root=True))
+        found = _METRIC.findall(body) if status == 200 else []
+        if not found:
+            self._has_metrics = False
+            return
+        values: dict[bytes, list[float]] = {}
+        for name, value in found:
+            values.setdefault(name, []).append(float(value))
+        # A remote may send any number, even one that is infinite as a float.
+        self._endpoint.num_waiting = int(min(sum(values.get(b"num_requests_waiting", [0])), _MAX_WAITING))
+        self._endpoint.kv_usage = min(max(values.get(b"kv_cache_usage_perc", [0.0])), 1.0)
+
+    async def _get(self, permit: Permit | ProbePermit, call: Call, control: Control | None = None) -> tuple[int, bytes]:
+        until_s = asyncio.get_running_loop().time() + _PROBE_S
+        try:
+            return await (control or Control()).wait(until_s, partial(self._ask, permit, call))
+        except OutOfTime:
+            raise Failure(Kind.TIMEOUT, f"no answer to {call.path} within {_PROBE_S:g} s") from None
+
+    async def _ask(self, permit: Permit | ProbePermit, call: Call) -> tuple[int, bytes]:
+        exchange = await self._endpoint.transport.open(permit, call)
+        try:
+            body = await exchange.read_all(_MAX_BYTES)
+            if 300 <= exchange.status < 400:
+                raise Failure(Kind.REDIRECT, f"it points elsewhere (HTTP {exchange.status})", status=exchange.status)
+            return exchange.status, body
+        finally:
+            await exchange.close()
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None

@@ -1,0 +1,1 @@
+"""`edgeagent bench`: the command and its flags."""

@@ -1,0 +1,1 @@
+"""`edgeagent run`: a conversation in the terminal."""

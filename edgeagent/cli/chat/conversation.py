@@ -1,0 +1,206 @@
+"""A conversation in the terminal: prompts in, answers streamed out, Ctrl-C cancels. Knows only the client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TextIO
+
+from edgeagent.cli.chat.line_reader import LineReader
+from edgeagent.cli.chat.passing_line import PassingLine
+from edgeagent.cli.chat.stages import stage_table
+from edgeagent.cli.display import complain
+from edgeagent.client import Answer, Client, Event
+from edgeagent.errors import EdgeAgentError
+
+HELP = '''\
+/timings   where the time of the last answer went
+/clear     forget the conversation
+/help      this
+/exit      leave (also Ctrl-D)
+"""        begins and ends a question of several lines
+Ctrl-C     cancels an answer, or clears the line'''
+HINT = "(Ctrl-C again or Ctrl-D leaves)"
+REMOTE = "remote:"
+QUIET_S = 1.0
+"""How long no event comes before the daemon is asked why."""
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+# A terminal obeys these: an answer could change its title, its clipboard or the lines above.
+_CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
+_CONTROLS[ord("\r")] = ""  # of a line's end, mostly
+
+
+class Chat:
+    """One conversation. `fields` go with every request (model, instructions, temperature ...).
+
+    The event loop runs only while an answer does, so that input() and Ctrl-C behave as in any terminal program; a
+    connection that the daemon closed meanwhile is opened again by the client. `look` returns, on a thread of its own,
+    why no answer comes ("builtin: loading 40%"; empty while it is being computed); that is shown on a terminal.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        runner: asyncio.Runner,
+        fields: Mapping[str, Any],
+        look: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._look = look
+        self._client = client
+        self._runner = runner
+        self._fields = fields
+        self._last_id: str | None = None
+        self._last_answer: Answer | None = None
+
+    def answer(self, prompt: str, output: TextIO | None) -> Answer:
+        """Send a question, stream the answer to `output` if given, and return it. Its status may be "cancelled"."""
+        answer = self._runner.run(self._stream(prompt, output))
+        self._last_answer = answer
+        # A cancelled answer is no part of the conversation: the next question follows the last whole one.
+        if answer.status in ("completed", "incomplete") and answer.response_id:
+            self._last_id = answer.response_id
+        return answer
+
+    def repl(self, reader: LineReader) -> None:
+        """Talk until the user leaves: with /exit, Ctrl-D, or Ctrl-C twice while nothing is typed."""
+        is_hinted = False
+        while True:
+            try:
+                prompt = reader.read()
+            except EOFError:
+                print()  # noqa: T201
+                return
+            except KeyboardInterrupt:
+                print("" if is_hinted else HINT)  # noqa: T201
+                if is_hinted:
+                    return
+                is_hinted = True
+                continue
+            is_hinted = False
+            if prompt in ("/exit", "/quit", "/bye"):
+                return
+            if prompt.startswith("/"):
+                print(self._command(prompt))  # noqa: T201
+            elif prompt:
+                is_hinted = self._turn(prompt)
+
+    def _turn(self, prompt: str) -> bool:
+        """Answer a question; return whether Ctrl-C cancelled the answer, so that another one leaves."""
+        try:
+            answer = self.answer(prompt, sys.stdout)
+        except EdgeAgentError as error:
+            complain(error.message)
+            return False
+        match answer.status:
+            case "cancelled":
+                print("(cancelled; Ctrl-C again leaves)\n")  # noqa: T201
+            case "incomplete":
+                print("(cut off at the token limit)\n")  # noqa: T201
+            case _:
+                print()  # noqa: T201
+        return answer.status == "cancelled"
+
+    def _command(self, command: str) -> str:
+        match command:
+            case "/timings":
+                return stage_table({"last": self._last_answer}) if self._last_answer else "Nothing was answered yet."
+            case "/clear":
+                self._last_id = self._last_answer = None
+                return "Forgotten."
+            case "/help" | "/?":
+                return HELP
+            case _:
+                return f"There is no command {command}.\n{HELP}"
+
+    async def _stream(self, prompt: str, output: TextIO | None) -> Answer:
+        reply = self._client.respond(prompt, previous_response_id=self._last_id, **self._fields)
+        printer = _Printer(output)
+        try:
+            async with self._explained(printer):
+                async for event in reply:
+                    printer.show(event)
+        except asyncio.CancelledError:
+            # asyncio.Runner raises this at the first Ctrl-C. A second one raises KeyboardInterrupt and ends the chat.
+            await reply.cancel()
+            reply.answer.status = "cancelled"
+        printer.finish()
+        if output is not None and (place := _remote(reply.answer)):
+            print(place, file=sys.stderr)  # noqa: T201
+        return reply.answer
+
+    @asynccontextmanager
+    async def _explained(self, printer: _Printer) -> AsyncIterator[None]:
+        """On a terminal, show the reason of the wait whenever no event comes."""
+        if not printer.waiting.is_seen:
+            yield
+            return
+        watch = asyncio.create_task(self._explain(printer))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            printer.wait("")
+
+    async def _explain(self, printer: _Printer) -> None:
+        while True:
+            num_events = printer.num_events
+            await asyncio.sleep(QUIET_S)
+            if printer.num_events == num_events:
+                reason = await asyncio.to_thread(self._look)
+                if printer.num_events == num_events:
+                    printer.wait(reason)
+
+
+def _remote(answer: Answer) -> str:
+    """Return that an answer came from another machine, and why; empty where it did not."""
+    served_by, reason = answer.edgeagent.get("route", ""), answer.edgeagent.get("reason", "")
+    name = str(served_by).removeprefix(REMOTE)
+    return "" if name == served_by else f"(answered by {name}: {reason})"
+
+
+class _Printer:
+    """Writes deltas as they come; reasoning is dim, and only shown on a terminal."""
+
+    def __init__(self, output: TextIO | None) -> None:
+        self._output = output
+        self._is_terminal = output is not None and output.isatty()
+        self._is_dim = False
+        self._wrote = False
+        self._is_in_line = False
+        self.num_events = 0
+        self.waiting = PassingLine()
+
+    def wait(self, reason: str) -> None:
+        """Show the reason of the wait below the answer so far; empty: there is no wait."""
+        if reason and self._is_in_line and self._is_terminal:
+            self._write("\n", dim=False)
+        self.waiting.show(reason)
+
+    def show(self, event: Event) -> None:
+        self.num_events += 1
+        self.waiting.show("")
+        match event["type"]:
+            case "response.output_text.delta":
+                self._write(event["delta"], dim=False)
+            case "response.reasoning_text.delta" if self._is_terminal:
+                self._write(event["delta"], dim=True)
+
+    def finish(self) -> None:
+        if self._wrote:
+            self._write("\n", dim=False)
+
+    def _write(self, text: str, *, dim: bool) -> None:
+        if self._output is None:
+            return
+        if dim != self._is_dim:
+            # A dumb terminal would show the escapes themselves.
+            begin, end = ("", "") if os.environ.get("TERM") == "dumb" else (DIM, PLAIN)
+            self._output.write(begin if dim else f"{end}\n")
+            self._is_dim = dim
+        self._output.write(text.translate(_CONTROLS) if self._is_terminal else text)
+        self._output.flush()
+        self._wrote = True
+        self._is_in_line = not text.endswith("\n")

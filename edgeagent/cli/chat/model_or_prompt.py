@@ -1,0 +1,70 @@
+"""Tells the model from the question among the arguments of `edgeagent run`.
+
+1. A single argument that reads like a name is a model (`llama3.2`, `org/repo:Q4_0`, `hello`); any other is a question
+   (`Hello!`, `What now?`), unless a file has that name or it ends in .gguf.
+2. Of several arguments the first is the model, and the others are the question.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import typer
+
+from edgeagent.store.names.near import near_names
+
+# The characters of models' names on the hub, in the catalog and in most folders.
+_NAME = re.compile(r"[\w.:/\\~@+-]+", re.ASCII)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the model and the question, None for what is not given."""
+    if not arguments:
+        return None, None
+    first, *words = arguments
+    if not words and not _is_like_a_name(first) and not _is_there(first):
+        return None, first
+    return first, " ".join(words) or None
+
+
+def check_model(
+    name: str, question: str | None, known: Collection[str], means_a_model: Callable[[str], bool] = lambda _: False
+) -> None:
+    """Raise BadParameter unless this can be a model: a known name (also with a :QUANT), a path or org/repo.
+
+    `question`: the words after it, for the advice. `means_a_model` accepts other spellings of known names.
+    """
+    if name in known or name.rpartition(":")[0] in known or _is_there(name) or means_a_model(name):
+        return
+    if not _has_blanks(name) and ("/" in name or "\\" in name or name.lower().endswith(".gguf")):
+        return
+    typed = name if question is None else f"{name} {question}"
+    near = near_names(name, known, "a path to a .gguf or org/repo[:QUANT]")
+    raise typer.BadParameter(f"there is no model {name!r:.80}; {near}. {_as_question(typed)}")
+
+
+def _as_question(typed: str) -> str:
+    # A terminal would obey control characters.
+    shown = "".join(char if char.isprintable() else " " for char in typed)
+    text = " ".join(shown.replace('"', "'").split())
+    short = textwrap.shorten(text, 60, placeholder=" ...") or text[:60]
+    return f'To ask it as a question: edgeagent run -p "{short}"'
+
+
+def _is_like_a_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None or (text.lower().endswith(".gguf") and not _has_blanks(text))
+
+
+def _has_blanks(text: str) -> bool:
+    return not text or any(char.isspace() for char in text)
+
+
+def _is_there(text: str) -> bool:
+    """Whether there is a file or folder of that name; what no file system takes for a name is a question."""
+    try:
+        return text != "" and Path(text).exists()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,228 @@
+"""`edgeagent run`: chat with a model, through the running daemon or a temporary one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+import typer
+
+from edgeagent.cli.chat.conversation import Chat
+from edgeagent.cli.chat.line_reader import make_reader
+from edgeagent.cli.chat.model_or_prompt import check_model, split_arguments
+from edgeagent.cli.chat.passing_line import PassingLine
+from edgeagent.cli.completion import model_names
+from edgeagent.cli.daemon.private import load_in_progress, private_daemon, wait_until_loaded
+from edgeagent.cli.link import address_of, ask
+from edgeagent.cli.options import ConfigFile
+from edgeagent.client import Address, Answer, Client
+from edgeagent.config import Config
+from edgeagent.config_sources import load_config
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
+from edgeagent.runtime_file import find_daemon
+from edgeagent.store.last_use import LastUse
+from edgeagent.store.names.parsing import is_path
+from edgeagent.store.resolve import Library
+
+DEFAULT_MODEL = "default"
+"""The name by which clients may ask for the daemon's own model."""
+HISTORY_FILE = "history"
+"""The file in the state folder with the lines typed in chats."""
+
+
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="As for serve; default: the daemon's model.", autocompletion=model_names),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="PROMPT", help="Answer this and exit. Piped text is added to it.", show_default=False),
+]
+PromptText = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and exit.")]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="Instructions for the model.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", min=0, max=2, metavar="N", help="0 always takes the most probable token."),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Tokens of the longest answer.")
+]
+Route = Annotated[
+    Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None,
+    typer.Option("--route", help="Where the request may run. Only a route stricter than the daemon's has an effect."),
+]
+NoStore = Annotated[
+    bool, typer.Option("--no-store", help="Store nothing: no response on the daemon, no lines in the history.")
+]
+NoHistory = Annotated[
+    bool, typer.Option("--no-history", help="Do not remember typed lines (in the state folder) for the next chat.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object: text, usage, timings.")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
+
+
+def run(
+    model: Model = None,
+    words: Words = None,
+    prompt: PromptText = None,
+    system: System = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    route: Route = None,
+    no_store: NoStore = False,
+    no_history: NoHistory = False,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Chat with a model, or answer one PROMPT (also from a pipe) and exit.
+
+    A single argument that looks like a name (llama3.2, hello) is the MODEL. Any other (Hello!) is the PROMPT, for the
+    default model. With several arguments, the first is the MODEL and the others are the PROMPT. -p TEXT is always the
+    PROMPT.
+
+    Uses the running daemon, or starts a temporary one.
+    """
+    overrides = {"state_dir": state_dir} if state_dir else {}
+    settings = load_config(overrides, config).config
+    model, question = _model_and_question([] if model is None else [model, *(words or [])], prompt, settings)
+    if as_json and question is None:
+        raise typer.BadParameter("--json needs a PROMPT or piped text")
+    if question is None and not _is_typed():
+        raise typer.BadParameter("no PROMPT was given, and the piped text is empty")
+    options = {
+        "instructions": None if system is None else _whole(system),
+        "temperature": temperature,
+        "max_output_tokens": max_tokens,
+        "edgeagent": None if route is None else {"route": route},
+    }
+    with _daemon(model, settings, config, leaves_traces=not no_store) as (address, name), asyncio.Runner() as runner:
+        client = Client(lambda: address)
+        fields = {"model": name, **options, "store": False if no_store else None}
+        chat = Chat(client, runner, fields, partial(load_in_progress, address))
+        try:
+            if question is None:
+                print(f"{name or model or settings.model} at {address.url}. /help lists the commands.")  # noqa: T201
+                chat.repl(make_reader(settings.state_dir / HISTORY_FILE if not (no_store or no_history) else None))
+            else:
+                _answer(chat, question, as_json=as_json)
+        finally:
+            runner.run(client.close())
+
+
+def _model_and_question(arguments: list[str], prompt: str | None, settings: Config) -> tuple[str | None, str | None]:
+    """Return the model, None for the default one, and the question, None for a chat."""
+    model, question = split_arguments(arguments)
+    if model is not None:
+        library = Library.of(settings)
+        check_model(model, question, _served_here(settings) | library.short_names(), library.means_a_model)
+    return None if model == DEFAULT_MODEL else model, _question(prompt, question)
+
+
+def _answer(chat: Chat, question: str, *, as_json: bool) -> None:
+    answer = chat.answer(question, None if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps(_answer_body(answer)))  # noqa: T201
+    if answer.status == "cancelled":
+        raise typer.Exit(130)
+
+
+def _served_here(settings: Config) -> set[str]:
+    """Return the names of what is served, by the daemon that runs or one that is started."""
+    names = {DEFAULT_MODEL, settings.model}
+    found = find_daemon(settings.state_dir)
+    if found is not None:
+        names |= set(_served_names(address_of(found)))
+    return names
+
+
+def _question(*parts: str | None) -> str | None:
+    piped = "" if _is_typed() else _piped()
+    return _whole("\n\n".join(part for part in (*parts, piped) if part)) or None
+
+
+def _is_typed() -> bool:
+    return sys.stdin is None or sys.stdin.isatty()
+
+
+def _piped() -> str:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    return sys.stdin.read().strip()
+
+
+def _whole(text: str) -> str:
+    """Return text with a question mark for each byte that is not UTF-8, which Python decodes as a lone surrogate."""
+    return text.encode("utf-8", "replace").decode()
+
+
+@contextlib.contextmanager
+def _daemon(
+    model: str | None, settings: Config, config: Path | None, *, leaves_traces: bool
+) -> Iterator[tuple[Address, str | None]]:
+    """Yield a daemon that serves the model, and the name it has there (None: the daemon's default).
+
+    If a temporary one is started and `leaves_traces`, the date is noted as the model's last load.
+    """
+    found = find_daemon(settings.state_dir)
+    if found is not None:
+        address = address_of(found)
+        name = _served_name(address, model)
+        if model is None or name is not None:
+            with PassingLine() as line:
+                wait_until_loaded(address, line.show)
+            yield address, name
+            return
+    flags = [model or settings.model, *(["--config", str(config)] if config else [])]
+    with PassingLine() as line, private_daemon(flags, line.show, owner=settings.state_dir) as address:
+        line.show("")
+        if leaves_traces:
+            with contextlib.suppress(EdgeAgentError):
+                LastUse(settings.state_dir).note(Library.of(settings).find(flags[0]).paths[0])
+        yield address, None
+
+
+def _served_name(address: Address, model: str | None) -> str | None:
+    """Return the name that a model has at a daemon; None where that daemon would not serve it."""
+    if model is None:
+        return None
+    entries = ask(address, "/v1/models")["data"]
+    if is_path(model):
+        # Clients cannot name paths. A model that is not loaded may be another file with the same name.
+        stem = Path(model).stem
+        return next((each["id"] for each in entries if each["id"] == stem and _is_in_use(each)), None)
+    if any(entry["id"] == model for entry in entries):
+        return model
+    try:
+        return str(ask(address, f"/v1/models/{quote(model)}")["id"])
+    except (ModelNotFound, InvalidRequest):
+        return None
+
+
+def _is_in_use(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("edgeagent", {}).get("state") != "stopped")
+
+
+def _served_names(address: Address) -> list[str]:
+    return [entry["id"] for entry in ask(address, "/v1/models")["data"]]
+
+
+def _answer_body(answer: Answer) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "reasoning": answer.reasoning,
+        "status": answer.status,
+        "response_id": answer.response_id,
+        "model": answer.model,
+        "usage": answer.usage,
+        "timings": answer.timings,
+        "edgeagent": answer.edgeagent,
+    }

@@ -1,0 +1,206 @@
+"""`edgeagent status`, `reload` and `stop`: show the running daemon, load its model again, end it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import psutil
+import typer
+
+from edgeagent.cli.daemon.explained_choices import explained_choices
+from edgeagent.cli.display import duration, size_text, table, wrapped
+from edgeagent.cli.link import address_of, ask
+from edgeagent.cli.options import AsJson, ConfigFile, StateDir
+from edgeagent.cli.remotes.egress import recent_egress, show_recent_egress
+from edgeagent.config_sources import load_config
+from edgeagent.errors import EdgeAgentError
+from edgeagent.file_lock import holder
+from edgeagent.load_stage import load_stage
+from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
+
+POLL_S = 0.05
+STOP_MARGIN_S = 10.0
+"""What a daemon may take to end beyond the time it grants live requests."""
+
+ExplainChoices = Annotated[
+    bool, typer.Option("--explain-choices", help="Show the settings chosen for each model on this machine, and why.")
+]
+
+
+WithEgress = Annotated[
+    bool, typer.Option("--egress", help="Also show which requests left this machine in the last 24 hours.")
+]
+
+
+def status(
+    as_json: AsJson = False,
+    explain_choices: ExplainChoices = False,
+    with_egress: WithEgress = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show what the daemon runs: models, devices, live requests, tokens per second. Exits with 1 if no daemon runs."""
+    state_dir = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
+    found = find_daemon(state_dir)
+    if found is None and as_json:
+        typer.echo(json.dumps({"running": False}))
+        raise typer.Exit(1)
+    if found is None:
+        raise no_daemon(state_dir)
+    report = ask(address_of(found), "/edgeagent/status")
+    if as_json:
+        left = {"egress": recent_egress(state_dir)} if with_egress else {}
+        typer.echo(json.dumps({"running": True, "url": found.url, **report, **left}, indent=2))
+        return
+    if explain_choices:
+        for model in report["models"]:
+            for line in explained_choices(model):
+                typer.echo(line)
+        return
+    up = f"up {duration(report['uptime_s'])}"
+    typer.echo(wrapped(f"edgeagent {report['version']} at {found.url}, process {found.pid}, {up}"))
+    live, connections = report["num_live_requests"], report["num_connections"]
+    counts = f"live requests: {live} (of {report['num_requests_total']} so far), connections: {connections}"
+    typer.echo(wrapped(counts + (", stopping" if report["is_draining"] else "")))
+    if report.get("trouble"):
+        typer.echo(wrapped(report["trouble"]))
+    if trouble := report.get("token_trouble"):
+        typer.echo(wrapped(f"every token is refused: {trouble}"))
+    if trouble := report.get("response_trouble"):
+        typer.echo(wrapped(trouble))
+    for line in _route_lines(report.get("route")):
+        typer.echo(wrapped(line))
+    typer.echo(table(MODEL_COLUMNS, [_model_row(model) for model in report["models"]], left_columns=2))
+    for model in report["models"]:
+        for line in _remarks(model):
+            typer.echo(wrapped(line))
+    if with_egress:
+        show_recent_egress(state_dir)
+
+
+def reload(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model; the daemon's own without it.")] = "",
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Load a model again, even if it failed or crashed too often. Live requests continue."""
+    state_dir = load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir
+    found = find_daemon(state_dir)
+    if found is None:
+        raise no_daemon(state_dir)
+    path = f"/edgeagent/reload?{urlencode({'model': model})}" if model else "/edgeagent/reload"
+    answer = ask(address_of(found), path, "POST", accept=frozenset({202}))
+    typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows how far it is.")
+
+
+def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Stop the daemon; live requests may finish first (server.drain_s). Returns when it has stopped."""
+    settings = load_config({"state_dir": state_dir} if state_dir else {}, config).config
+    found = find_daemon(settings.state_dir)
+    if found is None:
+        if holder(settings.state_dir / LOCK_FILE) is not None:
+            raise no_daemon(settings.state_dir)
+        typer.echo(f"No daemon runs with the state folder {settings.state_dir}.")
+        return
+    process = psutil.Process(found.pid)
+    ask(address_of(found), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
+    if not _is_gone_within(2 * settings.server.drain_s + STOP_MARGIN_S, process):
+        raise EdgeAgentError(
+            f"the daemon (process {found.pid}) was told to stop and still runs; end it with `kill {found.pid}`"
+        )
+    typer.echo(f"Stopped (process {found.pid}).")
+
+
+def _is_gone_within(seconds: float, process: psutil.Process) -> bool:
+    # Not Process.wait: it counts an ended process as running until its parent has collected it.
+    deadline = time.monotonic() + seconds
+    while _is_running(process):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+MODEL_COLUMNS = ("model", "state", "running", "waiting", "tokens/s", "context used", "cached", "memory")
+
+
+def _model_row(model: Mapping[str, Any]) -> tuple[str, ...]:
+    worker = model.get("worker")
+    state = load_stage(model["progress"]) if model["state"] == "starting" else model["state"]
+    if worker is None:
+        return (model["name"], state, *("-" for _ in MODEL_COLUMNS[2:]))
+    return (
+        model["name"],
+        state,
+        str(worker["num_running"]),
+        str(worker["num_waiting"]),
+        f"{worker['tokens_per_second']:.1f}",
+        f"{worker['num_cells_used']} of {worker['num_cells']}",
+        f"{_share(worker['num_cached_tokens_total'], worker['num_prompt_tokens_total'])}",
+        size_text(worker["rss_bytes"]),
+    )
+
+
+def _remarks(model: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if facts := model.get("info"):
+        for device in facts["devices"]:
+            memory = f", {size_text(device['memory_free_bytes'])} free" if device["memory_free_bytes"] else ""
+            lines.append(f"{model['name']}: {device['description']} ({device['name']}{memory})")
+        lines.append(
+            f"{model['name']}: {_place(facts)}, draft {facts['draft'] or 'none'}, llama.cpp {facts['llama_cpp_commit']}"
+        )
+        if chosen := ", ".join(f"{choice['name']} {choice['value']}" for choice in facts.get("choices") or []):
+            lines.append(f"{model['name']}: {chosen} (why: edgeagent status --explain-choices)")
+        lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
+    worker = model.get("worker") or {}
+    for tier in ("memory", "disk"):
+        if trouble := (worker.get(f"{tier}_cache") or {}).get("trouble"):
+            lines.append(f"{model['name']}: prefix cache, {tier}: {trouble}")
+    if model.get("num_restarts"):
+        times = "once" if model["num_restarts"] == 1 else f"{model['num_restarts']} times"
+        lines.append(f"{model['name']}: its worker was restarted {times}; last: {model['cause']}")
+    elif model.get("cause"):
+        lines.append(f"{model['name']}: {model['cause']}")
+    if model.get("retry_after_s") is not None:
+        when = f"in {duration(model['retry_after_s'])} or later" if model["retry_after_s"] else "from now on"
+        lines.append(f"{model['name']}: tried again by a request {when}, or at once by `edgeagent reload`")
+    return lines
+
+
+def _route_lines(route: Mapping[str, Any] | None) -> list[str]:
+    """Return where requests may run, and which remotes are not used; nothing of a daemon that has no remotes."""
+    if route is None or not (route["remotes"] or route["trouble"]):
+        return []
+    names = [f"{remote['name']} ({remote['trouble'] or _use(remote)})" for remote in route["remotes"]]
+    lines = [f"route: {route['mode']}, remotes: {', '.join(names) or 'none is used'}"]
+    return lines + [trouble for trouble in (route["trouble"], route["ledger_trouble"]) if trouble]
+
+
+def _use(remote: Mapping[str, Any]) -> str:
+    if not remote["is_used"]:
+        return "not used"
+    return f"{remote['num_live']} running"
+
+
+def _place(facts: Mapping[str, Any]) -> str:
+    """Return where a model's layers are; llama.cpp has a number below 0, or one too many, for all of them."""
+    on_gpu, num_layers = facts["num_gpu_layers"], facts["num_layers"]
+    if on_gpu < 0 or on_gpu >= num_layers > 0:
+        return f"all {num_layers} layers on the GPU"
+    return f"{on_gpu} of {num_layers} layers on the GPU" if on_gpu else f"{num_layers} layers on the CPU"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%} of prompts" if whole else "-"

@@ -1,0 +1,42 @@
+"""Which llama.cpp is installed. `python -m edgeagent.cli.machine.llama_build` prints its commit.
+
+A process of its own because native code compiled for another CPU ends the process that loads it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+UNKNOWN = "unknown"
+
+
+def llama_cpp_commit() -> str:
+    """Return the commit that the installed llama.cpp was built from, or why it is unknown."""
+    command = [sys.executable, "-m", "edgeagent.cli.machine.llama_build"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30)  # noqa: S603 our own module
+    if answer.returncode == 0:
+        return answer.stdout.strip() or UNKNOWN
+    if answer.returncode < 0 or answer.returncode > 0x8000_0000:
+        return f"{UNKNOWN} (it cannot be loaded: was it compiled for another CPU? `make setup` compiles it again)"
+    return UNKNOWN
+
+
+def _commit_of_library() -> str:
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return UNKNOWN
+    folder = Path(spec.origin).parent / "lib"
+    names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
+    library = ctypes.CDLL(str(next(folder / name for name in names if (folder / name).exists())))
+    library.ggml_commit.restype = ctypes.c_char_p
+    commit: bytes = library.ggml_commit()
+    # "-dirty" only says that the package's copy of the sources carries no repository.
+    return commit.decode().removesuffix("-dirty")
+
+
+if __name__ == "__main__":
+    print(_commit_of_library())  # noqa: T201

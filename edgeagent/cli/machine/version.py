@@ -1,0 +1,30 @@
+"""`edgeagent version`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from typing import Annotated
+
+import typer
+
+from edgeagent import __version__
+from edgeagent.cli.machine.llama_build import llama_cpp_commit
+
+
+def version(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Show the versions of edgeagent, llama.cpp and its bindings, and Python."""
+    versions = {
+        "edgeagent": __version__,
+        "llama_cpp_commit": llama_cpp_commit(),
+        "llama_cpp_python": importlib.metadata.version("llama-cpp-python"),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    if as_json:
+        typer.echo(json.dumps(versions, indent=2))
+        return
+    typer.echo(f"edgeagent {versions.pop('edgeagent')}")
+    typer.echo(f"llama.cpp {versions.pop('llama_cpp_commit')} (llama-cpp-python {versions.pop('llama_cpp_python')})")
+    typer.echo(f"Python {versions['python']}, {versions['platform']}")

@@ -1,0 +1,315 @@
+"""`edgeagent remote`: the servers that may take requests which this machine cannot, or not soon enough."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgeagent.cli.completion import remote_names
+from edgeagent.cli.display import table, wrapped
+from edgeagent.cli.link import address_of, ask
+from edgeagent.cli.options import AsJson, ConfigFile, StateDir
+from edgeagent.cli.remotes.checkup import checkup_lines
+from edgeagent.cli.remotes.consent import consent_text
+from edgeagent.cli.remotes.options import (
+    Budgets,
+    CaFile,
+    ClientCert,
+    ClientKey,
+    ContextLength,
+    Continues,
+    KeyEnv,
+    KeyFile,
+    KeyKeyring,
+    LimitsGiven,
+    Models,
+    NewName,
+    Operator,
+    Pin,
+    Plaintext,
+    Prices,
+    Proxy,
+    Regions,
+    Retention,
+    Training,
+    Urls,
+    Wire,
+    Yes,
+    budget,
+    endpoints,
+    key,
+    limits,
+    models,
+    price,
+)
+from edgeagent.config import Config
+from edgeagent.config_sources import load_config
+from edgeagent.errors import ConfigError
+from edgeagent.home import with_home
+from edgeagent.machine_policy.file import PolicyFile
+from edgeagent.machine_policy.remotes import under
+from edgeagent.remotes import Key, Remote, Terms, Tls
+from edgeagent.remotes.check import checked, host_of
+from edgeagent.remotes.file import add_remote, described, find_among, load_remotes, remove_remote
+from edgeagent.remotes.keys import KeyFinder, store_key
+from edgeagent.runtime_file import find_daemon, no_daemon
+from edgeagent.types import RouteMode
+
+remote_app = typer.Typer(rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The remote's name.", autocompletion=remote_names)]
+LIST_COLUMNS = ("remote", "hosts", "models", "key", "budget")
+STATUS_COLUMNS = ("remote", "endpoint", "state", "running", "first token", "per token", "its queue")
+
+
+@remote_app.command("add")
+def add(
+    name: NewName,
+    urls: Urls,
+    key_env: KeyEnv = None,
+    key_file: KeyFile = None,
+    key_keyring: KeyKeyring = False,
+    model: Models = [],  # noqa: B006
+    region: Regions = [],  # noqa: B006
+    operator: Operator = "",
+    retention: Retention = "",
+    training: Training = "unknown",
+    ctx: ContextLength = 0,
+    wire: Wire = "auto",
+    continues: Continues = "exact",
+    ca: CaFile = None,
+    pin: Pin = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    proxy: Proxy = None,
+    prices: Prices = None,
+    budgets: Budgets = [],  # noqa: B006
+    limit: LimitsGiven = [],  # noqa: B006
+    plaintext: Plaintext = False,
+    yes: Yes = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Let requests go to a server that speaks OpenAI's API: vLLM, SGLang, llama-server, another edgeagent.
+
+    Shows what would leave this machine, and asks. A running daemon uses the remote within a second. Without a --key-…
+    option no key is sent. The key itself is never an argument.
+    """
+    remote = Remote(
+        name,
+        endpoints(urls, region),
+        key=key(name, key_env, key_file, is_in_keyring=key_keyring),
+        models=models(model),
+        context_length=ctx,
+        wire=wire,
+        continues=continues,
+        tls=Tls(_path(ca), pin, _path(client_cert), _path(client_key)),
+        proxy=proxy,
+        price=price(prices),
+        budget=budget(budgets),
+        limits=limits(limit),
+        terms=Terms(operator, retention, training),
+        plaintext=plaintext,
+    )
+    _add(checked(remote), _settings(state_dir, config), is_asked=not yes)
+
+
+def _add(remote: Remote, settings: Config, *, is_asked: bool) -> None:
+    """Add a remote, if the machine's policy allows it and the user agrees."""
+    _check_policy(PolicyFile(), remote)
+    _agree(remote, settings, is_asked=is_asked)
+    _write_down(remote, settings)
+
+
+def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
+    """Say what would leave this machine, and ask whether it may."""
+    before = next((each for each in load_remotes(settings.state_dir) if each.name == remote.name), None)
+    typer.echo(wrapped(consent_text(remote, before, settings.route)), err=True)
+    if is_asked:
+        _ask_for_consent()
+
+
+def _write_down(remote: Remote, settings: Config) -> None:
+    """Add a remote to the file that the daemon follows."""
+    with contextlib.suppress(OSError):  # the error of writing into it says more
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if remote.key is not None:
+        _look_for_key(remote.key)
+    add_remote(settings.state_dir, remote)
+    typer.echo(f"Added {remote.name}. Try it with `edgeagent remote test {remote.name}`.")
+
+
+@remote_app.command("test")
+def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Try a remote: its name, connection, TLS, models, and one token, with the time that each takes.
+
+    It sends a greeting, and no client's data. Exits with 1 if an endpoint fails.
+    """
+    import asyncio
+
+    from edgeagent.router.checkup import check
+    from edgeagent.router.modes import strictest
+    from edgeagent.router.outside import Outside
+
+    settings = _settings(state_dir, config)
+    remote = find_among(load_remotes(settings.state_dir), name)
+    outside = Outside(settings)
+    _check_policy(outside.policy, remote)
+    remote = under(outside.policy.policy, remote)
+    key = "" if remote.key is None else KeyFinder()(remote.key)
+    try:
+        mode = strictest(outside.mode, _mode_of_daemon(settings)) or RouteMode.LOCAL_ONLY
+        found = asyncio.run(check(remote, mode, key, outside.ledger))
+    finally:
+        outside.close()
+    if as_json:
+        typer.echo(json.dumps({"remote": name, "endpoints": found}, indent=2))
+    else:
+        for each in found:
+            for line in checkup_lines(each):
+                typer.echo(wrapped(line))
+    if any(each["problem"] for each in found):
+        raise typer.Exit(1)
+
+
+@remote_app.command("list")
+def list_remotes(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """List the remotes, and where each one's key is found; keys are not shown."""
+    known = load_remotes(_settings(state_dir, config).state_dir)
+    if as_json:
+        typer.echo(json.dumps({"remotes": [described(remote) for remote in known]}, indent=2))
+    elif known:
+        typer.echo(table(LIST_COLUMNS, [*map(_list_row, known)], left_columns=len(LIST_COLUMNS)))
+    else:
+        typer.echo("There is no remote, so every request runs on this machine; `edgeagent remote add --help`.")
+
+
+@remote_app.command("rm")
+def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Remove a remote. Within a second a running daemon stops the requests there and sends no more."""
+    remove_remote(_settings(state_dir, config).state_dir, name)
+    typer.echo(f"Removed {name}.")
+
+
+@remote_app.command("status")
+def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Show the state of the daemon's remotes: whether they are reachable, how fast they answer, and today's use."""
+    settings = _settings(state_dir, config)
+    found = find_daemon(settings.state_dir)
+    if found is None:
+        raise no_daemon(settings.state_dir)
+    report = ask(address_of(found), "/edgeagent/status")["route"]
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    typer.echo(wrapped(f"route: {report['mode']}"))
+    for trouble in (report["trouble"], report["ledger_trouble"]):
+        if trouble:
+            typer.echo(wrapped(trouble))
+    rows = [_status_row(remote, endpoint) for remote in report["remotes"] for endpoint in remote["endpoints"]]
+    typer.echo(table(STATUS_COLUMNS, rows, left_columns=3) if rows else "There is no remote.")
+    for remote in report["remotes"]:
+        for line in remarks(remote):
+            typer.echo(wrapped(line))
+
+
+def remarks(remote: Mapping[str, Any]) -> list[str]:
+    """Return what a table has no room for: what is wrong with a remote, and what it took today."""
+    lines = []
+    name = remote["name"]
+    if remote["trouble"]:
+        lines.append(f"{name}: {remote['trouble']}")
+    lines += [f"{name}: {each['url']}: {each['cause']}" for each in remote["endpoints"] if each.get("cause")]
+    if remote["budget_trouble"]:
+        lines.append(f"{name}: {remote['budget_trouble']}")
+    spent, most = remote["num_tokens_today"], remote["budget"]["tokens"]
+    money, most_money = remote["money_today"], remote["budget"]["money"]
+    parts = [f"{spent:,}{'' if most is None else f' of {most:,}'} tokens"]
+    if money or most_money is not None:
+        parts.append(f"{money:,.4g}{'' if most_money is None else f' of {most_money:,.4g}'} money")
+    if spent or most is not None or len(parts) > 1:
+        lines.append(f"{name}: today (UTC): {', '.join(parts)}")
+    return lines
+
+
+def _status_row(remote: Mapping[str, Any], endpoint: Mapping[str, Any]) -> tuple[str, ...]:
+    states = {"closed": "in use", "half_open": "tried again", "open": "resting"}
+    state = states.get(endpoint.get("breaker", ""), "not used") if not remote["trouble"] else "not used"
+    queue = endpoint.get("num_waiting")
+    return (
+        remote["name"],
+        host_of(endpoint["url"]) + (f" ({endpoint['region']})" if endpoint["region"] else ""),
+        state,
+        str(endpoint.get("num_live", "-")),
+        _milliseconds(endpoint.get("first_token_s")),
+        _milliseconds(endpoint.get("token_s")),
+        "-" if queue is None else str(queue),
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000.0 * seconds:.3g} ms"
+
+
+def _list_row(remote: Remote) -> tuple[str, ...]:
+    hosts = ", ".join(host_of(each.url) + (f" ({each.region})" if each.region else "") for each in remote.endpoints)
+    aliases = ", ".join(f"{local}={theirs}" for local, theirs in remote.models.items()) or "any"
+    return remote.name, hosts, aliases, _key_text(remote.key), _budget_text(remote)
+
+
+def _key_text(where: Key | None) -> str:
+    return "none" if where is None else f"{where.source} {where.name}"
+
+
+def _budget_text(remote: Remote) -> str:
+    kinds = {
+        "tokens": remote.budget.tokens,
+        "money": remote.budget.money,
+        "client_tokens": remote.budget.client_tokens,
+        "client_money": remote.budget.client_money,
+    }
+    return ", ".join(f"{kind}={most:g}" for kind, most in kinds.items() if most is not None) or "none"
+
+
+def _ask_for_consent() -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError("a remote needs a yes, and this is not a terminal; read the above, and repeat with --yes")
+    if not typer.confirm("Let requests go there?", default=False, err=True):
+        raise ConfigError("nothing was added")
+
+
+def _look_for_key(where: Key) -> None:
+    """Say where the key is missing, here; for the keyring, ask for it and put it there."""
+    if where.source == "keyring" and sys.stdin.isatty():
+        value = typer.prompt("The remote's API key (not shown; empty: it is there)", "", hide_input=True, err=True)
+        if value:
+            store_key(where.name, value)
+    try:
+        KeyFinder()(where)
+    except ConfigError as error:
+        typer.echo(wrapped(f"note: {error.message}"), err=True)
+
+
+def _mode_of_daemon(settings: Config) -> RouteMode | None:
+    """Return the mode of the running daemon, which may have a flag for it; None where none runs."""
+    found = find_daemon(settings.state_dir)
+    return None if found is None else RouteMode(ask(address_of(found), "/edgeagent/status")["route"]["mode"])
+
+
+def _check_policy(policy: PolicyFile, remote: Remote) -> None:
+    if why := policy.why_not(remote):
+        raise ConfigError(f"{remote.name}: {why}")
+
+
+def _path(file: Path | None) -> str | None:
+    return None if file is None else str(with_home(file).absolute())
+
+
+def _settings(state_dir: Path | None, config: Path | None) -> Config:
+    return load_config({"state_dir": state_dir} if state_dir else {}, config).config

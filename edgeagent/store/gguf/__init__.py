@@ -1,0 +1,1 @@
+"""GGUF files: their headers, read within bounds, and what a header tells."""

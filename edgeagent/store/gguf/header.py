@@ -1,0 +1,282 @@
+"""Reads and checks GGUF headers, in bounded time and memory, before any worker opens the file.
+
+It accepts what llama.cpp's own reader (gguf.cpp) accepts, and refuses what that reader refuses or what would bring the
+worker down later: data missing at the end, tensor types ggml cannot compute with. It never touches tensor data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgeagent.errors import ModelDamaged, ModelNotFound
+from edgeagent.store.gguf.byte_reader import ByteReader, open_model_file
+from edgeagent.store.gguf.file_shape import merge_shapes, read_shape
+from edgeagent.store.gguf.memory_kind import memory_kind
+from edgeagent.store.gguf.tables import (
+    MAX_KEYS,
+    MAX_TENSORS,
+    MAX_TENSORS_OUTSIDE_LAYERS,
+    MAX_TENSORS_PER_LAYER,
+    STRING,
+    Array,
+    Metadata,
+    Tensors,
+    read_alignment,
+    read_metadata,
+    read_tensors,
+    shown,
+)
+from edgeagent.store.gguf.tensor_types import FILE_TYPES
+from edgeagent.store.names.split import MAX_SPLITS, split_paths
+from edgeagent.types import FileShape
+
+MAX_LAYERS = 512
+TOKENS = "tokenizer.ggml.tokens"
+ADAPTER = "adapter"
+
+_ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A file's place in a split model. `no` counts from 0; `num_tensors` is of the whole model."""
+
+    no: int
+    count: int
+    num_tensors: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """A model file's header. `quant` is the file's label (Q4_K_M), or its commonest tensor type.
+
+    `num_prediction_layers` are those after the model's own that predict further tokens (MTP, NextN).
+    """
+
+    path: Path
+    version: int
+    architecture: str
+    name: str
+    quant: str
+    context_length: int | None
+    num_layers: int | None
+    num_params: int
+    num_tensors: int
+    tensor_types: tuple[tuple[str, int], ...]
+    tokenizer: str
+    pre_tokenizer: str
+    num_vocab: int
+    tokens_at: range
+    shape: FileShape
+    memory_kind: str
+    split: Split | None
+    size_bytes: int
+    data_bytes: int
+    kind: str = "model"
+    num_prediction_layers: int = 0
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Return one file's header. Raise ModelNotFound, or ModelLoadFailed (of a bad file ModelDamaged)."""
+    with open_model_file(path) as reader:
+        if reader.size_bytes == 0:
+            reader.fail("it is empty; download it again")
+        magic = reader.take(min(4, reader.size_bytes))
+        if magic != b"GGUF":
+            reader.fail("it is not a GGUF file: those begin with the letters GGUF")
+        version = reader.u32()
+        if version not in (2, 3):
+            why = "it is big-endian" if version & 0xFFFF == 0 else "versions 2 and 3 can be read"
+            reader.fail(f"its GGUF version is {version}; {why}; convert it again")
+        num_tensors, num_keys = reader.u64(), reader.u64()
+        if num_tensors > MAX_TENSORS:
+            reader.fail(f"it declares {num_tensors} tensors, more than {MAX_TENSORS}")
+        if num_keys > MAX_KEYS:
+            reader.fail(f"it declares {num_keys} metadata keys, more than {MAX_KEYS}")
+        metadata = read_metadata(reader, num_keys)
+        _check_num_tensors(reader, metadata, num_tensors)
+        alignment = read_alignment(reader, metadata)
+        tensors = read_tensors(reader, num_tensors, alignment)
+        return _header(reader, path, version, metadata, num_tensors, tensors)
+
+
+def validate_model(path: Path) -> GgufHeader:
+    """Return the header of a whole model: of a split one, all parts are checked and counted together.
+
+    Call it before a worker is given the file. Raise ModelNotFound or ModelLoadFailed.
+    """
+    header = read_header(path)
+    if header.kind == ADAPTER:
+        raise ModelDamaged(
+            f'{path} is an adapter, not a model: name it under [models."NAME".adapters] of config.toml', param="model"
+        )
+    if not header.architecture:
+        raise ModelDamaged(
+            f"{path} cannot be loaded: it has no general.architecture, so it is not a model", param="model"
+        )
+    if header.split is None or header.split.count <= 1:
+        if header.num_tensors == 0:
+            raise ModelDamaged(f"{path} cannot be loaded: it holds no tensors", param="model")
+        return header
+    return _validate_parts(header, header.split)
+
+
+def validate_adapter(path: Path) -> GgufHeader:
+    """Return the header of a LoRA adapter. Raise ModelNotFound or ModelLoadFailed."""
+    header = read_header(path)
+    if header.kind != ADAPTER:
+        raise ModelDamaged(
+            f"{path} is not an adapter: its general.type is {header.kind!r}, not {ADAPTER!r}", param="model"
+        )
+    return header
+
+
+def _validate_parts(first: GgufHeader, split: Split) -> GgufHeader:
+    paths = split_paths(first.path)
+    if split.no != 0 or paths[0] != first.path:
+        raise ModelDamaged(
+            f"{first.path} is part {split.no + 1} of {split.count}: give the first part, {paths[0].name}", param="model"
+        )
+    if len(paths) != split.count:
+        raise ModelDamaged(
+            f"{first.path} says it is one of {split.count} parts, but its name does not end in "
+            f"-00001-of-{split.count:05d}.gguf: give the files back their names",
+            param="model",
+        )
+    headers = [first]
+    for no, path in enumerate(paths[1:], start=1):
+        try:
+            part = read_header(path)
+        except ModelNotFound:
+            raise ModelDamaged(f"{path} is missing: part {no + 1} of {split.count}", param="model") from None
+        if part.split is None or (part.split.no, part.split.count) != (no, split.count):
+            raise ModelDamaged(f"{path} is not part {no + 1} of {split.count} of {first.path.name}", param="model")
+        headers.append(part)
+    return _merged(headers, split)
+
+
+def _merged(headers: list[GgufHeader], split: Split) -> GgufHeader:
+    num_tensors = sum(header.num_tensors for header in headers)
+    if num_tensors == 0 or split.num_tensors not in (None, num_tensors):
+        raise ModelDamaged(
+            f"{headers[0].path} declares {split.num_tensors} tensors in {split.count} parts, which hold {num_tensors}",
+            param="model",
+        )
+    counts: Counter[str] = Counter()
+    for header in headers:
+        counts.update(dict(header.tensor_types))
+    return replace(
+        headers[0],
+        num_params=sum(header.num_params for header in headers),
+        num_tensors=num_tensors,
+        tensor_types=tuple(counts.most_common()),
+        shape=merge_shapes([header.shape for header in headers]),
+        size_bytes=sum(header.size_bytes for header in headers),
+        data_bytes=sum(header.data_bytes for header in headers),
+    )
+
+
+def _header(
+    reader: ByteReader, path: Path, version: int, metadata: Metadata, num_tensors: int, tensors: Tensors
+) -> GgufHeader:
+    architecture = _text(reader, metadata, "general.architecture")
+    if architecture and _ARCHITECTURE.fullmatch(architecture) is None:
+        reader.fail(f"its architecture {shown(architecture)} is not a name")
+    num_layers = _whole(reader, metadata, f"{architecture}.block_count")
+    if num_layers is not None and num_layers > MAX_LAYERS:
+        reader.fail(f"it declares {num_layers} layers, more than llama.cpp's {MAX_LAYERS}")
+    num_vocab = _num_vocab(reader, metadata)
+    shape = read_shape(metadata, architecture, tensors, num_bytes=reader.size_bytes, num_vocab=num_vocab)
+    return GgufHeader(
+        path=path,
+        version=version,
+        architecture=architecture,
+        name=_printable(_text(reader, metadata, "general.name")),
+        quant=_quant(reader, metadata, tensors),
+        context_length=_whole(reader, metadata, f"{architecture}.context_length"),
+        num_layers=num_layers,
+        num_params=tensors.num_params,
+        num_tensors=num_tensors,
+        tensor_types=tuple(tensors.num_by_type.most_common()),
+        tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.model")),
+        pre_tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.pre")),
+        num_vocab=num_vocab,
+        tokens_at=tokens.place if isinstance(tokens := metadata.get(TOKENS), Array) else range(0),
+        shape=shape,
+        memory_kind=memory_kind(metadata, architecture),
+        split=_split(reader, metadata),
+        size_bytes=reader.size_bytes,
+        data_bytes=tensors.data_bytes,
+        kind=_printable(_text(reader, metadata, "general.type")) or "model",
+        num_prediction_layers=_whole(reader, metadata, f"{architecture}.nextn_predict_layers") or 0,
+    )
+
+
+def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int) -> None:
+    """Refuse more tensors than the layers can have. Later parts of a split model do not give the number of layers."""
+    num_layers = _whole(reader, metadata, f"{metadata.get('general.architecture', '')}.block_count")
+    if num_layers is None:
+        return
+    most = MAX_TENSORS_OUTSIDE_LAYERS + MAX_TENSORS_PER_LAYER * num_layers
+    if num_tensors > most:
+        reader.fail(f"it declares {num_tensors} tensors, more than {most} for its {num_layers} layers")
+
+
+def _num_vocab(reader: ByteReader, metadata: Metadata) -> int:
+    """Return the number of tokens; the arrays beside the tokens must not be shorter (llama.cpp indexes them alike)."""
+    tokens = metadata.get(TOKENS)
+    if tokens is None:
+        return 0
+    if not isinstance(tokens, Array) or tokens.element_type != STRING:
+        reader.fail(f"{TOKENS} is not an array of strings")
+    for name in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):
+        array = metadata.get(name)
+        if array is None:
+            continue
+        if not isinstance(array, Array) or array.element_type not in (5, 6) or array.count < tokens.count:
+            reader.fail(f"{name} does not hold a number for each of the {tokens.count} tokens")
+    return tokens.count
+
+
+def _split(reader: ByteReader, metadata: Metadata) -> Split | None:
+    count = _whole(reader, metadata, "split.count")
+    if count is None or count == 0:
+        return None
+    no = _whole(reader, metadata, "split.no")
+    if no is None or no >= count or count > MAX_SPLITS:
+        reader.fail(f"it says it is part {no} of {count} (parts count from 0, at most {MAX_SPLITS})")
+    return Split(no, count, _whole(reader, metadata, "split.tensors.count"))
+
+
+def _quant(reader: ByteReader, metadata: Metadata, tensors: Tensors) -> str:
+    file_type = _whole(reader, metadata, "general.file_type")
+    # llama.h adds 1024 to a type that is a guess.
+    label = FILE_TYPES.get(file_type & ~1024) if file_type is not None else None
+    if label is not None:
+        return label
+    commonest = tensors.num_params_by_type.most_common(1)
+    return commonest[0][0] if commonest else ""
+
+
+def _whole(reader: ByteReader, metadata: Metadata, key: str) -> int | None:
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= 0xFFFF_FFFF:
+        reader.fail(f"{key} is {shown(value)}, not a whole number")
+    return value
+
+
+def _text(reader: ByteReader, metadata: Metadata, key: str) -> str:
+    value = metadata.get(key, "")
+    if not isinstance(value, str):
+        reader.fail(f"{key} is not text")
+    return value
+
+
+def _printable(text: str) -> str:
+    # The text comes from an untrusted file, and is written to terminals and logs.
+    return "".join(char if char.isprintable() else " " for char in text[:200]).strip()

@@ -1,0 +1,30 @@
+"""What a model keeps of a context, in a word for people, told from its GGUF header. Knows no sizes."""
+
+from __future__ import annotations
+
+from edgeagent.store.gguf.tables import Array, Metadata
+
+# Their files need not say that a token attends to later ones.
+_ENCODERS = ("gemma-embedding", "t5encoder")
+_STATES = ("ssm.", "wkv.", "rwkv.", "shortconv.", "kda.", "token_shift_count")
+
+
+def memory_kind(metadata: Metadata, architecture: str) -> str:
+    """Return encoder (keeps nothing), recurrent, hybrid, latent, sliding window or attention."""
+    prefix = f"{architecture}."
+    if is_encoder(metadata, architecture):
+        return "encoder"
+    heads = metadata.get(f"{prefix}attention.head_count_kv", metadata.get(f"{prefix}attention.head_count", 0))
+    has_attention = any(heads.values) if isinstance(heads, Array) else bool(heads)
+    if any(key.startswith(tuple(prefix + state for state in _STATES)) for key in metadata):
+        return "hybrid" if has_attention else "recurrent"
+    if f"{prefix}full_attention_interval" in metadata:
+        return "hybrid"
+    if metadata.get(f"{prefix}attention.kv_lora_rank"):
+        return "latent"
+    return "sliding window" if metadata.get(f"{prefix}attention.sliding_window") else "attention"
+
+
+def is_encoder(metadata: Metadata, architecture: str) -> bool:
+    """Whether a model reads a text all at once and keeps nothing of it."""
+    return architecture in _ENCODERS or metadata.get(f"{architecture}.attention.causal") is False

@@ -1,0 +1,1 @@
+"""Models from the hub: what it has, how it comes here, and the shared cache it comes to."""

@@ -1,0 +1,197 @@
+"""The hub's shared cache on disk: where a repository's files lie, and how one is published there. No network.
+
+The layout is huggingface_hub's, so that other programs find what edgeagent downloaded and edgeagent what they did:
+models--org--repo/blobs/<sha256>, snapshots/<commit>/<file> → blob, refs/main = commit; a download in progress is
+blobs/<sha256>.incomplete.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from edgeagent.config import StoreConfig
+from edgeagent.store.names.parsing import is_file_name, is_repo_name
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class HubCache:
+    """A cache folder. It may not exist yet."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @classmethod
+    def of(cls, store: StoreConfig) -> HubCache:
+        """Return the configured folder, or the one that HF_HUB_CACHE, HF_HOME or the platform names."""
+        if store.models_dir is not None:
+            return cls(store.models_dir)
+        from huggingface_hub import constants
+
+        return cls(Path(constants.HF_HUB_CACHE))
+
+    def repo_dir(self, repo: str) -> Path:
+        return self.root / f"models--{repo.replace('/', '--')}"
+
+    def blob(self, repo: str, sha256: str) -> Path:
+        return self.repo_dir(repo) / "blobs" / sha256
+
+    def partial(self, repo: str, sha256: str) -> Path:
+        """Return where a file is while it is being downloaded."""
+        return self.repo_dir(repo) / "blobs" / f"{sha256}.incomplete"
+
+    def lock(self, repo: str, sha256: str) -> Path:
+        """Return the lock that huggingface_hub too takes for this download."""
+        return self.root / ".locks" / self.repo_dir(repo).name / f"{sha256}.lock"
+
+    def pointer(self, repo: str, commit: str, file: str) -> Path:
+        """Return where a published file is found by name."""
+        return self.repo_dir(repo) / "snapshots" / commit / file
+
+    def repos(self) -> tuple[str, ...]:
+        """Return the repositories that have a folder here."""
+        names = (path.name.removeprefix("models--").replace("--", "/") for path in self.root.glob("models--*"))
+        return tuple(sorted(name for name in names if is_repo_name(name)))
+
+    def files(self, repo: str) -> dict[str, Path]:
+        """Return the published GGUF files of a repository by name, each from the newest snapshot that has it."""
+        found: dict[str, Path] = {}
+        root = self.root.resolve()
+        for snapshot in self._snapshots(repo):
+            for path in snapshot.rglob("*"):
+                name = path.relative_to(snapshot).as_posix()
+                if name in found or not name.lower().endswith(".gguf") or not is_file_name(name):
+                    continue
+                # A link that leads out of the cache, or nowhere, is no download.
+                with suppress(OSError, RuntimeError):
+                    target = path.resolve()
+                    if target.is_file() and target.is_relative_to(root):
+                        found[name] = path
+        return found
+
+    def removable(self, paths: Iterable[Path]) -> tuple[Path, ...]:
+        """Return what to delete so that these published files are gone: their names, in every snapshot, and contents.
+
+        A blob that another name still uses stays.
+        """
+        names: list[Path] = []
+        for path in paths:
+            snapshots, file = self._place(path)
+            names += [other for snapshot in snapshots.glob("*") if _exists(other := snapshot / file)]
+        blobs = {blob for name in names if (blob := _blob_of(name)) is not None}
+        for repo in {self._place(path)[0].parent for path in paths}:
+            blobs -= {blob for name in _pointers(repo) if name not in names and (blob := _blob_of(name)) is not None}
+        return (*names, *sorted(blobs))
+
+    def drop_empty(self, paths: Iterable[Path]) -> None:
+        """Delete the folders that removed files have left empty, and of a repository without files all that is left."""
+        for repo in {self._place(path)[0].parent for path in paths}:
+            for folder in sorted(repo.rglob("*"), reverse=True):
+                if folder.is_dir() and not folder.is_symlink():
+                    with suppress(OSError):
+                        folder.rmdir()
+            if not (repo / "snapshots").exists() and not (repo / "blobs").exists():
+                shutil.rmtree(repo, ignore_errors=True)
+
+    def unreferenced(self) -> dict[Path, str]:
+        """Return the blobs that no name uses and the downloads that were not finished, each with its repository's name.
+
+        Other programs keep their files in this cache too: only what begins as a GGUF file, or is empty, counts.
+        """
+        found = {}
+        for repo in self.repos():
+            folder = self.repo_dir(repo)
+            used = {_blob_of(name) for name in _pointers(folder)}
+            for blob in sorted(folder.glob("blobs/*")):
+                is_partial = blob.name.endswith(".incomplete")
+                if (is_partial or (SHA256.fullmatch(blob.name) and blob not in used)) and _is_gguf(blob):
+                    found[blob] = repo
+        return found
+
+    def _place(self, path: Path) -> tuple[Path, Path]:
+        """Return the folder of all snapshots that a published file is in, and its name in each."""
+        parts = path.relative_to(self.root).parts
+        return self.root / parts[0] / parts[1], Path(*parts[3:])
+
+    def publish(self, repo: str, commit: str, file: str, sha256: str) -> Path:
+        """Give a finished blob its name and return the path. A link where the platform allows one, else a copy."""
+        pointer = self.pointer(repo, commit, file)
+        pointer.parent.mkdir(parents=True, exist_ok=True)
+        blob = self.blob(repo, sha256)
+        pointer.unlink(missing_ok=True)
+        try:
+            pointer.symlink_to(os.path.relpath(blob, pointer.parent))
+        except OSError:
+            try:
+                pointer.hardlink_to(blob)
+            except OSError:
+                shutil.copyfile(blob, pointer)
+        return pointer
+
+    def set_main(self, repo: str, commit: str) -> None:
+        """Note which commit the newest complete pull has seen."""
+        ref = self.repo_dir(repo) / "refs" / "main"
+        # Compared first, so that a complete model in a read-only cache can be pulled again.
+        if ref.is_file() and ref.read_bytes() == commit.encode():
+            return
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        temporary = ref.with_name(f"main.{os.getpid()}.tmp")
+        temporary.write_text(commit, "ascii")
+        temporary.replace(ref)
+
+    def _snapshots(self, repo: str) -> Iterator[Path]:
+        folder = self.repo_dir(repo)
+        main = None
+        with suppress(OSError, ValueError):
+            commit = (folder / "refs" / "main").read_text("ascii").strip()
+            if COMMIT.fullmatch(commit):
+                main = folder / "snapshots" / commit
+                yield main
+        others = [path for path in folder.glob("snapshots/*") if path != main and COMMIT.fullmatch(path.name)]
+        yield from sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def _pointers(repo: Path) -> Iterator[Path]:
+    """Yield every published file of a repository, of any kind."""
+    for path in repo.glob("snapshots/*/**/*"):
+        if path.is_symlink() or path.is_file():
+            yield path
+
+
+def _blob_of(pointer: Path) -> Path | None:
+    """Return the blob that a published file is a link to; None where it is a file of its own."""
+    if not pointer.is_symlink():
+        return None
+    blob = Path(os.path.normpath(pointer.parent / pointer.readlink()))
+    return blob if blob.parent.name == "blobs" else None
+
+
+def _exists(path: Path) -> bool:
+    return path.is_symlink() or path.is_file()
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        if path.is_symlink() or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(4) in (b"", b"GGUF")
+    except OSError:
+        return False
+
+
+def named_sha256(pointer: Path) -> str | None:
+    """Return the sha256 that the cache's own layout promises for a published file: its blob's name.
+
+    Only the first link is followed: a blob may itself be a link into a store that is keyed by another hash.
+    """
+    if not pointer.is_symlink():
+        return None
+    name = pointer.readlink().name
+    return name if SHA256.fullmatch(name) else None

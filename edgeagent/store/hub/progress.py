@@ -1,0 +1,63 @@
+"""The progress of a pull, as values; the caller draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from edgeagent.store.hub.listing import RemoteFile
+
+Stage = Literal["waiting", "downloading", "verifying"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Bytes count over all files of the model; `resumed_bytes` were on disk before this pull began.
+
+    waiting: another pull of the same file is under way; verifying: `done_bytes` counts what was read again. `sha256`
+    is what the file's content must have.
+    """
+
+    stage: Stage
+    file: str
+    done_bytes: int
+    total_bytes: int
+    resumed_bytes: int
+    sha256: str = ""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Meter:
+    """Adds up the progress of a model's files, which come one after the other."""
+
+    def __init__(self, files: tuple[RemoteFile, ...], on_progress: OnProgress | None) -> None:
+        self.total_bytes = sum(file.size for file in files)
+        self.downloaded_bytes = 0
+        self._on_progress = on_progress
+        self._finished_bytes = 0
+        self._resumed_bytes = 0
+        self._have = 0
+
+    def begin(self, have: int) -> None:
+        """Note that a download begins, with this many bytes of its file on disk."""
+        self._have = have
+        self._resumed_bytes += have
+
+    def finish(self, file: RemoteFile) -> None:
+        """A file is complete."""
+        self._finished_bytes += file.size
+        self._have = 0
+
+    def show(self, stage: Stage, file: RemoteFile, have: int) -> None:
+        """Report; `have` is how much of this file is on disk, or was verified."""
+        if stage == "downloading":
+            # A server that cannot continue starts over: then all of `have` came just now.
+            self.downloaded_bytes += have - self._have if have >= self._have else have
+            self._have = have
+        if self._on_progress is not None:
+            done_bytes = self._finished_bytes + have
+            total_bytes, resumed_bytes = self.total_bytes, self._resumed_bytes
+            self._on_progress(Progress(stage, file.name, done_bytes, total_bytes, resumed_bytes, file.sha256))

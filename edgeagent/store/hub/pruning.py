@@ -1,0 +1,50 @@
+"""Frees the disk of downloads that were not finished and of files that no name uses. A download under way is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.config import StoreConfig
+from edgeagent.store.hub.cache import HubCache
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file of the cache that no model needs. `why` says what it is."""
+
+    path: Path
+    repo: str
+    size_bytes: int
+    why: str
+
+
+class Pruner:
+    """Finds and deletes what is left over in the cache."""
+
+    def __init__(self, store: StoreConfig) -> None:
+        self._cache = HubCache.of(store)
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """Return what can be deleted."""
+        found = []
+        for path, repo in self._cache.unreferenced().items():
+            why = "not finished" if path.suffix == ".incomplete" else "used by no name"
+            found.append(Leftover(path, repo, path.stat().st_size, why))
+        return tuple(found)
+
+    def delete(self, leftover: Leftover) -> bool:
+        """Delete a file, unless another process is downloading it; say whether it is gone."""
+        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+        lock = self._cache.lock(leftover.repo, leftover.path.name.removesuffix(".incomplete"))
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with WeakFileLock(lock, timeout=0.1):
+                # Check again under the lock: a pull may have used it since.
+                if leftover.path in self._cache.unreferenced():
+                    leftover.path.unlink(missing_ok=True)
+                    return True
+        except (TimeoutError, OSError):
+            pass
+        return False

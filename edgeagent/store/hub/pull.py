@@ -1,0 +1,262 @@
+"""Pulls models from the hub into the shared cache. The steps: choose, check space, resume, verify, publish.
+
+A file gets its name in the cache only after its sha256 was computed here and is correct.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.config import StoreConfig
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
+from edgeagent.machine_policy.file import PolicyFile
+from edgeagent.sizes import size_text
+from edgeagent.store.hub.cache import HubCache
+from edgeagent.store.hub.errors import HubUnreachable, translated
+from edgeagent.store.hub.listing import RemoteFile, list_files
+from edgeagent.store.hub.progress import Meter, OnProgress
+from edgeagent.store.hub.transfer import Transfer
+from edgeagent.store.names.catalog import CatalogEntry, builtin_model, draft_of, find_entry, model_name
+from edgeagent.store.names.parsing import BuiltinName, CatalogName, HubName, LocalPath, parse_name
+from edgeagent.store.names.variants import choose, variants
+from edgeagent.store.verified import VerifiedFiles, file_sha256
+
+_LOCK_PATIENCE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PulledModel:
+    """A model that is complete and verified on this machine, under the name that serves it.
+
+    `is_current` is False if the hub could not be asked for a newer version. `draft`: the catalog's name of its draft
+    model.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    size_bytes: int
+    downloaded_bytes: int
+    is_current: bool = True
+    draft: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A model to be pulled, and its entry in the catalog."""
+
+    name: HubName
+    entry: CatalogEntry | None = None
+
+
+class Puller:
+    """Pulls models from one hub into one cache.
+
+    `endpoint` and `token` default to those of huggingface_hub (HF_ENDPOINT; HF_TOKEN or its stored login). With
+    `offline` the hub is not asked, and only models on this machine are found.
+    """
+
+    def __init__(
+        self,
+        store: StoreConfig,
+        state_dir: Path,
+        *,
+        endpoint: str | None = None,
+        token: str | None = None,
+        offline: bool = False,
+    ) -> None:
+        from huggingface_hub import constants
+
+        self._cache = HubCache.of(store)
+        self._policy = PolicyFile()
+        self._verified = VerifiedFiles(state_dir)
+        self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self._token = token
+        self._offline = offline
+        self._min_free_bytes = store.min_free_bytes
+        self._transfer = Transfer(self._endpoint, token, store.min_free_bytes)
+
+    def pull(self, name: str, on_progress: OnProgress | None = None) -> PulledModel:
+        """Download a model, unless it is on this machine, and return it.
+
+        Raise StoreError (disk, network, access, checksum), ModelNotFound, InvalidRequest, or Forbidden (the machine's
+        policy). If a pull ends early, also by an exception of `on_progress` or an interrupt, the downloaded bytes are
+        kept for the next pull. Nothing unverified is published.
+        """
+        wish = _wish(name)
+        if wish is None:
+            builtin = builtin_model()
+            return PulledModel("builtin", (builtin.path,), builtin.path.stat().st_size, 0)
+        self._policy.check_pull()
+        repo, draft = wish.name.repo, draft_of(wish.name.repo)
+        try:
+            listed = self._listed(repo)
+        except HubUnreachable:
+            present = self._present(wish.name, draft)
+            if present is None:
+                raise
+            return present
+        models = variants(listed)
+        model = choose(models, wish.name, f"on {self._endpoint}")
+        files = tuple(listed[file] for file in model.files)
+        self._check_pin(wish, files)
+        meter = Meter(files, on_progress)
+        with translated(repo, self._endpoint):
+            missing = [file for file in files if not self._is_ready(file)]
+            self._check_space(wish.name, missing)
+            for file in files:
+                if file in missing:
+                    self._bring(file, meter)
+                meter.finish(file)
+            self._cache.set_main(repo, files[0].commit)
+        paths = tuple(self._cache.pointer(repo, file.commit, file.name) for file in files)
+        own_name = model_name(models, model, repo)
+        return PulledModel(own_name, paths, meter.total_bytes, meter.downloaded_bytes, draft=draft)
+
+    def pull_with_draft(
+        self, name: str, on_progress: OnProgress | None = None
+    ) -> tuple[PulledModel, PulledModel | None]:
+        """Pull a model, then the draft that the catalog names. It is None if there is none or its pull failed."""
+        pulled = self.pull(name, on_progress)
+        draft = None
+        if pulled.draft is not None:
+            with suppress(EdgeAgentError):
+                draft = self.pull(pulled.draft, on_progress)
+        return pulled, draft
+
+    def _listed(self, repo: str) -> dict[str, RemoteFile]:
+        if self._offline:
+            raise HubUnreachable(
+                f"{repo} is not on this machine as it was asked for, and --offline asks no hub: `edgeagent list` shows "
+                "what is here",
+                param="model",
+            )
+        with translated(repo, self._endpoint):
+            return list_files(repo, self._endpoint, self._token)
+
+    def _check_pin(self, wish: _Wish, files: tuple[RemoteFile, ...]) -> None:
+        entry = wish.entry
+        if entry is None or entry.sha256 is None or wish.name != entry.hub_name():
+            return
+        if [file.sha256 for file in files] != [entry.sha256]:
+            raise StoreError(
+                f"{self._endpoint} has {files[0].name} with sha256 {files[0].sha256}, the catalog pins {entry.sha256}: "
+                f"pull {wish.name.repo} by its own name if you trust the other one",
+                param="model",
+            )
+
+    def _is_ready(self, file: RemoteFile) -> bool:
+        pointer = self._cache.pointer(file.repo, file.commit, file.name)
+        return pointer.is_file() and self._verified.knows(pointer, file.sha256)
+
+    def _check_space(self, name: HubName, missing: list[RemoteFile]) -> None:
+        """Raise StoreError if a download does not fit, before it begins."""
+        needed = sum(file.size - self._have(file) for file in missing)
+        if needed <= 0:
+            return
+        folder = self._cache.root
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        free = shutil.disk_usage(folder).free
+        if free < needed + self._min_free_bytes:
+            raise StoreError(
+                f"{name} does not fit: {size_text(needed)} are to be downloaded, {size_text(self._min_free_bytes)} "
+                f"must stay free, and the disk of {self._cache.root} has {size_text(free)} free: free some space, or "
+                "set store.models_dir to a folder on another disk, or lower store.min_free_bytes",
+                param="model",
+            )
+
+    def _have(self, file: RemoteFile) -> int:
+        for path in (self._cache.blob(file.repo, file.sha256), self._cache.partial(file.repo, file.sha256)):
+            if path.is_file():
+                return min(path.stat().st_size, file.size)
+        return 0
+
+    def _bring(self, file: RemoteFile, meter: Meter) -> None:
+        """Make one file complete, verified and published, even if other processes do the same."""
+        blob, partial = self._cache.blob(file.repo, file.sha256), self._cache.partial(file.repo, file.sha256)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self._cache.lock(file.repo, file.sha256), lambda: meter.show("waiting", file, 0)):
+            if not self._is_right_blob(file, blob, meter):
+                blob.unlink(missing_ok=True)
+                self._download(file, partial, meter)
+                partial.replace(blob)
+            pointer = self._cache.publish(file.repo, file.commit, file.name, file.sha256)
+            # This is the blob's record if the pointer is a link, and the pointer's own on systems without links.
+            self._verified.note(pointer, file.sha256)
+
+    def _is_right_blob(self, file: RemoteFile, blob: Path, meter: Meter) -> bool:
+        """Whether a blob, perhaps another program's, has the content that its name promises."""
+        if not blob.is_file() or blob.stat().st_size != file.size:
+            return False
+        return self._verified.check(blob, file.sha256, lambda have: meter.show("verifying", file, have))
+
+    def _download(self, file: RemoteFile, partial: Path, meter: Meter) -> None:
+        """Complete the partial file and verify it. If a resumed file turns out wrong, start over once."""
+        while True:
+            resumed = partial.stat().st_size if partial.is_file() else 0
+            if resumed > file.size:
+                partial.unlink()
+                resumed = 0
+            meter.begin(resumed)
+            self._transfer.fetch(file, partial, lambda have: meter.show("downloading", file, have))
+            if file_sha256(partial, lambda have: meter.show("verifying", file, have)) == file.sha256:
+                return
+            partial.unlink()
+            if not resumed:
+                raise StoreError(
+                    f"{file.name} of {file.repo} arrived with another sha256 than {file.sha256}: it was deleted; pull "
+                    "again, and if that ends alike, trust neither this hub nor the network to it",
+                    param="model",
+                )
+
+    def _present(self, name: HubName, draft: str | None) -> PulledModel | None:
+        """Return the model in the cache, if it is complete and verified; else None."""
+        files = self._cache.files(name.repo)
+        models = variants(files)
+        try:
+            model = choose(models, name, "here")
+        except ModelNotFound:
+            return None
+        paths = tuple(files[file] for file in model.files)
+        if not all(self._verified.knows(path, self._verified.noted_sha256(path) or "") for path in paths):
+            return None
+        size_bytes = sum(path.stat().st_size for path in paths)
+        own_name = model_name(models, model, name.repo)
+        return PulledModel(own_name, paths, size_bytes, 0, is_current=False, draft=draft)
+
+
+def _wish(name: str) -> _Wish | None:
+    """Return what is to be pulled; None for a bundled model."""
+    match parse_name(name):
+        case HubName() as hub_name:
+            return _Wish(hub_name)
+        case CatalogName() as short:
+            match = find_entry(short)
+            return _Wish(match.hub_name, match.entry)
+        case BuiltinName():
+            return None
+        case LocalPath(path):
+            raise InvalidRequest(f"{path} is a path: pull takes org/repo[:QUANT] or org/repo/file.gguf", param="model")
+
+
+@contextmanager
+def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the file's lock, which huggingface_hub also takes. It is released if its process ends."""
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = WeakFileLock(path, timeout=_LOCK_PATIENCE_S)
+    try:
+        lock.__enter__()
+    except TimeoutError:
+        on_wait()
+        lock = WeakFileLock(path)
+        lock.__enter__()
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)

@@ -1,0 +1,1 @@
+"""What models and their files are called. Nothing here reads a model."""

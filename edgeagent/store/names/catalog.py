@@ -1,0 +1,209 @@
+"""The models edgeagent knows by a short name: the bundled pair, and models/catalog.toml. No network."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, get_args, get_type_hints
+
+from edgeagent.errors import ModelNotFound, StoreError
+from edgeagent.store.names.near import near_names
+from edgeagent.store.names.parsing import CatalogName, HubName, is_file_name, is_repo_name, is_short_name
+from edgeagent.store.names.variants import Variant, canonical_name, quant_label
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """A model on the hub under a short name.
+
+    `draft` is another entry's name, of one with the same `tokenizer`; sha256 and size pin a single file. `also` are
+    other names, `context` is what it was trained for, `approximate_gb` what its files weigh in about 10^9 bytes.
+    """
+
+    name: str
+    repo: str
+    license: str
+    description: str = ""
+    quant: str | None = None
+    file: str | None = None
+    draft: str | None = None
+    sha256: str | None = None
+    size_bytes: int | None = None
+    kind: Literal["chat", "embedding", "rerank"] = "chat"
+    also: Sequence[str] = ()
+    tokenizer: str = ""
+    context: int | None = None
+    approximate_gb: float | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
+
+    def hub_name(self, quant: str | None = None) -> HubName:
+        """Return the entry's place on the hub, with another quantization where one is asked for."""
+        if quant is not None:
+            return HubName(self.repo, quant=quant)
+        return HubName(self.repo, file=self.file) if self.file else HubName(self.repo, quant=self.quant)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinModel:
+    """The bundled pair."""
+
+    path: Path
+    draft: Path | None
+
+
+def builtin_model() -> BuiltinModel:
+    """Return the bundled pair. Raise ModelNotFound where this installation lacks it."""
+    path = _bundled("edgeagent-mini.gguf", "models/builtin")
+    if path is None:
+        raise ModelNotFound(
+            "the builtin model is missing from this installation: install edgeagent again, or give a path to a .gguf",
+            param="model",
+        )
+    return BuiltinModel(path, _bundled("edgeagent-mini-draft.gguf", "models/builtin"))
+
+
+def load_catalog(path: Path | None = None) -> Mapping[str, CatalogEntry]:
+    """Return the catalog by name; a missing one is empty. Raise StoreError where it is malformed."""
+    path = path or _bundled("catalog.toml", "models")
+    if path is None:
+        return {}
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+    return _parsed(path, text)
+
+
+@lru_cache(maxsize=2)
+def _parsed(path: Path, text: str) -> Mapping[str, CatalogEntry]:
+    try:
+        tables = tomllib.loads(text)
+    except ValueError as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+    entries = {name: _entry(path, name, table) for name, table in tables.items()}
+    for entry in entries.values():
+        if entry.draft is not None and entry.draft not in entries:
+            raise StoreError(f"{path}: the draft of {entry.name}, {entry.draft}, is no entry")
+        if entry.draft is not None and entries[entry.draft].tokenizer != entry.tokenizer:
+            raise StoreError(f"{path}: {entry.name} and its draft {entry.draft} have different tokenizers")
+    return entries
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogMatch:
+    """An entry, and the quantization that its name asked for beside the entry's own."""
+
+    entry: CatalogEntry
+    quant: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The one name of this model among those that mean it."""
+        own = self.entry.quant or ""
+        return f"{self.entry.name}:{self.quant}" if self.quant and self.quant != own.upper() else self.entry.name
+
+    @property
+    def hub_name(self) -> HubName:
+        return self.entry.hub_name(self.quant)
+
+
+def match_entry(name: CatalogName) -> CatalogMatch | None:
+    """Return what a name means in the catalog, by edgeagent's spelling (qwen3-4b:Q8_0) or Ollama's (qwen3:4b-q8_0).
+
+    Case does not matter. None where the catalog has no such name.
+    """
+    by_name = _by_name()
+    entry = by_name.get(name.name.lower())
+    if entry is not None and (name.quant is None or quant_label(f"-{name.quant}") == name.quant.upper()):
+        return CatalogMatch(entry, name.quant and name.quant.upper())
+    joined = str(name).lower().replace(":", "-").replace("-fp16", "-f16")
+    for text in _spellings(joined):
+        quant = quant_label(text)
+        stem = text[: -len(quant) - 1] if quant else text
+        for candidate, label in ((text, None), *((each, quant) for each in _spellings(stem))):
+            if candidate in by_name:
+                return CatalogMatch(by_name[candidate], label)
+    # Labels beyond the usual ones (UD-Q4_K_XL) are the hub's to find, or not.
+    if entry is None or entry.name != name.name.lower():
+        return None
+    return CatalogMatch(entry, name.quant and name.quant.upper())
+
+
+def find_entry(name: CatalogName, known: Collection[str] | None = None) -> CatalogMatch:
+    """Do as `match_entry`; raise ModelNotFound with near names, those `known` before the catalog's.
+
+    Without `known` only models of the catalog are asked for.
+    """
+    match = match_entry(name)
+    if match is None:
+        near = near_names(str(name), [*sorted(known or ()), "builtin", *sorted(load_catalog())])
+        called = "no model of the catalog is called" if known is None else "no model is called"
+        raise ModelNotFound(f"{called} {name}; {near}", param="model")
+    return match
+
+
+def draft_of(repo: str) -> str | None:
+    """Return the name of the entry that speculates for a repository's models; None where the catalog knows none."""
+    return next((entry.draft for entry in load_catalog().values() if entry.repo == repo), None)
+
+
+def model_name(models: tuple[Variant, ...], model: Variant, repo: str) -> str:
+    """Return the one name of a model of a repository, whatever name it was asked by: the catalog's, where it has one.
+
+    `models` are all that the repository has.
+    """
+    place = canonical_name(models, model, repo)
+    entry = next((entry for entry in load_catalog().values() if entry.repo == repo), None)
+    if entry is None or (place.file is not None and place.file != entry.file):
+        return str(place)
+    return CatalogMatch(entry, place.quant).name
+
+
+def _spellings(text: str) -> Iterator[str]:
+    """Yield a name as it is, and without what Ollama adds for a model that follows instructions."""
+    yield text
+    for ending in ("-instruct", "-it", "-chat", "-text"):
+        yield text.removesuffix(ending)
+        yield text.replace(f"{ending}-", "-", 1)
+
+
+def _by_name() -> Mapping[str, CatalogEntry]:
+    return {
+        each.lower().replace(":", "-"): entry for entry in load_catalog().values() for each in (*entry.also, entry.name)
+    }
+
+
+def _bundled(name: str, source_folder: str) -> Path | None:
+    """Find a file that is inside the package once installed, and beside it in a source checkout."""
+    for path in (_PACKAGE / "_builtin" / name, _PACKAGE.parent / source_folder / name):
+        if path.is_file():
+            return path
+    return None
+
+
+def _entry(path: Path, name: str, table: object) -> CatalogEntry:
+    try:
+        if not isinstance(table, dict):
+            raise TypeError("it is not a table")
+        entry = CatalogEntry(name=name, **table)
+    except TypeError as error:
+        raise StoreError(f"{path}: the entry {name} is malformed: {error}") from None
+    texts = (entry.repo, entry.license, entry.description)
+    if not all(isinstance(text, str) for text in texts) or not is_repo_name(entry.repo):
+        raise StoreError(f"{path}: the entry {name} needs a repo (org/repo) and a license")
+    if entry.file is not None and not is_file_name(entry.file):
+        raise StoreError(f"{path}: the file of {name}, {entry.file!r}, is no file name")
+    if entry.kind not in get_args(get_type_hints(CatalogEntry)["kind"]):
+        raise StoreError(f"{path}: the kind of {name}, {entry.kind!r}, is none of chat, embedding and rerank")
+    if not isinstance(entry.also, list | tuple) or not all(is_short_name(str(each)) for each in entry.also):
+        raise StoreError(f"{path}: `also` of {name} is a list of names")
+    if entry.sha256 is not None and not _SHA256.fullmatch(entry.sha256):
+        raise StoreError(f"{path}: the sha256 of {name} is not 64 lower-case hexadecimal digits")
+    return entry

@@ -1,0 +1,120 @@
+"""Which of a repository's files make up one model, and which model a quantization means. Knows names only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from edgeagent.errors import ModelNotFound
+from edgeagent.store.names.parsing import HubName
+from edgeagent.store.names.split import split_names, split_stem
+
+# Tried in this order where no quantization is asked for: small enough for a device, good enough to answer.
+PREFERRED = (
+    *("Q4_K_M", "Q4_0", "Q4_K_S", "Q4_K_XL", "IQ4_NL", "IQ4_XS", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1"),
+    *("Q8_0", "Q6_K", "MXFP4_MOE", "MXFP4", "Q3_K_M", "Q3_K_L", "Q3_K_S", "IQ3_M", "Q2_K", "BF16", "F16", "F32"),
+)
+MAX_NAMED = 20
+
+_LABEL = re.compile(
+    r"(?:^|[-._/])((?:I?Q[1-8]_(?:[01]|K|XXS|XS|NL|S|M)(?:_(?:XL|XS|S|M|L))?)|MXFP4(?:_MOE)?|NVFP4|TQ[12]_0|BF16|F16|F32)$",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One model of a repository: its files in order, and its quantization where the name tells it (upper case)."""
+
+    files: tuple[str, ...]
+    quant: str | None
+
+    @property
+    def stem(self) -> str:
+        """The name without part number and suffix."""
+        return split_stem(self.files[0])
+
+
+def variants(files: Iterable[str]) -> tuple[Variant, ...]:
+    """Return the models among a repository's files; no projectors, no importance matrices, no torn splits."""
+    present = {file for file in files if file.lower().endswith(".gguf") and not is_companion(file)}
+    firsts = sorted({_parts(file)[0] for file in present})
+    models = (Variant(_parts(first), quant_label(first)) for first in firsts)
+    return tuple(model for model in models if present.issuperset(model.files))
+
+
+def choose(models: tuple[Variant, ...], name: HubName, where: str) -> Variant:
+    """Return the one model that a name means.
+
+    1. a file: that one; 2. a quantization: the one that has it; 3. neither: the only one; 4. the first of PREFERRED.
+    Raise ModelNotFound, naming the choices, where there is none or more than one.
+    """
+    if not models:
+        raise ModelNotFound(f"{name.repo} holds no GGUF model {where}", param="model")
+    if name.file is not None:
+        found = [model for model in models if name.file in model.files]
+        return _only(found, models, name, f"{name.repo} has no complete model {name.file} {where}")
+    if name.quant is not None:
+        found = [model for model in models if _has_quant(model, name.quant)]
+        return _only(found, models, name, f"{name.repo} has no {name.quant} {where}")
+    if len(models) == 1:
+        return models[0]
+    for label in PREFERRED:
+        found = [model for model in models if model.quant == label]
+        if found:
+            return _only(found, models, name, "")
+    raise _ambiguous(models, name)
+
+
+def canonical_name(models: tuple[Variant, ...], model: Variant, repo: str) -> HubName:
+    """Return the shortest name that means this model and no other of its repository."""
+    if model.quant is not None and [other.quant for other in models].count(model.quant) == 1:
+        return HubName(repo, quant=model.quant)
+    return HubName(repo, file=model.files[0])
+
+
+def quant_label(file: str) -> str | None:
+    """Return the quantization in a file's name, or in its folder's."""
+    path = PurePosixPath(file)
+    for text in (split_stem(path.name), path.parent.name):
+        match = _LABEL.search(text)
+        if match is not None:
+            return match[1].upper()
+    return None
+
+
+def _only(found: list[Variant], models: tuple[Variant, ...], name: HubName, none_message: str) -> Variant:
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise _ambiguous(tuple(found), name)
+    raise ModelNotFound(f"{none_message}; it has {_listed(models, name)}", param="model")
+
+
+def _ambiguous(models: tuple[Variant, ...], name: HubName) -> ModelNotFound:
+    return ModelNotFound(f"{name} could be any of {_listed(models, name)}: name one of them", param="model")
+
+
+def _listed(models: tuple[Variant, ...], name: HubName) -> str:
+    choices = [str(canonical_name(models, model, name.repo)) for model in models[:MAX_NAMED]]
+    rest = len(models) - len(choices)
+    return ", ".join(choices) + (f" and {rest} more" if rest else "")
+
+
+def _has_quant(model: Variant, quant: str) -> bool:
+    # Labels beyond the usual ones (UD-Q4_K_XL) are found as the end of the name.
+    wanted = quant.upper()
+    return model.quant == wanted or re.search(rf"[-._]{re.escape(wanted)}$", model.stem.upper()) is not None
+
+
+def _parts(file: str) -> tuple[str, ...]:
+    path = PurePosixPath(file)
+    return tuple(str(path.with_name(name)) for name in split_names(path.name))
+
+
+def is_companion(file: str) -> bool:
+    """Say whether a GGUF file only accompanies a model: a projector for images, or an importance matrix."""
+    name = PurePosixPath(file).name.lower()
+    return "mmproj" in name or "imatrix" in name

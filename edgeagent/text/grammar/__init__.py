@@ -1,0 +1,1 @@
+"""The required form of an answer, as constraints on its tokens."""

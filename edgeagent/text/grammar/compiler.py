@@ -1,0 +1,230 @@
+"""Compiles the required form of an answer into constraints on tokens, with llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
+from edgeagent.text.grammar.call_ban import BannedText, CallBan, banned_texts
+from edgeagent.text.grammar.call_grammar import CallRules, Grammar, callable_tools, tool_schemas
+from edgeagent.text.grammar.constraint import Constraint, Plan, Trigger, reason
+from edgeagent.text.grammar.json_guard import TokenStarts
+from edgeagent.text.schema.check import SchemaError, followable, parse_schema
+from edgeagent.text.schema.closing import Schema
+from edgeagent.text.schema.faults import describe_fault
+from edgeagent.text.tool_format import ReasoningMarkers, ToolFormat, call_opener
+from edgeagent.text.vocabulary import Vocabulary
+from edgeagent.types import JsonObjectFormat, JsonSchemaFormat, OutputFormat, TextFormat, Tool, ToolChoice
+
+MAX_CACHED_GRAMMARS = 64
+MAX_GRAMMAR_CHARS = 1 << 20
+
+
+class _TokenizerAdapter:
+    """A vocabulary in the shape that LLTokenizer asks for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.eos_token_id = vocabulary.end_tokens[0]
+        self.special_token_ids = [token for token in range(vocabulary.num_tokens) if vocabulary.is_control(token)]
+        # llguidance's convention: a leading 0xff byte, which no UTF-8 text has, says that a token is special.
+        special = set(self.special_token_ids)
+        self.tokens = [
+            (b"\xff" if token in special else b"") + vocabulary.piece(token) for token in range(vocabulary.num_tokens)
+        ]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "replace")
+        return self._vocabulary.tokenize(text, parse_special=False)
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary and keeps the last ones."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.end_tokens = list(vocabulary.end_tokens)
+        self.max_trigger_bytes = max(len(call_opener(tool_format)) for tool_format in ToolFormat)
+        self._tokenizer: LLTokenizer | None = None
+        self._starts: TokenStarts | None = None
+        self._prototypes: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._bans: dict[ToolFormat, tuple[BannedText, ...]] = {}
+        # Errors must not carry the client's schema into logs.
+        self._limits = LLParserLimits(verbose_errors=False, precompute_large_lexemes=False, max_grammar_size=200_000)
+
+    @cached_property
+    def quote(self) -> int | None:
+        """The token that is one quote, with which JSON's strings end; None where there is none."""
+        tokens = self.vocabulary.tokenize('"', parse_special=False)
+        found = [token for token in tokens if self.vocabulary.piece(token) == b'"']
+        return found[0] if found else None
+
+    @property
+    def starts(self) -> TokenStarts:
+        """The first bytes of tokens; available after the vocabulary is read."""
+        assert self._starts is not None
+        return self._starts
+
+    def prepare(self) -> None:
+        """Read the vocabulary, once; half a second for 150,000 tokens. The first compile does it otherwise."""
+        if self._tokenizer is None:
+            if not self.end_tokens:
+                raise NotSupported("the model has no token that ends an answer, so its format cannot be constrained")
+            adapter: Any = _TokenizerAdapter(self.vocabulary)
+            self._tokenizer = LLTokenizer(adapter, n_vocab=self.vocabulary.num_tokens, eos_token=self.end_tokens)
+            self._starts = TokenStarts(adapter.tokens)
+
+    def compile(
+        self,
+        format: OutputFormat,  # noqa: A002
+        tools: Sequence[Tool],
+        tool_choice: ToolChoice,
+        parallel_tool_calls: bool,
+        tool_format: ToolFormat,
+        *,
+        open_reasoning: ReasoningMarkers | None = None,
+        has_called: bool = False,
+    ) -> Constraint | CallBan | None:
+        """Return the constraint of a request; None where anything may be written.
+
+        has_called: the conversation holds calls, which a model imitates. If no call is allowed, it cannot open one.
+        Raises InvalidRequest for a format, InvalidToolSchema for tools, that cannot be followed.
+        """
+        usable = callable_tools(tools, tool_choice)
+        if not usable and isinstance(format, TextFormat):
+            return CallBan(self.vocabulary, self._banned(tool_format)) if tools or has_called else None
+        plan = self._plan(format, usable, tool_choice, parallel_tool_calls, tool_format, open_reasoning)
+        try:
+            text = None if plan.text_grammar is None else self._prototype(plan.text_grammar)
+            return Constraint(self, plan, self._prototype(plan.grammar), text)
+        except _RefusedError as error:
+            raise self._refusal(str(error), format, usable) from None
+
+    def tokenize_bytes(self, text: bytes) -> list[int]:
+        """Return tokens of these bytes, canonical or not."""
+        assert self._tokenizer is not None
+        return self._tokenizer.tokenize_bytes(text)
+
+    def _plan(
+        self,
+        output_format: OutputFormat,
+        usable: Sequence[Tool],
+        tool_choice: ToolChoice,
+        parallel_tool_calls: bool,
+        tool_format: ToolFormat,
+        open_reasoning: ReasoningMarkers | None,
+    ) -> Plan:
+        answer = _format_grammar(output_format)
+        if not usable:
+            assert answer is not None
+            return _whole_plan("@answer", "", [answer], open_reasoning)
+        rules = CallRules(tool_format, usable, self.vocabulary)
+        schemas = tool_schemas(usable)
+        calls = rules.whole(several=parallel_tool_calls)
+        if tool_choice.mode == "required":
+            return _whole_plan(calls, rules.rules(), schemas, open_reasoning)
+        if answer is not None:
+            text = _whole_plan("@answer", "", [answer], open_reasoning)
+            both = _whole_plan(f"@answer | {calls}", rules.rules(), [answer, *schemas], open_reasoning)
+            return replace(both, text_grammar=text.grammar)
+        start = f"start: {rules.after_marker(several=parallel_tool_calls)}\n{rules.rules()}"
+        triggers = [Trigger(call_opener(tool_format).encode())]
+        goes_on = tool_format is ToolFormat.LLAMA and parallel_tool_calls
+        if tool_format is ToolFormat.LLAMA:
+            triggers.append(Trigger(b"{", is_start=True))
+        return Plan(_joined(start, schemas), tuple(triggers), parallel_tool_calls, goes_on, open_reasoning)
+
+    def _banned(self, tool_format: ToolFormat) -> tuple[BannedText, ...]:
+        if tool_format not in self._bans:
+            self._bans[tool_format] = banned_texts(tool_format, self.vocabulary)
+        return self._bans[tool_format]
+
+    def _prototype(self, grammar: str) -> LLMatcher:
+        """Return a grammar's matcher before its first token; callers copy it."""
+        prototype = self._prototypes.get(grammar)
+        if prototype is None:
+            prototype = self._compile(grammar)
+            self._prototypes[grammar] = prototype
+            if len(self._prototypes) > MAX_CACHED_GRAMMARS:
+                self._prototypes.popitem(last=False)
+        self._prototypes.move_to_end(grammar)
+        return prototype
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        self.prepare()
+        assert self._tokenizer is not None
+        if len(grammar) > MAX_GRAMMAR_CHARS:
+            raise _RefusedError(f"the schemas have {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS}")
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            # A grammar that matches no text (e.g. a schema that refers to itself) fails only when it is used.
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _RefusedError(reason(matcher.get_error()))
+        return matcher
+
+    def _refusal(self, why: str, output_format: OutputFormat, tools: Sequence[Tool]) -> InvalidRequest:
+        """Return the error for schemas that the compiler refused: the format or tool, and the place, if it is known."""
+        error: InvalidRequest | None = None
+        if isinstance(output_format, JsonSchemaFormat):
+            found = self._fault(output_format.schema, is_strict=output_format.strict)
+            if found is not None:
+                return InvalidRequest(f"format {output_format.name[:100]!r}: {found}", param="text.format")
+            error = InvalidRequest(f"the schema cannot be followed: {why}", param="text.format")
+        for tool in tools:
+            found = self._fault(tool.parameters, is_strict=tool.strict)
+            if found is not None:
+                return InvalidToolSchema(f"parameters of tool {tool.name!r}: {found}", param="tools")
+        return error or InvalidToolSchema(f"the schema of a tool cannot be followed: {why}", param="tools")
+
+    def _fault(self, schema: str, *, is_strict: bool) -> str | None:
+        return describe_fault(parse_schema(schema), strict=is_strict, try_schema=self._try)
+
+    def _try(self, schema: Schema) -> str | None:
+        """Return why a schema cannot be followed; None where it can."""
+        answer = {"name": "answer", "json_schema": followable(schema, lenient=False)}
+        try:
+            self._compile(_joined("start: @answer", [answer]))
+        except _RefusedError as error:
+            return str(error)
+        return None
+
+
+class _RefusedError(Exception):
+    """The compiler refused a grammar; its text is the reason."""
+
+
+def _format_grammar(output_format: OutputFormat) -> Grammar | None:
+    match output_format:
+        case TextFormat():
+            return None
+        case JsonObjectFormat():
+            compiled = followable({"type": "object"}, lenient=False)
+        case JsonSchemaFormat():
+            try:
+                compiled = followable(parse_schema(output_format.schema), lenient=not output_format.strict)
+            except SchemaError as error:
+                raise InvalidRequest(f"format {output_format.name!r}: {error}", param="text.format") from error
+    return {"name": "answer", "json_schema": compiled}
+
+
+def _whole_plan(body: str, rules: str, grammars: Sequence[Grammar], open_reasoning: ReasoningMarkers | None) -> Plan:
+    """Return the plan of an answer that is constrained from its first token, or from the end of its reasoning."""
+    # White space after reasoning is part of its marker.
+    space = "" if open_reasoning is None else "/[ \\n]{0,4}/ "
+    return Plan(_joined(f"start: {space}({body})\n{rules}", grammars), open_reasoning=open_reasoning)
+
+
+def _joined(start: str, grammars: Sequence[Grammar]) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": start}, *grammars]})

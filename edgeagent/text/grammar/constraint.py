@@ -1,0 +1,262 @@
+"""The state of one answer with a required form: which tokens may come next.
+
+Free text costs nothing: if only calls are constrained, the grammar is active from a call's marker to the end of the
+call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from edgeagent.errors import InternalError, InvalidRequest
+from edgeagent.text.grammar.json_guard import JsonGuard, TokenStarts
+from edgeagent.text.tool_format import REASONING, ReasoningMarkers
+from edgeagent.text.vocabulary import Vocabulary
+
+_SPACE = b" \t\r\n"
+
+
+class TokenTools(Protocol):
+    """The parts that constraints of one vocabulary share."""
+
+    vocabulary: Vocabulary
+    end_tokens: list[int]
+    max_trigger_bytes: int
+
+    @property
+    def starts(self) -> TokenStarts: ...
+
+    @property
+    def quote(self) -> int | None:
+        """The token that is one quote, with which JSON's strings end."""
+        ...
+
+    def tokenize_bytes(self, text: bytes) -> list[int]:
+        """Return tokens of these bytes, canonical or not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Text that activates the grammar. `is_start`: only at the start of the answer, as part of the grammar."""
+
+    text: bytes
+    is_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """When a grammar applies: from the start or after a trigger; once or after each trigger.
+
+    goes_on: complete text may still grow within the grammar, so it stays active. text_grammar: the grammar without tool
+    calls.
+    """
+
+    grammar: str
+    triggers: tuple[Trigger, ...] = ()
+    repeats: bool = False
+    goes_on: bool = False
+    open_reasoning: ReasoningMarkers | None = None
+    text_grammar: str | None = None
+
+
+class Constraint:
+    """Which tokens may come next in one answer; an `engine.constraint.TokenConstraint`.
+
+    Tokens that end generation may come exactly when the answer is complete. InvalidRequest is raised where the grammar
+    exceeds its limits in mid-answer.
+    """
+
+    def __init__(
+        self, tokens: TokenTools, plan: Plan, prototype: LLMatcher, text_prototype: LLMatcher | None = None
+    ) -> None:
+        """`prototype` and `text_prototype` are those of the plan's grammars; they are copied, never changed."""
+        self._tokens = tokens
+        self._plan = plan
+        self._prototype = prototype
+        self._text_prototype = text_prototype
+        # Follows the text grammar while the model has written nothing yet, white space aside.
+        self._text_matcher: LLMatcher | None = None
+        self._matcher: LLMatcher | None = None
+        self._is_over = False
+        self._has_started = False
+        self._skip_until = plan.open_reasoning.close.encode() if plan.open_reasoning else b""
+        self._text = b""
+        self._bits: NDArray[np.uint8] | None = None
+        self._guard = JsonGuard(self._tokens.starts)
+        if not plan.triggers and not self._skip_until:
+            self._matcher = prototype.deep_copy()
+            self._text_matcher = text_prototype and text_prototype.deep_copy()
+
+    def copy(self) -> Constraint:
+        """Return an independent copy of the constraint."""
+        twin = Constraint(self._tokens, self._plan, self._prototype, self._text_prototype)
+        twin._text_matcher = self._text_matcher and self._text_matcher.deep_copy()
+        twin._matcher = self._matcher and self._matcher.deep_copy()
+        twin._is_over, twin._has_started = self._is_over, self._has_started
+        twin._skip_until, twin._text = self._skip_until, self._text
+        twin._guard = self._guard.copy()
+        return twin
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next. No side effect."""
+        is_end = self._tokens.vocabulary.is_end(token)
+        if self._is_over:
+            return is_end
+        if self._matcher is None:
+            return True
+        if is_end:
+            return self._matcher.is_accepting()
+        if self._matcher.validate_tokens([token]) != 1:
+            return False
+        if self._guard.refuses(token):
+            mask = self.mask()
+            return mask is not None and bool(mask[token])
+        return True
+
+    def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
+        """Return which tokens may come next, shape (num_tokens,); None when all may. A new array each time.
+
+        If the answer may be a call or JSON text, and the model would begin with something else (`likeliest`), the text
+        grammar applies: otherwise the beginning of a call may be less unlikely than JSON, and the model would call for
+        no reason.
+        """
+        num_tokens = self._tokens.vocabulary.num_tokens
+        if self._is_over:
+            mask = np.zeros(num_tokens, dtype=np.bool_)
+            mask[self._tokens.end_tokens] = True
+            return mask
+        if self._matcher is None:
+            return None
+        matcher = self._matcher
+        if self._text_matcher is not None and likeliest is not None and not self.allows(likeliest):
+            matcher = self._text_matcher
+        if self._bits is None:
+            self._bits = np.zeros((num_tokens + 31) // 32 * 4, dtype=np.uint8)
+        matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._check(matcher)
+        mask = np.unpackbits(self._bits, count=num_tokens, bitorder="little").view(np.bool_)
+        mask[self._tokens.end_tokens] = matcher.is_accepting()
+        return self._guard.narrowed(mask)
+
+    def instead_of(self, token: int) -> int | None:
+        """Return the token to write if the model's next `token` is not allowed; None if that is unclear.
+
+        Inside a JSON string a token that ends the answer, or one that is markup, can only mean that the text is over.
+        """
+        vocabulary, quote = self._tokens.vocabulary, self._tokens.quote
+        if self._matcher is None or not self._guard.is_in_string or quote is None:
+            return None
+        if not (vocabulary.is_end(token) or vocabulary.is_control(token)):
+            return None
+        return quote if self._matcher.validate_tokens([quote]) == 1 else None
+
+    def accept(self, token: int) -> None:
+        """Take a token as generated; it must be allowed."""
+        if self._tokens.vocabulary.is_end(token):
+            return
+        if self._matcher is None:
+            self._accept_free(self._tokens.vocabulary.piece(token))
+            return
+        had_ended = self._matcher.is_stopped()
+        if not self._matcher.consume_token(token):
+            # A grammar may exceed its limits only while it is used, e.g. after a second optional property.
+            if not had_ended:
+                self._check(self._matcher)
+            raise InternalError(f"token {token} is against the grammar")
+        piece = self._tokens.vocabulary.piece(token)
+        self._guard.feed(piece)
+        self._follow_text(piece, [token])
+        self._sleep_if_done(self._matcher)
+
+    def forced(self) -> Sequence[int]:
+        """Return the tokens that must come next, in order, where there is no choice."""
+        if self._matcher is None or self._matcher.is_accepting():
+            return ()
+        return self._matcher.compute_ff_tokens()
+
+    def _follow_text(self, piece: bytes, tokens: list[int]) -> None:
+        """Feed generated text to the text grammar as well; drop that grammar once the answer has begun."""
+        if self._text_matcher is not None and (piece.strip() or not self._text_matcher.consume_tokens(tokens)):
+            self._text_matcher = None
+
+    def _accept_free(self, piece: bytes) -> None:
+        self._text += piece
+        if not self._has_started and not self._skip_until:
+            self._look_at_start()
+        if self._skip_until:
+            before, found, after = self._text.partition(self._skip_until)
+            self._text = after if found else before[-len(self._skip_until) + 1 :]
+            if not found:
+                return
+            self._skip_until = b""
+            self._has_started = False
+            if not self._plan.triggers:
+                self._wake(after.lstrip(_SPACE))
+                return
+        self._look_for_triggers()
+
+    def _look_at_start(self) -> None:
+        """Begin to skip reasoning where the answer begins with it."""
+        text = self._text.lstrip(_SPACE)
+        for pair in REASONING:
+            if text.startswith(pair.open.encode()):
+                self._skip_until, self._text = pair.close.encode(), text[len(pair.open) :]
+                return
+
+    def _look_for_triggers(self) -> None:
+        text = self._text.lstrip(_SPACE)
+        for trigger in self._plan.triggers:
+            if trigger.is_start:
+                if not self._has_started and text.startswith(trigger.text):
+                    self._wake(text)
+                    return
+            elif (start := self._text.find(trigger.text)) >= 0:
+                self._wake(self._text[start + len(trigger.text) :])
+                return
+        could_be_reasoning = any(pair.open.encode().startswith(text) for pair in REASONING)
+        self._has_started = self._has_started or not could_be_reasoning
+        if self._has_started:
+            self._text = self._text[-self._tokens.max_trigger_bytes :]
+
+    def _wake(self, rest: bytes) -> None:
+        """Begin to constrain; `rest` came with the trigger's last token and is the grammar's first text."""
+        self._text, self._has_started = b"", True
+        matcher = self._prototype.deep_copy()
+        tokens = self._tokens.tokenize_bytes(rest)
+        if rest and not matcher.consume_tokens(tokens):
+            # The answer left the grammar inside this token: it is free text until the next trigger.
+            return
+        self._matcher = matcher
+        self._guard = JsonGuard(self._tokens.starts)
+        self._guard.feed(rest)
+        self._text_matcher = self._text_prototype and self._text_prototype.deep_copy()
+        self._follow_text(rest, tokens)
+        self._sleep_if_done(matcher)
+
+    def _sleep_if_done(self, matcher: LLMatcher) -> None:
+        if not self._plan.triggers or matcher.is_error():
+            return
+        if matcher.is_stopped() if self._plan.goes_on else matcher.is_accepting():
+            self._matcher = None
+            self._is_over = not self._plan.repeats
+
+    def _check(self, matcher: LLMatcher) -> None:
+        if matcher.is_error():
+            raise InvalidRequest(f"the output format is too complex to follow: {reason(matcher.get_error())}")
+
+
+def reason(text: str) -> str:
+    """Return the error in one line: the first line, with the last one if the first only announces it (a regex's
+    error)."""
+    lines = text.strip().splitlines() or ["unknown reason"]
+    reason = lines[0]
+    if reason.endswith(":") and len(lines) > 1:
+        reason = f"{reason} {lines[-1].removeprefix('error: ')}"
+    return reason[:300]

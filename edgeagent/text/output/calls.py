@@ -1,0 +1,190 @@
+"""The syntax of tool calls, one reader for each format.
+
+A reader is sent the text after the opening marker, one character at a time; it reports calls to a sink, raises
+MalformedError if the text is not a call, and returns text that it read beyond the call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import Protocol
+
+from edgeagent.text.output.json_stream import Keep, MalformedError, Reader, ignore, read_space, read_string, read_value
+from edgeagent.text.tool_format import HERMES_CLOSE, ToolFormat
+
+MAX_NAME_LENGTH = 256
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_OTHER_KEYS = ("id", "type")
+
+
+class CallSink(Protocol):
+    """Takes a call as it is read."""
+
+    def begin(self, name: str) -> None:
+        """Begin a call; raise MalformedError if there is no such tool."""
+        ...
+
+    def arguments(self, text: str) -> None:
+        """Take more JSON text of the arguments of the call begun last."""
+        ...
+
+    def end(self) -> None:
+        """The call begun last is complete."""
+        ...
+
+
+def read_calls(tool_format: ToolFormat, sink: CallSink) -> Reader:
+    """Return the reader of one marked region: one call, or a list of them."""
+    match tool_format:
+        case ToolFormat.HERMES:
+            return _read_hermes(sink)
+        case ToolFormat.LLAMA:
+            return _read_llama(sink)
+        case ToolFormat.MISTRAL | ToolFormat.MISTRAL_ARGS:
+            return _read_mistral(sink)
+
+
+def _read_hermes(sink: CallSink) -> Reader:
+    char = yield from read_space()
+    yield from _read_call_object(char, sink)
+    passed = ""
+    while passed != HERMES_CLOSE:
+        char = yield
+        if char.isspace() and not passed:
+            continue
+        passed += char
+        if not HERMES_CLOSE.startswith(passed):
+            return passed
+    return ""
+
+
+def _read_llama(sink: CallSink) -> Reader:
+    char = yield from read_space()
+    while True:
+        yield from _read_call_object(char, sink)
+        char = yield from read_space()
+        if char != ";":
+            return char
+        char = yield from read_space()
+
+
+def _read_mistral(sink: CallSink) -> Reader:
+    char = yield from read_space()
+    if char != "[":
+        return (yield from _read_named_call(char, sink))
+    while True:
+        char = yield from read_space()
+        yield from _read_call_object(char, sink)
+        char = yield from read_space()
+        if char == "]":
+            return ""
+        if char != ",":
+            raise MalformedError
+
+
+def _read_named_call(first: str, sink: CallSink) -> Reader:
+    """Read name[ARGS]{…}; between the two there may be a [CALL_ID] and an id, which is dropped."""
+    if first == "{":
+        yield from _read_call_object(first, sink)
+        return ""
+    head, char = "", first
+    while char != "{":
+        head += char
+        if len(head) > MAX_NAME_LENGTH:
+            raise MalformedError
+        char = yield
+    name, *marks = head.rstrip().replace("]", "[").split("[")
+    if marks not in ([], ["ARGS", ""]) and not (len(marks) == 4 and (marks[0], *marks[2:]) == ("CALL_ID", "ARGS", "")):
+        raise MalformedError
+    sink.begin(name.strip())
+    yield from read_value(char, sink.arguments)
+    sink.end()
+    return ""
+
+
+def _read_call_object(first: str, sink: CallSink) -> Generator[None, str, None]:
+    """Read {"name": …, "arguments": {…}}, its keys in any order."""
+    if first != "{":
+        raise MalformedError
+    call = _PartialCall(sink)
+    char = yield from read_space()
+    while True:
+        key = yield from read_string(char)
+        if (yield from read_space()) != ":":
+            raise MalformedError
+        char = yield from read_space()
+        ahead = yield from call.read_field(key, char)
+        char = yield from read_space(ahead=ahead)
+        if char == "}":
+            break
+        if char != ",":
+            raise MalformedError
+        char = yield from read_space()
+    call.end()
+
+
+class _PartialCall:
+    """The part of a JSON call read so far. Arguments before the name are kept until the name is known."""
+
+    def __init__(self, sink: CallSink) -> None:
+        self._sink = sink
+        self._has_name = False
+        self._early = ""
+        self._seen: set[str] = set()
+
+    def read_field(self, key: str, first: str) -> Reader:
+        """Read the value of a key."""
+        key = "arguments" if key in _ARGUMENT_KEYS else key
+        if key in self._seen or key not in ("name", "arguments", *_OTHER_KEYS):
+            raise MalformedError
+        self._seen.add(key)
+        if key == "name":
+            name = yield from read_string(first)
+            self._sink.begin(name)
+            self._has_name = True
+            if self._early:
+                self._sink.arguments(self._early)
+            return ""
+        if key == "arguments":
+            yield from _read_arguments(first, self._keep)
+            return ""
+        return (yield from read_value(first, ignore))
+
+    def end(self) -> None:
+        """The object is closed."""
+        if not self._has_name:
+            raise MalformedError
+        if "arguments" not in self._seen:
+            self._sink.arguments("{}")
+        self._sink.end()
+
+    def _keep(self, text: str) -> None:
+        if self._has_name:
+            self._sink.arguments(text)
+        else:
+            self._early += text
+
+
+def _read_arguments(first: str, keep: Keep) -> Generator[None, str, None]:
+    """Read an object incrementally, a string that holds an object as a whole, or null as an empty object."""
+    match first:
+        case "{":
+            yield from read_value(first, keep)
+        case '"':
+            text = yield from read_string(first)
+            if not _is_object(text):
+                raise MalformedError
+            keep(text)
+        case "n":
+            yield from read_value(first, ignore)
+            keep("{}")
+        case _:
+            raise MalformedError
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

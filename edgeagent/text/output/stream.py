@@ -1,0 +1,183 @@
+"""Turns one request's tokens into deltas: characters, then channels, then stop strings.
+
+It keeps log probabilities beside the text of their tokens. It does not know why a sequence ends otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from edgeagent.text.output.channels import ChannelParser, Content, Part, new_call_id
+from edgeagent.text.output.detokenizer import Detokenizer
+from edgeagent.text.output.said_before import SaidBefore
+from edgeagent.text.output.stops import StopMatcher
+from edgeagent.text.tool_format import ReasoningMarkers, ToolFormat, markers
+from edgeagent.text.vocabulary import Vocabulary, control_tokens
+from edgeagent.types import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta, replace
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A token's place in the generated text, in characters; empty for a token that completes none."""
+
+    logprob: TokenLogprob
+    start: int
+    end: int
+
+
+class OutputStream:
+    """The deltas of one request. Stop strings apply to content only. For the other options see ChannelParser."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        stops: Sequence[str] = (),
+        tool_format: ToolFormat | None = None,
+        tool_names: Collection[str] = (),
+        reasoning: Sequence[ReasoningMarkers] = (),
+        open_reasoning: ReasoningMarkers | None = None,
+        new_call_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        pairs = (*reasoning, *([] if open_reasoning is None else [open_reasoning]))
+        texts = [text for pair in pairs for text in (pair.open, pair.close)]
+        if tool_format is not None and tool_names:
+            texts += markers(tool_format)
+        self._detokenizer = Detokenizer(vocabulary, control_tokens(vocabulary, texts))
+        self._channels = ChannelParser(
+            tool_format=tool_format,
+            tool_names=tool_names,
+            reasoning=reasoning,
+            open_reasoning=open_reasoning,
+            new_call_id=new_call_id,
+        )
+        self._stops = StopMatcher(stops)
+        self._position = 0
+        self._spans: deque[_Span] = deque()
+        # Log probabilities whose text has reached the stop matcher, by the position of that text in the content.
+        self._placed: deque[tuple[int, TokenLogprob]] = deque()
+        # Log probabilities of the tokens whose text is held back, and the positions where these tokens begin.
+        self._unsaid: deque[tuple[int, TokenLogprob]] = deque()
+        self._num_content = 0
+        self._num_shown = 0
+        self._deltas: list[Delta] = []
+        self._said_before: SaidBefore | None = None
+        self.stopped: str | None = None
+        self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._channels.num_calls > 0
+
+    @property
+    def unsaid(self) -> tuple[TokenLogprob, ...]:
+        """The log probabilities of the tokens fed last, of whose text nothing has been returned yet."""
+        return tuple(logprob for _, logprob in self._unsaid)
+
+    def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:
+        """Return the deltas of these tokens. `logprobs` are empty or one for each token, None for one sent before.
+
+        When `stopped` is set afterwards, a stop string is complete: `num_tokens` were used and no more should come.
+        """
+        for token, logprob in zip_longest(tokens, logprobs):
+            if self.stopped is not None:
+                break
+            self._feed_token(token, logprob)
+        return self._take_deltas()
+
+    def resume(self, tokens: Sequence[int], text: str, reasoning: str) -> bool:
+        """Feed an answer's first tokens, whose text and reasoning the client already has; nothing is returned.
+
+        False if these channels would give something else: a call, or text after a stop string.
+        """
+        self._said_before = SaidBefore(text, reasoning)
+        return not self.feed(tokens) and self.stopped is None
+
+    def cut(self) -> tuple[Delta, ...]:
+        """Return the text that was held back when generation was cut off, without half the opening of a call."""
+        if self.stopped is None:
+            self._channels.drop_opening()
+        return self.finish()
+
+    def finish(self) -> tuple[Delta, ...]:
+        """Return what was held back; nothing more will come."""
+        if self.stopped is None:
+            self._feed_text(self._detokenizer.flush())
+            self._add_parts(self._channels.finish())
+        if self.stopped is None:
+            self._show(self._stops.flush())
+        return self._take_deltas()
+
+    def _feed_token(self, token: int, logprob: TokenLogprob | None) -> None:
+        text = self._detokenizer.feed((token,))
+        was_reasoning = self._channels.in_reasoning
+        if logprob is not None:
+            self._spans.append(_Span(logprob, self._position, self._position + len(text)))
+            self._unsaid.append((self._position, logprob))
+        self._feed_text(text)
+        self.num_tokens += 1
+        self.num_reasoning_tokens += was_reasoning or self._channels.in_reasoning
+
+    def _feed_text(self, text: str) -> None:
+        self._position += len(text)
+        self._add_parts(self._channels.feed(text))
+
+    def _add_parts(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if self.stopped is not None:
+                return
+            if isinstance(part, Content):
+                self._add_content(part)
+            else:
+                self._show(self._stops.flush())
+                self._add_delta(part)
+
+    def _add_content(self, part: Content) -> None:
+        end = part.start + len(part.text)
+        while self._spans and self._spans[0].start < end:
+            span = self._spans.popleft()
+            if span.end > part.start or span.start >= part.start:
+                self._placed.append((self._num_content + max(0, span.start - part.start), span.logprob))
+        self._num_content += len(part.text)
+        shown, self.stopped = self._stops.feed(part.text)
+        self._show(shown)
+
+    def _show(self, text: str) -> None:
+        if not text:
+            return
+        self._num_shown += len(text)
+        logprobs: list[TokenLogprob] = []
+        while self._placed and self._placed[0][0] < self._num_shown:
+            start, logprob = self._placed.popleft()
+            logprobs.append(replace(logprob, start=start))
+        self._add_delta(TextDelta(text, tuple(logprobs)))
+
+    def _add_delta(self, delta: Delta) -> None:
+        """Add a delta, joined to the one before it where that is of its kind."""
+        if self._said_before is not None:
+            new = self._said_before.rest(delta)
+            if new is None:
+                return
+            delta = new
+        last = self._deltas[-1] if self._deltas else None
+        match last, delta:
+            case TextDelta(), TextDelta():
+                self._deltas[-1] = TextDelta(last.text + delta.text, last.logprobs + delta.logprobs)
+            case ReasoningDelta(), ReasoningDelta():
+                self._deltas[-1] = ReasoningDelta(last.text + delta.text)
+            case ToolCallDelta(), ToolCallDelta() if last.index == delta.index:
+                self._deltas[-1] = ToolCallDelta(last.index, last.arguments + delta.arguments)
+            case _:
+                self._deltas.append(delta)
+
+    def _take_deltas(self) -> tuple[Delta, ...]:
+        said = self._position - self._channels.num_held - self._stops.num_held
+        while self._unsaid and self._unsaid[0][0] < said:
+            self._unsaid.popleft()
+        deltas, self._deltas = tuple(self._deltas), []
+        return deltas

@@ -1,0 +1,1 @@
+"""Clients' JSON schemas: checked, and changed into what the grammar compiler takes."""

@@ -1,0 +1,304 @@
+"""Renders a conversation with a model's own chat template, and tries out what that template can do.
+
+A conversation that the template refuses is rearranged to what it takes, where nothing is lost by that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import jinja2
+
+from edgeagent.errors import InvalidRequest
+from edgeagent.text.template.budget import MAX_OUTPUT_CHARS, Budget
+from edgeagent.text.template.conversation import (
+    Style,
+    Turn,
+    fold_system,
+    join_same_roles,
+    join_systems,
+    mark_messages,
+    separate_calls,
+    tool_definitions,
+    turns,
+    write_tools,
+)
+from edgeagent.text.template.rendered import Mark, Marker, Rendered, control_pattern, tokenize_rendered
+from edgeagent.text.template.sandbox import MAX_SOURCE_CHARS, Sandbox, TemplateRaisedError
+from edgeagent.text.tool_format import REASONING, ReasoningMarkers, ToolFormat
+from edgeagent.types import ChatPrompt, Message, Tool, ToolCall
+
+__all__ = ["CHATML", "ChatTemplate", "Rendered", "tokenize_rendered"]
+
+CHATML = """\
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{ '<|im_start|>user\\n<tool_response>\\n' ~ message.content ~ '\\n</tool_response>' }}
+{%- else -%}
+{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content }}
+{%- endif -%}
+{{ '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+"""The form of models that come without a template; tools are written into the messages."""
+
+_KWARGS: dict[str, type] = {
+    "enable_thinking": bool,
+    "thinking": bool,
+    "preserve_thinking": bool,
+    "clear_thinking": bool,
+    "reasoning_effort": str,
+}
+_WORD = re.compile(r"[a-z_]{1,16}")
+
+_PROBE_TOOL = Tool("probe_tool", "probe tool", '{"type":"object","properties":{"probe_key":{"type":"string"}}}')
+_PROBE_ARGUMENTS = '{"probe_key": "probe value"}'
+_PROBE_ARGUMENTS_SHOWN = re.compile(r'\{\s*"probe_key":\s*"probe value"\s*\}')
+_USER, _SYSTEM = Message("user", "probe-user"), Message("system", "probe-system")
+_CALLING = Message("assistant", tool_calls=(ToolCall("call_" + "a" * 24, "probe_tool", _PROBE_ARGUMENTS),))
+_RESULT = Message("tool", "probe-result", tool_call_id="call_" + "a" * 24, name="probe_tool")
+
+
+class ChatTemplate:
+    """One model's chat template. A source that is missing or does not compile is replaced by ChatML.
+
+    `control_texts` are the texts of the vocabulary's control tokens; without them any text that looks like one is kept
+    from being one. `marker_texts` are further texts that become tokens, which users and tools must not write. See
+    vocabulary.SpecialTexts.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        bos_text: str,
+        eos_text: str,
+        architecture: str = "",
+        control_texts: Collection[str] | None = None,
+        marker_texts: Collection[str] = (),
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self.architecture = architecture
+        self._variables = {"bos_token": bos_text, "eos_token": eos_text}
+        self._environment = Sandbox(now)
+        self._control = control_pattern(control_texts)
+        self._foreign = control_pattern(None if control_texts is None else {*control_texts, *marker_texts})
+        self.fallback_reason: str | None = None
+        # A template that exceeded the limits once is not tried out further; requests still fail one by one.
+        self._is_hostile = False
+        self._template = self._compile(source)
+        self._source = CHATML if self.is_fallback else source or ""
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether ChatML stands in for the model's own template; `fallback_reason` says why."""
+        return self.fallback_reason is not None
+
+    @property
+    def supports_tools(self) -> bool:
+        """Whether the template itself shows tools, calls and results, in a format that is parsed here."""
+        return self._style.takes_tools
+
+    @cached_property
+    def supports_reasoning(self) -> bool:
+        """Whether the template has a place for reasoning."""
+        on, off = (self._try([_USER], enable_thinking=value) for value in (True, False))
+        if on != off or _open_reasoning(on or "") is not None:
+            return True
+        answered = [_USER, Message("assistant", "probe-answer", "probe-reasoning")]
+        return "probe-reasoning" in (self._try(answered) or "") or any(pair.close in self._source for pair in REASONING)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model is taught to write calls; Hermes where tools are written into the messages for it."""
+        return self._native_tool_format or ToolFormat.HERMES
+
+    def renew(self) -> None:
+        """Begin with another request. Nothing is shared here: each rendering has a budget of its own."""
+
+    def render(self, prompt: ChatPrompt) -> Rendered:
+        """Render a conversation up to where the assistant's answer begins, with its tools whatever the tool choice is.
+
+        Raises InvalidRequest where the template refuses it or takes too much, InvalidToolSchema for tools that are not
+        JSON objects.
+        """
+        kwargs = _template_kwargs(prompt.template_kwargs)
+        marker = Marker(self._control, _strings(prompt), foreign=self._foreign)
+        try:
+            definitions = tool_definitions(prompt.tools, marker.mark)
+            messages = mark_messages(prompt.messages, marker.mark, marker.mark_foreign)
+            text = self._render_somehow(messages, definitions, kwargs, marker.mark)
+        except RecursionError:
+            raise InvalidRequest("the messages or tools are nested too deep", param="messages") from None
+        pieces = marker.split(text)
+        return Rendered("".join(text for text, _ in pieces), pieces, _open_reasoning(text))
+
+    def _compile(self, source: str | None) -> jinja2.Template:
+        if source is None or not source.strip():
+            self.fallback_reason = "the model has no chat template"
+        elif len(source) > MAX_SOURCE_CHARS:
+            self.fallback_reason = f"the chat template has {len(source)} characters; at most {MAX_SOURCE_CHARS}"
+        else:
+            try:
+                return self._environment.from_string(source)
+            except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError, TypeError) as error:
+                self.fallback_reason = f"the chat template does not compile: {error}"
+        return self._environment.from_string(CHATML)
+
+    def _render_somehow(
+        self, messages: tuple[Message, ...], definitions: list[Turn], kwargs: dict[str, Any], mark: Mark
+    ) -> str:
+        """Render the messages as they are, or, if the template refuses, in the nearest order that it takes."""
+        refusal: _RefusedError | None = None
+        tools = definitions if self._style.takes_tools else []
+        if not self._style.takes_tools:
+            messages = write_tools(messages, definitions)
+        for attempt in _arrangements(messages, self._style.takes_system):
+            try:
+                return self._run(turns(attempt, self._style, mark), tools, kwargs)
+            except _RefusedError as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise InvalidRequest(f"the model's chat template refuses this conversation: {refusal}", param="messages")
+
+    def _run(self, messages: list[Turn], tools: list[Turn], kwargs: dict[str, Any]) -> str:
+        self._environment.budget = Budget()
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in self._template.generate(
+                messages=messages, tools=tools or None, add_generation_prompt=True, **self._variables, **kwargs
+            ):
+                size += len(part)
+                if size > MAX_OUTPUT_CHARS:
+                    raise InvalidRequest(f"the rendered prompt is longer than {MAX_OUTPUT_CHARS} characters")
+                parts.append(part)
+        except jinja2.exceptions.SecurityError as error:
+            raise InvalidRequest(f"the model's chat template is not safe to run: {error}", param="messages") from error
+        except TemplateRaisedError as error:
+            raise _RefusedError(str(error)) from error
+        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise _RefusedError(f"{type(error).__name__}: {error}") from error
+        except (RecursionError, MemoryError) as error:
+            raise InvalidRequest("the model's chat template takes too much memory", param="messages") from error
+        return "".join(parts)
+
+    @cached_property
+    def _style(self) -> Style:
+        """The style that the template takes, found by rendering probes."""
+        style = Style()
+        if "probe-user" not in (self._try([_USER], style=style) or self._try([_SYSTEM, _USER], style=style) or ""):
+            parts = Style(content_parts=True)
+            style = parts if "probe-user" in (self._try([_USER], style=parts) or "") else style
+        takes_system = "probe-system" in (self._try([_SYSTEM, _USER], style=style) or "")
+        tools, calls = self._tool_style(style)
+        takes_tools = calls is not None and tools
+        calls = calls or style
+        return Style(
+            takes_system, takes_tools, calls.text_arguments, style.content_parts, calls.short_ids, calls.null_content
+        )
+
+    def _tool_style(self, base: Style) -> tuple[bool, Style | None]:
+        """Return whether tools are shown, and the style in which a call and its result are, if any."""
+        shows_tools = "probe_tool" in (self._try([_USER], style=base, tools=(_PROBE_TOOL,)) or "")
+        for short_ids, null_content, text_arguments in product((False, True), (False, True), (True, False)):
+            style = Style(
+                text_arguments=text_arguments,
+                content_parts=base.content_parts,
+                short_ids=short_ids,
+                null_content=null_content,
+            )
+            text = self._try_call(style)
+            is_whole = _PROBE_ARGUMENTS_SHOWN.search(text) and "probe-result" in text
+            if is_whole and _call_format(text) is not None:
+                return shows_tools, style
+        return shows_tools, None
+
+    @cached_property
+    def _native_tool_format(self) -> ToolFormat | None:
+        return _call_format(self._try_call(self._style)) if self._style.takes_tools else None
+
+    def _try_call(self, style: Style) -> str:
+        # The conversation continues after the call: some templates show calls only in past turns, some only in open.
+        return self._try([_USER, _CALLING, _RESULT], style=style, tools=(_PROBE_TOOL,)) or ""
+
+    def _try(
+        self, messages: Sequence[Message], *, style: Style | None = None, tools: Sequence[Tool] = (), **kwargs: object
+    ) -> str | None:
+        style = style or self._style
+        if self._is_hostile:
+            return None
+        try:
+            return self._run(turns(messages, style, str), tool_definitions(tools, str), kwargs)
+        except _RefusedError:
+            return None
+        except InvalidRequest:
+            self._is_hostile = True
+            return None
+
+
+class _RefusedError(Exception):
+    """The template raised an error over these messages; other arrangements of them may pass."""
+
+
+def _arrangements(messages: tuple[Message, ...], takes_system: bool) -> Iterator[tuple[Message, ...]]:
+    """Yield the messages as they are, then rearranged ever more: systems joined, roles alternating, one call a turn."""
+    if takes_system:
+        joined = join_systems(messages)
+        merged = join_same_roles(joined)
+        candidates = [messages, joined, merged, separate_calls(merged), join_same_roles(fold_system(joined))]
+    else:
+        merged = join_same_roles(fold_system(messages))
+        candidates = [fold_system(messages), merged, separate_calls(merged)]
+    yield from (arranged for index, arranged in enumerate(candidates) if arranged not in candidates[:index])
+
+
+def _strings(prompt: ChatPrompt) -> Iterator[str]:
+    """Yield all text of a prompt that reaches the template."""
+    for message in prompt.messages:
+        yield from (message.content, message.reasoning, message.name or "", message.tool_call_id or "")
+        for call in message.tool_calls:
+            yield from (call.id, call.name, call.arguments)
+    for tool in prompt.tools:
+        yield from (tool.name, tool.description, tool.parameters)
+
+
+def _template_kwargs(text: str) -> dict[str, Any]:
+    """Return the template variables a request sets; raise InvalidRequest for all but a few harmless ones."""
+    param = "chat_template_kwargs"
+    try:
+        kwargs = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{param} is not valid JSON: {error}", param=param) from error
+    if not isinstance(kwargs, dict):
+        raise InvalidRequest(f"{param} must be an object", param=param)
+    for key, value in kwargs.items():
+        if key not in _KWARGS:
+            raise InvalidRequest(f"{param} may set {', '.join(_KWARGS)}; not {key[:64]!r}", param=param)
+        if not isinstance(value, _KWARGS[key]) or (isinstance(value, str) and not _WORD.fullmatch(value)):
+            raise InvalidRequest(f"{param}.{key} must be a {_KWARGS[key].__name__}", param=param)
+    return kwargs
+
+
+def _call_format(text: str) -> ToolFormat | None:
+    """Return the format in which a rendered probe call is written."""
+    name = r'\{\s*"name":\s*"probe_tool",\s*'
+    forms = (
+        (r"\[TOOL_CALLS\]\s*probe_tool", ToolFormat.MISTRAL_ARGS),
+        (r"\[TOOL_CALLS\]\s*\[?\s*\{", ToolFormat.MISTRAL),
+        (r"<tool_call>\s*" + name + r'"arguments"', ToolFormat.HERMES),
+        (name + r'"parameters"', ToolFormat.LLAMA),
+    )
+    return next((tool_format for pattern, tool_format in forms if re.search(pattern, text)), None)
+
+
+def _open_reasoning(text: str) -> ReasoningMarkers | None:
+    end = text[-64:].rstrip()
+    return next((pair for pair in REASONING if end.endswith(pair.open)), None)

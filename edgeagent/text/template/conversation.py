@@ -1,0 +1,241 @@
+"""Puts a conversation into the shape that a chat template takes: plain dictionaries, and tools as text for a template
+that knows none. It does not render.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgeagent.errors import InvalidToolSchema
+from edgeagent.text.template.rendered import Mark
+from edgeagent.text.template.sandbox import RawJson
+from edgeagent.types import Message, Tool, ToolCall
+
+Turn = dict[str, Any]
+
+_TOOLS_INTRODUCTION = """\
+# Tools
+
+You may call functions to help with the request. They are described here as JSON, one on each line:
+<tools>
+{tools}
+</tools>
+
+To call a function, answer with its name and arguments as a JSON object between <tool_call> and </tool_call>, one pair \
+for each call:
+<tool_call>
+{{"name": "<name of the function>", "arguments": {{<its arguments>}}}}
+</tool_call>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What a template takes.
+
+    takes_tools: it shows tools, calls and results in a format known here; otherwise they are written into the messages.
+    text_arguments: a call's arguments as JSON text rather than as an object. content_parts: content as a list of parts.
+    short_ids: call ids of exactly nine letters and digits. null_content: None, not "", beside tool calls.
+    """
+
+    takes_system: bool = True
+    takes_tools: bool = True
+    text_arguments: bool = False
+    content_parts: bool = False
+    short_ids: bool = False
+    null_content: bool = False
+
+
+def parse_object(text: str, what: str) -> dict[str, Any]:
+    """Return the JSON object of a text; raise InvalidToolSchema naming `what` when it holds something else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidToolSchema(f"{what} is not valid JSON: {error}", param="tools") from error
+    if not isinstance(value, dict):
+        raise InvalidToolSchema(f"{what} must be a JSON object, not {type(value).__name__}", param="tools")
+    return value
+
+
+def tool_definitions(tools: Sequence[Tool], mark: Mark) -> list[Turn]:
+    """Return the tools as templates take them."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": mark(tool.name),
+                "description": mark(tool.description),
+                "parameters": _marked(parse_object(tool.parameters, f"parameters of tool {tool.name!r}"), mark),
+            },
+        }
+        for tool in tools
+    ]
+
+
+def join_systems(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages with every system message joined into one at the head."""
+    systems = [message.content for message in messages if message.role == "system"]
+    others = [message for message in messages if message.role != "system"]
+    return (*([Message("system", "\n\n".join(systems))] if systems else []), *others)
+
+
+def join_same_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages with neighbours of one role (user or plain assistant) joined."""
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last and message.role == last.role and message.role in ("user", "assistant") and not last.tool_calls:
+            content = "\n\n".join(filter(None, (last.content, message.content)))
+            joined[-1] = replace_message(last, content=content, tool_calls=message.tool_calls)
+        else:
+            joined.append(message)
+    return tuple(joined)
+
+
+def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages with the system's text at the head of the first user message."""
+    messages = join_systems(messages)
+    if not messages or messages[0].role != "system":
+        return tuple(messages)
+    system, *others = messages
+    for index, message in enumerate(others):
+        if message.role == "user":
+            others[index] = replace_message(message, content=f"{system.content}\n\n{message.content}")
+            return tuple(others)
+    return (Message("user", system.content), *others)
+
+
+def separate_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages with parallel calls as one turn after another, each followed by its result."""
+    results = {message.tool_call_id: message for message in messages if message.role == "tool"}
+    separated: list[Message] = []
+    for message in messages:
+        if len(message.tool_calls) < 2 or any(call.id not in results for call in message.tool_calls):
+            separated.append(message)
+            continue
+        for index, call in enumerate(message.tool_calls):
+            text = message.content if index == 0 else ""
+            separated += [replace_message(message, content=text, tool_calls=(call,)), results[call.id]]
+    seen: set[str | None] = set()
+    kept: list[Message] = []
+    for message in separated:
+        if message.role != "tool" or message.tool_call_id not in seen:
+            kept.append(message)
+            seen.add(message.tool_call_id if message.role == "tool" else None)
+    return tuple(kept)
+
+
+def write_tools(messages: Sequence[Message], definitions: Sequence[Turn]) -> tuple[Message, ...]:
+    """Return the messages with tools, calls and results written as text, in the Hermes format."""
+    written: list[Message] = []
+    for message in messages:
+        if message.role == "tool":
+            text = f"<tool_response>\n{message.content}\n</tool_response>"
+            last = written[-1] if written else None
+            if last and last.role == "user" and last.content.endswith("</tool_response>"):
+                written[-1] = replace_message(last, content=f"{last.content}\n{text}")
+            else:
+                written.append(Message("user", text))
+        elif message.tool_calls:
+            calls = "\n".join(map(_write_call, message.tool_calls))
+            content = "\n".join(filter(None, (message.content, calls)))
+            written.append(Message(message.role, content, message.reasoning))
+        else:
+            written.append(message)
+    if definitions:
+        lines = "\n".join(json.dumps(definition, ensure_ascii=False) for definition in definitions)
+        introduction = _TOOLS_INTRODUCTION.format(tools=lines)
+        systems = [message.content for message in written[:1] if message.role == "system" and message.content]
+        text = "\n\n".join([*systems, introduction])
+        written[:1] = [Message("system", text), *(message for message in written[:1] if message.role != "system")]
+    return tuple(written)
+
+
+def turns(messages: Sequence[Message], style: Style, mark: Mark) -> list[Turn]:
+    """Return marked messages as a template of this style takes them."""
+    return [_turn(message, style, mark) for message in messages]
+
+
+def replace_message(message: Message, *, content: str, tool_calls: tuple[ToolCall, ...] | None = None) -> Message:
+    """Return the message with other content."""
+    calls = message.tool_calls if tool_calls is None else tool_calls
+    return Message(message.role, content, message.reasoning, calls, message.tool_call_id, message.name)
+
+
+def mark_messages(messages: Sequence[Message], mark: Mark, mark_foreign: Mark) -> tuple[Message, ...]:
+    """Return the messages with all text that is not ours marked, users' and tools' as the second function does."""
+    return tuple(
+        Message(
+            message.role,
+            (mark_foreign if message.role in ("user", "tool") else mark)(message.content),
+            mark(message.reasoning),
+            tuple(ToolCall(mark(call.id), mark(call.name), mark(call.arguments)) for call in message.tool_calls),
+            None if message.tool_call_id is None else mark(message.tool_call_id),
+            None if message.name is None else mark(message.name),
+        )
+        for message in messages
+    )
+
+
+def _turn(message: Message, style: Style, mark: Mark) -> Turn:
+    parts = [{"type": "text", "text": message.content}]
+    turn: Turn = {"role": message.role, "content": parts if style.content_parts else message.content}
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        if style.null_content and not message.content:
+            turn["content"] = None
+        turn["tool_calls"] = [_call(call, style, mark) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = _call_id(message.tool_call_id, style)
+    if message.name is not None:
+        turn["name"] = message.name
+    return turn
+
+
+def _call(call: ToolCall, style: Style, mark: Mark) -> Turn:
+    arguments = call.arguments if style.text_arguments else _arguments(call.arguments, mark)
+    return {
+        "id": _call_id(call.id, style),
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+
+
+def _arguments(text: str, mark: Mark) -> object:
+    """Return the arguments as an object where they are one; a call cut short or malformed stays text.
+
+    The text was marked, but its escapes (\\u003c) may hide what has to be marked in the values.
+    """
+    text = text or "{}"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return RawJson(_marked(value, mark), text) if isinstance(value, dict) else text
+
+
+def _call_id(call_id: str, style: Style) -> str:
+    if style.short_ids and not (len(call_id) == 9 and call_id.isascii() and call_id.isalnum()):
+        return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+    return call_id
+
+
+def _write_call(call: ToolCall) -> str:
+    return f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
+
+
+def _marked(value: Any, mark: Mark) -> Any:
+    """Return a JSON value with every string in it marked."""
+    match value:
+        case str():
+            return mark(value)
+        case list():
+            return [_marked(item, mark) for item in value]
+        case dict():
+            return {mark(key): _marked(item, mark) for key, item in value.items()}
+        case _:
+            return value

@@ -1,0 +1,1 @@
+"""The worker of a model that generates."""

@@ -1,0 +1,174 @@
+"""Turns the text of an answer that began on another machine into this model's tokens, so that it can continue."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+from edgeagent.engine.sampling.constraint import TokenConstraint
+from edgeagent.engine.sampling.sampler import Sampler
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
+from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.output.seam import Seam, num_open
+from edgeagent.text.output.stream import OutputStream
+from edgeagent.text.tool_format import REASONING, THINK, ReasoningMarkers
+from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest
+from edgeagent.worker.child.prompt import ReadPrompt
+
+# White space around reasoning is not shown to clients. Models write it after the open marker, and before and after the
+# close marker.
+_NO_SPACE = ("", "", "")
+_SPACES = {THINK: ("\n", "\n", "\n\n")}
+
+
+def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
+    """Raise NotSupported for a request whose answer cannot continue from its text alone."""
+    if request.logprobs is not None:
+        raise _not_continuable("its log probabilities are placed in a text that began there", "logprobs")
+    if request.echo or request.prefill_only:
+        raise _not_continuable("its prompt was to be given back or only computed", "echo")
+    if request.max_tokens is not None and so_far.num_tokens >= request.max_tokens:
+        raise _not_continuable(f"it has all of its {request.max_tokens} tokens", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The beginning of an answer, in this model's tokens: `tokens` are kept, `open_text` is generated again.
+
+    `num_open` is the number of tokens of `open_text`. `num_elsewhere` is how many more tokens the other machine counted
+    for the whole beginning.
+    """
+
+    so_far: AnswerSoFar
+    tokens: tuple[int, ...]
+    open_text: bytes
+    num_open: int
+    num_elsewhere: int
+
+    def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> Seam | None:
+        """Advance sampler and text to the end of the beginning; raise NotSupported if they reject it.
+
+        Return the constraint under which the open text is generated again; None if there is no open text.
+        """
+        try:
+            for token in self.tokens:
+                sampler.accept(token)
+        except (InternalError, InvalidRequest) as error:
+            raise _not_continuable("it does not follow the output format as this model does", "text.format") from error
+        if not output.resume(self.tokens, self.so_far.text, self.so_far.reasoning) or output.has_tool_calls:
+            raise _not_continuable("it holds a stop string, or what this model takes for a call", "stop")
+        if not self.open_text:
+            return None
+        made: list[Seam] = []
+
+        def make(inner: TokenConstraint | None) -> Seam:
+            made.append(Seam(vocabulary, self.open_text, inner))
+            return made[0]
+
+        sampler.constrain(make)
+        return made[0]
+
+    def extend(self, spec: SequenceSpec) -> SequenceSpec:
+        """Return a sequence whose prompt includes the answer's beginning.
+
+        The other machine's count of tokens is subtracted from `max_tokens`.
+        """
+        first, *others = spec.step_lengths or (0,)
+        return dataclasses.replace(
+            spec,
+            delivered=(*self.tokens, *spec.delivered),
+            step_lengths=(len(self.tokens) + first, *others) if spec.step_lengths else (),
+            max_tokens=None if spec.max_tokens is None else spec.max_tokens - self.num_elsewhere,
+        )
+
+
+def read_continuation(
+    request: GenerateRequest,
+    so_far: AnswerSoFar,
+    prompt: ReadPrompt,
+    vocabulary: LongTextVocabulary,
+    context_length: int,
+) -> Continuation:
+    """Return the answer so far as tokens, to be put after the prompt.
+
+    Raise NotSupported if no tokens give exactly this text, ContextLengthExceeded if nothing more fits.
+    """
+    _check_continuable(request, so_far)
+    is_chat = isinstance(request.prompt, ChatPrompt)
+    segments: list[list[int]] = []
+    if is_chat and (so_far.reasoning or prompt.open_reasoning is not None):
+        segments += _reasoning_tokens(so_far, prompt.open_reasoning, vocabulary)
+    if so_far.text:
+        # White space at the beginning of a chat's text is dropped, so a blank that the tokenizer adds is harmless.
+        segments.append(_text_tokens(so_far.text, vocabulary, may_add_blank=is_chat and not segments))
+    num_all = len(prompt.tokens) + sum(map(len, segments))
+    if num_all >= context_length:
+        raise ContextLengthExceeded(
+            f"The prompt and the answer so far have {num_all} tokens, but the context holds {context_length}.",
+            param="input",
+            served_by="local",
+        )
+    last = segments.pop() if segments else []
+    cut = len(last) - num_open([vocabulary.piece(token) for token in last])
+    tokens = (*itertools.chain.from_iterable(segments), *last[:cut])
+    num_elsewhere = so_far.num_tokens - len(tokens) - len(last[cut:])
+    return Continuation(so_far, tokens, _bytes(last[cut:], vocabulary), len(last[cut:]), num_elsewhere)
+
+
+def _reasoning_tokens(
+    so_far: AnswerSoFar, opened: ReasoningMarkers | None, vocabulary: LongTextVocabulary
+) -> list[list[int]]:
+    """Return the tokens of the reasoning, in parts. The close marker is added if the answer's text has begun.
+
+    A model without markers does not reason, so it continues only the text. Raise NotSupported if there is no text.
+    """
+    pair = opened or next((pair for pair in REASONING if _is_one_token(pair.open, vocabulary)), None)
+    if pair is None:
+        if so_far.text:
+            return []
+        raise _not_continuable("this model does not reason, and the answer has begun with reasoning", "input")
+    inside, before_close, behind = _SPACES.get(pair, _NO_SPACE)
+    segments: list[list[int]] = []
+    if opened is None:
+        segments += [vocabulary.tokenize(pair.open, parse_special=True), _text_tokens(inside, vocabulary)]
+    reasoning = so_far.reasoning.lstrip() if opened is None else so_far.reasoning
+    if so_far.text:
+        segments.append(_text_tokens(reasoning.rstrip() + before_close, vocabulary))
+        segments += [vocabulary.tokenize(pair.close, parse_special=True), _text_tokens(behind, vocabulary)]
+    elif reasoning:
+        segments.append(_text_tokens(reasoning, vocabulary))
+    return segments
+
+
+def _is_one_token(text: str, vocabulary: LongTextVocabulary) -> bool:
+    return len(vocabulary.tokenize(text, parse_special=True)) == 1
+
+
+def _text_tokens(text: str, vocabulary: LongTextVocabulary, *, may_add_blank: bool = False) -> list[int]:
+    """Return tokens that give exactly this text at any position.
+
+    Some vocabularies add a blank before the first word of a text, but not after a line feed. So a line feed is put
+    before the text, and its tokens are removed.
+    """
+    if not text:
+        return []
+    wanted = text.encode("utf-8", "replace")
+    tokens = vocabulary.tokenize(text, parse_special=False)
+    given = _bytes(tokens, vocabulary)
+    if given == wanted or (may_add_blank and given == b" " + wanted):
+        return tokens
+    head = vocabulary.tokenize("\n", parse_special=False)
+    tokens = vocabulary.tokenize(f"\n{text}", parse_special=False)
+    if tokens[: len(head)] == head and _bytes(tokens[len(head) :], vocabulary) == wanted:
+        return tokens[len(head) :]
+    raise _not_continuable("this model's tokens do not give its text back", "input")
+
+
+def _bytes(tokens: list[int], vocabulary: LongTextVocabulary) -> bytes:
+    return b"".join(map(vocabulary.piece, tokens))
+
+
+def _not_continuable(why: str, param: str) -> NotSupported:
+    return NotSupported(f"the answer began elsewhere and cannot go on here: {why}", param=param, served_by="local")

@@ -1,0 +1,370 @@
+"""A loaded model inside the worker: weights, engine and text tools wired together. It knows no pipe and no thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.block import choose_block_tokens
+from edgeagent.engine.cache.disk.store import BlockStore
+from edgeagent.engine.cache.prefix_store import PrefixStore, make_prefix_store
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.cpu_threads import ThreadGovernor
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.llama.bindings import commit, system_description
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.embedder import Embedder
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import CUTTABLE
+from edgeagent.engine.sampling.params import resolve
+from edgeagent.engine.sampling.sampler import Sampler
+from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.speculation.ngram import NgramDrafter
+from edgeagent.engine.speculation.proposals import Drafters
+from edgeagent.engine.trial import FIRST_STEPS, measure_small_steps, try_out
+from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
+from edgeagent.text.grammar.compiler import GrammarCompiler
+from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.output.prompt_text import PromptEcho
+from edgeagent.text.output.stream import OutputStream
+from edgeagent.text.tool_format import REASONING
+from edgeagent.text.vocabulary import special_texts
+from edgeagent.types import (
+    CacheStatus,
+    ChatPrompt,
+    GenerateRequest,
+    ModelInfo,
+    TextAnswer,
+    TextQuery,
+)
+from edgeagent.worker.child.generator.adapters import load_adapters
+from edgeagent.worker.child.generator.block_keys import BlockKeys
+from edgeagent.worker.child.generator.choosing import choose
+from edgeagent.worker.child.generator.continuation import read_continuation
+from edgeagent.worker.child.generator.learned import Lessons
+from edgeagent.worker.child.generator.prepared import Prepared
+from edgeagent.worker.child.generator.side_context import side_contexts
+from edgeagent.worker.child.generator.spec import make_spec
+from edgeagent.worker.child.generator.taking_back import check_drafts
+from edgeagent.worker.child.opening import Opened
+from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
+from edgeagent.worker.child.text_reader import TextReader
+from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
+from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
+
+# A draft model's cells take about this fraction of its target's memory.
+_DRAFT_SHARE = 1 / 8
+_OPEN_S = 1.0  # to wait for a slow disk to list its blocks; later ones are added when they are listed
+
+
+class Host:
+    """One model, ready to serve. `prepare` may run beside `engine.step` on another thread; nothing else may."""
+
+    def __init__(
+        self,
+        load: Load,
+        opened: Opened,
+        sandbox: tuple[str, ...] = (),
+        store: BlockStore | None = None,
+        on_try: Callable[[str], None] = lambda _: None,
+        make: MakeTemplate = open_here,
+        started_s: float | None = None,
+    ) -> None:
+        """Make a model ready. Raise ModelLoadFailed with what to do about it.
+
+        `sandbox` is shown in the status; `store` keeps blocks on disk, on a thread of its own; `on_try` is told which
+        part of which file is tried next, in words; `make` makes a chat template from an Open; `started_s` is the
+        time.monotonic when the load began, None: now.
+        """
+        started_s = time.monotonic() if started_s is None else started_s
+        config = opened.config
+        self.model = opened.model
+        self._draft_config, self._num_gpu_bytes = opened.draft_config, opened.num_gpu_bytes
+        if self.model.has_encoder:
+            raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
+        self._open_runner(load, opened, on_try)
+        self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_try)
+        costs = CostModel(self._runner.max_batch)
+        self._lessons.teach(costs)
+        self._token_bytes = try_out(self.model, self._runner, on_try, costs)
+        self._block_tokens = choose_block_tokens(self._token_bytes)
+        self._store = store
+        self._block_keys = BlockKeys(load, store)
+        self.notes: tuple[str, ...] = ()
+        """Notes on this load for the daemon's log."""
+        for name in self._adapters.unusable.keys() - load.unusable_adapters.keys():
+            self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
+        self._draft_path: str | None = None
+        self.engine = self._make_engine(load, config, costs, on_try)
+        self._lessons.teach_engine(self.engine)
+        self._open_text(config, make)
+        self.itl_budget_s = config.itl_budget_ms / 1000
+        if store is not None:
+            store.wait_until_open(_OPEN_S)
+            self.engine.refresh()
+        self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
+
+    def _open_runner(self, load: Load, opened: Opened, on_try: Callable[[str], None]) -> None:
+        """Make the model's context, with the settings that suit this machine."""
+        config = opened.config
+        chosen = choose(
+            self.model,
+            config,
+            load.kept,
+            lambda: on_try(f"{FIRST_STEPS} of {load.path}"),
+            kv_bytes_per_token=opened.kv_bytes_per_token,
+        )
+        self._choices, self._lessons = opened.choices + chosen.choices, Lessons(chosen.kept, chosen.learned)
+        self._runner = LlamaRunner(self.model, config, attention=chosen.attention, num_back=opened.num_back)
+        self._runners = [self._runner]
+        # A configured number of threads is never changed, so that arithmetic is reproducible.
+        self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
+
+    @property
+    def to_keep(self) -> bytes:
+        """What the daemon keeps for the next load: the calibration, and what was learnt since."""
+        return self._lessons.to_keep(self.engine)
+
+    def close(self) -> None:
+        """Save what a tier can keep after the process ends; afterwards no method is called."""
+        self.engine.close()
+        self.embedder.close()
+
+    def request_abort(self) -> None:
+        """Interrupt the running decode; any thread may call it."""
+        self._runner.request_abort()
+
+    def clear_abort(self) -> None:
+        """Undo request_abort."""
+        self._runner.clear_abort()
+
+    def adjust_threads(self) -> None:
+        """Leave busy cores to others; call it between steps."""
+        if self._threads is not None and self._threads.update(time.monotonic()):
+            for runner in self._runners:
+                runner.set_num_threads(self._threads.num_threads)
+
+    def disk_cache(self) -> CacheStatus | None:
+        """Return the state of the disk cache; any thread may ask, since it changes while the engine is idle."""
+        return None if self._store is None else self._store.stats()
+
+    @property
+    def num_threads(self) -> int:
+        """CPU threads a decode uses."""
+        return self._runner.num_threads
+
+    @property
+    def num_cells(self) -> int:
+        """KV cells of the context."""
+        return self._runner.num_cells
+
+    def prepare_grammars(self) -> None:
+        """Build the grammars' tables of the vocabulary before the first schema needs them.
+
+        Up to a second for a large vocabulary; may run beside `engine.step`, on the thread that calls `prepare`.
+        """
+        self._grammars.prepare()
+
+    def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
+        """Return a function that answers questions about text, for one thread to call beside all others."""
+        return partial(answer_query, self.model, self._vocabulary, self._make_template())
+
+    def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
+        """Render, tokenize, compile the grammar and set up the sampler.
+
+        Sampler, grammar and text are advanced to the end of the `delivered` output, which is not sent again. Raise
+        InvalidRequest (template, grammar, sampling values) or NotSupported.
+        """
+        started_s = time.monotonic()
+        prompt = self._prompts.read(request.prompt, request.max_tokens)
+        if not prompt.tokens:
+            raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
+        chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+        tools = chat.tools if chat is not None and chat.tool_choice.mode != "none" else ()
+        sampler = self._make_sampler(request, prompt, chat or ChatPrompt(()))
+        output = OutputStream(
+            self.model,
+            stops=request.stop,
+            tool_format=self._template.tool_format if tools else None,
+            tool_names=[tool.name for tool in tools],
+            reasoning=() if chat is None else REASONING,
+            open_reasoning=prompt.open_reasoning,
+        )
+        earlier, seam = None, None
+        if (so_far := delivered.so_far) is not None:
+            earlier = read_continuation(request, so_far, prompt, self._vocabulary, self.engine.context_length)
+            seam = earlier.join(sampler, output, self._vocabulary)
+        for token in delivered.tokens:
+            sampler.accept(token)
+        output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
+        # The echo came before the delivered tokens.
+        is_echoed = request.echo and not delivered.tokens
+        num_scored = request.logprobs if is_echoed else None
+        echo = None
+        if is_echoed:
+            is_scored = num_scored is not None
+            echo = PromptEcho(self.model, prompt.tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
+        adapter = self._adapters.identity(request.adapter)
+        self._block_keys.introduce(request.cache, request.adapter, adapter)
+        spec = make_spec(request, prompt, sampler, delivered, num_scored, adapter)
+        if earlier is not None:
+            spec = earlier.extend(spec)
+        render_ms = (time.monotonic() - started_s) * 1000
+        return Prepared(spec, output, render_ms, echo, prompt.num_dropped_items, earlier, seam)
+
+    def _try_template(self) -> Template:
+        try:
+            return self._make_template()
+        except TemplateTooSlow as error:
+            raise ModelLoadFailed(
+                f"{self.model.path} cannot be served: trying its chat template (tokenizer.chat_template) ended in the "
+                f"error: {error.message.partition('.')[0]}"
+            ) from error
+
+    def _make_sampler(self, request: GenerateRequest, prompt: ReadPrompt, chat: ChatPrompt) -> Sampler:
+        """Return the sampler of a request, constrained to its format and to the tools that it may call."""
+        constraint = self._grammars.compile(
+            request.format,
+            tools=chat.tools,
+            tool_choice=chat.tool_choice,
+            parallel_tool_calls=chat.parallel_tool_calls,
+            tool_format=self._template.tool_format,
+            open_reasoning=prompt.open_reasoning,
+            has_called=any(message.tool_calls or message.role == "tool" for message in chat.messages),
+        )
+        return Sampler(
+            resolve(request.sampling, self._sampling),
+            self.model.num_tokens,
+            constraint=constraint,
+            num_logprobs=request.logprobs,
+            history=prompt.tokens,
+        )
+
+    def _make_engine(self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]) -> Engine:
+        return Engine(
+            self._runner,
+            max_running=config.num_parallel,
+            itl_budget_s=config.itl_budget_ms / 1000,
+            num_trained=self.model.context_length_trained,
+            drafters=self._make_drafters(load, config, costs, on_try),
+            prefixes=self._make_prefixes(load, config, costs),
+            adapters=tuple(self._adapters.identities.values()),
+            open_side=side_contexts(self._runner, config, self._token_bytes),
+        )
+
+    def _open_text(self, config: EngineConfig, make: MakeTemplate) -> None:
+        """Set up what reads and writes the model's text."""
+        self._sampling = self.model.default_sampling()
+        self._special = special_texts(self.model)
+        self._vocabulary = LongTextVocabulary(self.model, self._special)
+        self._make_template = partial(make_template, self.model, self._special, make)
+        self._template = self._try_template()
+        self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
+        self._grammars = GrammarCompiler(self.model)
+        self.embedder = Embedder(self.model, config, self.engine.context_length)
+        self._embedding_length = 0 if self.embedder.pooling is None else self.model.embedding_length
+        self.read_texts = TextReader(
+            self.model, self._vocabulary, self.engine.context_length, self._embedding_length
+        ).read
+
+    def _make_prefixes(self, load: Load, config: EngineConfig, costs: CostModel) -> PrefixStore:
+        keyring = self._block_keys.make(Path(load.path), self._runner, config, self._block_tokens)
+        unused = self._block_keys.describe_unused()
+        if unused is not None:
+            self._note(unused)
+        share = 1.0 if load.draft_path is None else 1.0 - _DRAFT_SHARE
+        prefixes = make_prefix_store(self._runner, config, costs, keyring, self._store, share, self._token_bytes)
+        if self._store is not None:
+            # Of the draft's blocks too.
+            self._store.expect(self._block_tokens, int(prefixes.max_pending_bytes / share))
+        return prefixes
+
+    def _make_drafters(
+        self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]
+    ) -> Drafters:
+        if config.draft_tokens == 0:
+            return Drafters(max_tokens=0)
+        why_none, self._choices = check_drafts(self.model, self._runner, self._choices, on_try)
+        if why_none:
+            if load.draft_path is not None:
+                self._note(f"{load.path} runs without speculation: {why_none}")
+            return Drafters(max_tokens=0)
+        model = None if load.draft_path is None else self._make_draft_model(load.draft_path, load.path, config, on_try)
+        ngrams = NgramDrafter() if config.draft_ngrams or model is not None else None
+        if model is not None or ngrams is not None:
+            measure_small_steps(self._runner, costs)
+        return Drafters(model, ngrams, max_tokens=config.draft_tokens, max_forced=config.draft_tokens)
+
+    def _make_draft_model(
+        self, path: str, target: str, config: EngineConfig, on_try: Callable[[str], None]
+    ) -> DraftModel | None:
+        """Load the draft model at `path`; None, with a note, if it cannot draft.
+
+        Raise ModelLoadFailed if its vocabulary is another one.
+        """
+        config = self._draft_config
+        draft = Model(Path(path), config)
+        # A draft computes its tokens one by one, and llama.cpp keeps the earlier states of one batch only.
+        if draft.has_encoder or draft.memory_kind not in CUTTABLE:
+            self._note(
+                f"the draft {path} has a {draft.memory_kind} memory or an encoder and cannot take back what was "
+                f"refused; {target} runs without it"
+            )
+            return None
+        if draft.num_tokens != self.model.num_tokens or draft.end_tokens != self.model.end_tokens:
+            raise ModelLoadFailed(
+                f"The draft {path} has {draft.num_tokens} tokens in its vocabulary, of which "
+                f"{len(draft.end_tokens)} end an answer, and {target} has {self.model.num_tokens} and "
+                f"{len(self.model.end_tokens)}; a draft must share the target's vocabulary"
+            )
+        runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells, attention=self._runner.attention)
+        self._runners.append(runner)
+        token_bytes = try_out(draft, runner, on_try)
+        costs = CostModel(runner.max_batch)
+        self._lessons.teach_draft(costs, Path(path))
+        measure_small_steps(runner, costs)
+        self._draft_path = path
+        keyring = self._block_keys.make_of_draft(Path(path), runner, config, choose_block_tokens(token_bytes))
+        prefixes = make_prefix_store(
+            runner, config, costs, keyring, self._store, _DRAFT_SHARE, token_bytes, is_draft=True
+        )
+        return DraftModel(runner, prefixes)
+
+    def _note(self, text: str) -> None:
+        self.notes = (*self.notes, text)
+
+    def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:
+        model = self.model
+        return ModelInfo(
+            name=load.name,
+            path=load.path,
+            architecture=model.metadata("general.architecture") or "unknown",
+            description=model.description,
+            size_bytes=model.size_bytes,
+            num_params=model.num_params,
+            num_vocab=model.num_tokens,
+            context_length=self.engine.context_length,
+            context_length_trained=model.context_length_trained,
+            max_sequences=self._runner.num_sequences,
+            memory_kind=model.memory_kind,
+            supports_tools=self._template.supports_tools,
+            supports_reasoning=self._template.supports_reasoning,
+            sampling=self._sampling,
+            devices=model.devices,
+            num_gpu_layers=model.num_gpu_layers,
+            num_gpu_bytes=self._num_gpu_bytes,
+            num_layers=model.num_layers,
+            draft=self._draft_path,
+            llama_cpp_commit=commit(),
+            system_description=system_description(),
+            sandbox=sandbox,
+            load_ms=load_ms,
+            chat_template=model.chat_template or "",
+            supports_infill=model.infill_tokens is not None,
+            embedding_length=self._embedding_length,
+            choices=self._choices,
+            num_parallel=self.engine.max_running,
+        )

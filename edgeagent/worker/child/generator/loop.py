@@ -1,0 +1,374 @@
+"""The worker's main thread: it runs requests on the engine. Commands in, frames out.
+
+Every request ends exactly once, whatever happens. It knows queues, neither pipes nor threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from edgeagent.engine.sampling.sampler import Logprob
+from edgeagent.engine.verification import Output
+from edgeagent.errors import EdgeAgentError, NotSupported
+from edgeagent.text.output.stream import OutputStream
+from edgeagent.types import (
+    Delta,
+    Embed,
+    Finished,
+    FinishReason,
+    PromptProgress,
+    PromptText,
+    PurgeCache,
+    Rerank,
+    Started,
+    TextAnswer,
+    Tier,
+    Timings,
+    TokenLogprob,
+    Usage,
+    WorkerStatus,
+)
+from edgeagent.worker.child.frame_writer import Frames
+from edgeagent.worker.child.generator.embeddings import Embeddings
+from edgeagent.worker.child.generator.host import Host
+from edgeagent.worker.child.generator.learned import Keeper
+from edgeagent.worker.child.generator.prepared import Prepared
+from edgeagent.worker.child.generator.step_frames import step_frames
+from edgeagent.worker.child.generator.turns import Turns
+from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, Stop, Submit, failed
+
+# More is held back only while a long text may be the beginning of a call.
+_MAX_UNSAID = 64
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request between its Submit and its end. `prepared` is None until the preparer is done with it."""
+
+    submit: Submit
+    prepared: Prepared | None = None
+    started: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReady:
+    """The preparer's result: the request is ready."""
+
+    submit: Submit
+    prepared: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRefused:
+    """The preparer's error."""
+
+    submit: Submit
+    error: EdgeAgentError
+
+
+@dataclass(frozen=True, slots=True)
+class TextsReady:
+    """The tokens of an Embed's texts."""
+
+    id: str
+    texts: list[list[int]]
+
+
+Command = Submit | Cancel | Ask | Drop | Stop | PromptReady | PromptRefused | TextsReady
+
+
+class Worker:
+    """The main thread's state: the live requests, and the engine that runs them."""
+
+    def __init__(self, host: Host, frames: Frames) -> None:
+        self._host = host
+        self._engine = host.engine
+        self._frames = frames
+        self._embeddings = Embeddings(host.embedder, frames, host.itl_budget_s)
+        self.commands: SimpleQueue[Command] = SimpleQueue()
+        self.to_prepare = Turns()
+        self._requests: dict[str, _Request] = {}
+        self._num_output_tokens = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_restored: Counter[str] = Counter()  # tokens by tier
+        # Read by the reader thread for pongs; written by the main thread, the last one by the preparer.
+        self.step_started_at_s = 0.0
+        self.preparing_since_s = 0.0
+        self.preparing_id = ""
+
+    def run(self) -> None:
+        """Serve until Stop."""
+        keeper = Keeper(self._engine, lambda: self._host.to_keep, self._frames)
+        while self.turn():
+            keeper.look()
+        keeper.look(is_last=True)
+
+    def turn(self) -> bool:
+        """Carry out the queued commands, then a step; wait for a command if there is no work. False on Stop.
+
+        A chunk of an embedding may run between two steps.
+        """
+        # Cleared before the commands are read: a cancel that comes later sets it again and is not lost.
+        self._host.clear_abort()
+        if not self._take_commands():
+            return False
+        if self._engine.has_work or self._embeddings.has_work:
+            self._host.adjust_threads()
+        if self._engine.has_work:
+            self.step_started_at_s = time.monotonic()
+            self._send(self._engine.admit())
+            self._send(self._engine.step(self._is_wanted))
+            self._engine.settle()
+            self.step_started_at_s = 0.0
+        is_busy = self._engine.num_live > 0
+        self._embeddings.step(is_busy=is_busy, num_threads=self._host.num_threads)
+        return True
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request, for this thread and for the preparer's; any thread may call it."""
+        self.commands.put(message)
+        self.to_prepare.put(message)
+
+    def ask(self, message: Ask) -> None:
+        """Expect the tokens of a question's texts; any thread may call it."""
+        if isinstance(message.query, Embed):
+            self.commands.put(message)
+
+    def drop(self, message: Drop) -> None:
+        """Forget a question; any thread may call it."""
+        self.commands.put(message)
+
+    def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
+        """Tokenize an Embed on another thread; raise NotSupported for a Rerank."""
+        try:
+            if isinstance(query, Rerank):
+                raise NotSupported("This model ranks no documents: it generates text. Serve a reranker.", param="model")
+            self.commands.put(TextsReady(ask_id, self._host.read_texts(query)))
+        except BaseException:
+            self.commands.put(Drop(ask_id))
+            raise
+
+    def interrupt(self, command: Cancel | Ask | Stop) -> None:
+        """Queue a command from the reader thread, and interrupt a step that would delay it.
+
+        Either the step is seen here, or the command is seen before the step begins (`_is_wanted`).
+        """
+        self.commands.put(command)
+        if self._engine.current_step.is_long:
+            self._host.request_abort()
+
+    def hand_in(self, ready: PromptReady) -> None:
+        """Queue a request from the preparer's thread; a realtime one interrupts a step that would delay it."""
+        self.commands.put(ready)
+        is_urgent = ready.submit.request.tier is Tier.REALTIME
+        if is_urgent and self._engine.current_step.is_long and not self._engine.current_step.is_urgent:
+            self._host.request_abort()
+
+    def _is_wanted(self) -> bool:
+        return not self.commands.empty()
+
+    def _take_commands(self) -> bool:
+        """Carry out the waiting commands; wait for one if there is nothing else to do. False on Stop."""
+        can_wait = not self._engine.has_work and not self._embeddings.has_work
+        self._embeddings.rest()
+        for command in self._queued(can_wait=can_wait):
+            match command:
+                case Submit():
+                    # A second request with the same id is ignored: the daemon could not tell their ends apart.
+                    self._requests.setdefault(command.request.id, _Request(command))
+                case PromptReady():
+                    self._begin(command)
+                case PromptRefused(submit, error):
+                    if self._is_awaited(submit):
+                        self._refuse(submit.request.id, error)
+                case Cancel():
+                    self._cancel(command.id)
+                case Ask(ask_id, PurgeCache(partition)):
+                    num_gone = self._engine.purge(partition)
+                    self._frames.put(AnswerPart(ask_id, TextAnswer(str(num_gone)), is_last=True))
+                case Ask(ask_id, Embed() as query):
+                    self._embeddings.add(ask_id, query)
+                case TextsReady(ask_id, texts):
+                    self._embeddings.give(ask_id, texts)
+                case Drop(ask_id):
+                    self._embeddings.drop(ask_id)
+                case Stop():
+                    for request_id in list(self._requests):
+                        self._cancel(request_id)
+                    return False
+        return True
+
+    def _queued(self, *, can_wait: bool) -> Iterator[Command]:
+        """Yield the queued commands; with `can_wait`, wait for one. Later commands wait for the next step."""
+        with contextlib.suppress(Empty):
+            yield self.commands.get(block=can_wait, timeout=self._rest_s())
+            for _ in range(self.commands.qsize()):
+                yield self.commands.get_nowait()
+
+    def _rest_s(self) -> float | None:
+        """Return how long to wait for a command at most."""
+        rests = [rest_s for rest_s in (self._embeddings.rest_s(), self._engine.rest_s) if rest_s is not None]
+        return min(rests, default=None)
+
+    def _is_awaited(self, submit: Submit) -> bool:
+        """Whether this is a live request's; it may have been cancelled while it was prepared, and its id used again."""
+        request = self._requests.get(submit.request.id)
+        return request is not None and request.submit is submit
+
+    def _begin(self, ready: PromptReady) -> None:
+        if not self._is_awaited(ready.submit):
+            return
+        try:
+            self._engine.add(ready.prepared.spec)
+            self._requests[ready.submit.request.id].prepared = ready.prepared
+        except EdgeAgentError as error:
+            self._refuse(ready.submit.request.id, error)
+
+    def _refuse(self, request_id: str, error: EdgeAgentError) -> None:
+        """End a request with an error."""
+        del self._requests[request_id]
+        self._frames.put(failed(request_id, error))
+
+    def _cancel(self, request_id: str) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        sequence = self._engine.cancel(request_id)
+        deltas: list[Delta] = []
+        if request.prepared is not None:
+            deltas += request.prepared.output.cut()
+        output = Output(sequence) if sequence is not None else None
+        deltas.append(self._finished(request, output, FinishReason.CANCELLED))
+        self._put([StepItem(request_id, tuple(deltas))], time.monotonic())
+
+    def _send(self, outputs: list[Output]) -> None:
+        """Turn a step's outputs into one frame."""
+        at_s = time.monotonic()
+        items = []
+        for output in outputs:
+            request = self._requests[output.sequence.id]
+            if output.error is not None:
+                self._refuse(output.sequence.id, output.error)
+                continue
+            item = self._item(request, output)
+            if item.deltas or item.tokens:
+                items.append(item)
+        self._put(items, at_s)
+
+    def _put(self, items: list[StepItem], at_s: float) -> None:
+        for frame in step_frames(items, at_s):
+            self._frames.put(frame)
+
+    def _item(self, request: _Request, output: Output) -> StepItem:
+        assert request.prepared is not None
+        stream, sequence = request.prepared.output, output.sequence
+        deltas: list[Delta] = []
+        if not request.started:
+            request.started = True
+            self._num_prompt_tokens += sequence.num_prompt
+            self._num_cached_tokens += sequence.num_cached
+            self._num_restored.update(sequence.num_restored)
+            deltas.append(Started(sequence.num_prompt, sequence.num_cached, request.prepared.num_dropped_items))
+        self._num_output_tokens += len(output.tokens)
+        num_before = stream.num_tokens
+        if sequence.spec.reports_progress and sequence.num_output == len(output.tokens):
+            deltas.append(PromptProgress(min(sequence.num_computed, sequence.num_prompt)))
+        deltas += self._echo(request.prepared, output)
+        if output.tokens:
+            deltas += stream.feed(output.tokens, [self._with_piece(logprob) for logprob in output.logprobs])
+            request.prepared.settle(sequence, self._engine.context_length)
+        reason = output.finish_reason
+        if reason is None and stream.stopped is not None:
+            self._engine.cancel(sequence.id)
+            reason = FinishReason.STOP
+        if reason is not None:
+            del self._requests[sequence.id]
+            if reason is FinishReason.STOP and request.submit.request.max_tokens == 0:
+                reason = FinishReason.LENGTH
+            deltas += stream.cut() if reason is FinishReason.LENGTH else stream.finish()
+            deltas.append(self._finished(request, output, _reason(reason, stream)))
+        # A step with drafts may return tokens after a stop string; they are not part of the answer.
+        tokens = tuple(output.tokens[: stream.num_tokens - num_before])
+        return StepItem(sequence.id, tuple(deltas), tokens, unsaid=stream.unsaid[-_MAX_UNSAID:])
+
+    def _echo(self, prepared: Prepared, output: Output) -> tuple[PromptText, ...]:
+        """Return the prompt if an echo is wanted. It comes with the first tokens: both are delivered, or neither."""
+        if prepared.echo is None:
+            return ()
+        prepared.echo.add([self._with_piece(logprob) for logprob in output.prompt_logprobs])
+        has_begun = output.tokens or output.finish_reason is not None
+        return prepared.echo.take() if has_begun else ()
+
+    def _with_piece(self, logprob: Logprob) -> TokenLogprob:
+        top = tuple(self._with_piece(rival) for rival in logprob.top)
+        return TokenLogprob(logprob.token, self._host.model.piece(logprob.token), logprob.logprob, top)
+
+    def _finished(self, request: _Request, output: Output | None, reason: FinishReason) -> Finished:
+        """Return the terminal delta; `output` is None where the request never reached the engine."""
+        prepared = request.prepared
+        if output is None or prepared is None:
+            waited_ms = (time.monotonic() - request.submit.accepted_at_s) * 1000 - request.submit.load_ms
+            return Finished(reason, Usage(), Timings(queue_ms=max(0.0, waited_ms), load_ms=request.submit.load_ms))
+        sequence, marks, submit = output.sequence, output.sequence.marks, request.submit
+        load_s, render_s = submit.load_ms / 1000, prepared.render_ms / 1000
+        claimed_s = marks.claimed_s or time.monotonic()
+        prefilled_s = marks.first_token_s or time.monotonic()
+        return Finished(
+            reason=reason,
+            usage=Usage(
+                num_prompt_tokens=sequence.num_prompt,
+                num_cached_tokens=sequence.num_cached,
+                num_output_tokens=prepared.output.num_tokens + prepared.num_elsewhere,
+                num_reasoning_tokens=prepared.output.num_reasoning_tokens,
+            ),
+            timings=Timings(
+                queue_ms=max(0.0, claimed_s - submit.accepted_at_s - load_s - render_s - marks.cache_s) * 1000,
+                load_ms=submit.load_ms,
+                render_ms=prepared.render_ms,
+                cache_ms=marks.cache_s * 1000,
+                prefill_ms=(prefilled_s - marks.prefill_s) * 1000 if marks.prefill_s else 0.0,
+                first_token_ms=(marks.first_token_s - submit.accepted_at_s) * 1000 if marks.first_token_s else 0.0,
+                decode_ms=(marks.last_token_s - marks.first_token_s) * 1000,
+                num_draft_tokens=sequence.num_drafted,
+                num_accepted_tokens=sequence.num_accepted,
+            ),
+        )
+
+    @property
+    def status(self) -> WorkerStatus:
+        """Counts for the status. Any thread may ask; the counts may be those in the middle of a step."""
+        status = self._engine.status()
+        return WorkerStatus(
+            num_steps=status.num_steps + self._embeddings.num_chunks,
+            step_expected_s=self._engine.current_step.expected_s,
+            num_running=status.num_running,
+            num_waiting=status.num_waiting,
+            num_cells_used=status.num_cells_used,
+            num_cells=self._host.num_cells,
+            prefill_tokens_per_s=status.prefill_tokens_per_s,
+            token_s=status.token_s,
+            step_error_median=0.0 if status.step_error is None else status.step_error.median,
+            step_error_p95=0.0 if status.step_error is None else status.step_error.p95,
+            drafts=status.drafts,
+            draft_gain=status.draft_gain,
+            num_prompt_tokens_total=self._num_prompt_tokens,
+            num_cached_tokens_total=self._num_cached_tokens,
+            num_tokens_from_memory_total=self._num_restored["host"],
+            num_tokens_from_disk_total=self._num_restored["disk"],
+            num_output_tokens_total=self._num_output_tokens,
+            num_threads=self._host.num_threads,
+            memory_cache=status.host,
+        )
+
+
+def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
+    """Return why an answer ended: a reason in its text (a stop string, tool calls) outranks the engine's."""
+    if stream.stopped is not None:
+        reason = FinishReason.STOP
+    return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason

@@ -1,0 +1,48 @@
+"""A request between its preparation and its end: what the engine gets, and what turns its tokens into deltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.text.output.prompt_text import PromptEcho
+from edgeagent.text.output.seam import Seam
+from edgeagent.text.output.stream import OutputStream
+from edgeagent.worker.child.generator.continuation import Continuation
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready for the engine, and the output stream that turns its tokens into deltas."""
+
+    spec: SequenceSpec
+    output: OutputStream
+    render_ms: float
+    echo: PromptEcho | None = None
+    num_dropped_items: int = 0
+    earlier: Continuation | None = None
+    """The beginning of the answer, if another machine generated it."""
+    seam: Seam | None = None
+    """The constraint while the end of that beginning is generated again."""
+
+    @property
+    def num_elsewhere(self) -> int:
+        """How many more tokens the beginning took on the other machine than here."""
+        if self.earlier is None:
+            return 0
+        return self.earlier.num_elsewhere - self._num_too_many
+
+    def settle(self, sequence: Sequence, context_length: int) -> None:
+        """Adjust the limit once, by the difference in tokens after the open text was generated again."""
+        if self.seam is None or not self.seam.is_over or self.seam.is_settled:
+            return
+        self.seam.is_settled = True
+        if self.spec.max_tokens is not None:
+            wanted = min(sequence.max_length + self._num_too_many, context_length)
+            sequence.max_length = max(len(sequence.tokens), wanted)
+
+    @property
+    def _num_too_many(self) -> int:
+        if self.earlier is None or self.seam is None or not self.seam.is_over:
+            return 0
+        return self.seam.num_again - self.earlier.num_open

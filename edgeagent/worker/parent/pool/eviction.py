@@ -1,0 +1,163 @@
+"""Makes room for a model: unloads those that were unused for longest, and refuses if that is not enough.
+
+It ends workers with a function of its caller, and never one with live requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from edgeagent.fit.gpus import gpus_of
+from edgeagent.worker.parent.pool.loaded_model import LoadedModel
+from edgeagent.worker.parent.pool.memory import Memory, read_memory
+from edgeagent.worker.parent.pool.room import (
+    Devices,
+    Tenant,
+    describe_limit,
+    describe_refusal,
+    first_to_leave,
+    free_bytes,
+)
+
+# How long a load waits for models with live requests. The requests for the new model wait too.
+_MAX_WAIT_S = 20.0
+_LOOK_S = 0.1
+_RETRY_AFTER_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """Why a model has no room, and how much memory there is for it.
+
+    `is_coming`: there will be room once the workers that are being ended have ended.
+    """
+
+    text: str
+    free_bytes: int = -1
+    is_coming: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A model whose worker is being ended, and the memory that it was predicted to take."""
+
+    name: str
+    num_bytes: int
+
+
+class Eviction:
+    """Decides which models share the machine's memory. `models` lists them; `unload` ends one's worker."""
+
+    def __init__(
+        self,
+        models: Callable[[], Iterable[LoadedModel]],
+        unload: Callable[[LoadedModel], asyncio.Task[None]],
+        clock: Callable[[], float],
+        *,
+        max_models: int = 0,
+        read: Callable[[Collection[int]], Memory] = read_memory,
+        max_wait_s: float = _MAX_WAIT_S,
+    ) -> None:
+        """`max_models` 0: as many models are loaded as fit."""
+        self._models = models
+        self._unload = unload
+        self._clock = clock
+        self._max_models = max_models
+        self._read = read
+        self._max_wait_s = max_wait_s
+        self._ending: dict[asyncio.Task[None], _Leaving] = {}
+        # The memory of all GPUs in bytes; None until a worker has reported its devices.
+        self._gpu_bytes: int | None = 0 if sys.platform == "darwin" else None
+
+    def unload(self, model: LoadedModel) -> asyncio.Task[None]:
+        """Start to stop a model's worker; return a task that is done when the worker is gone."""
+        tenant = model.tenant()
+        ending = self._unload(model)
+        self._ending[ending] = _Leaving(model.name, 0 if tenant is None else tenant.needed_bytes)
+        ending.add_done_callback(self._ending.pop)
+        return ending
+
+    async def wait_ended(self) -> None:
+        """Wait for all workers that are being ended."""
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def make_room(self, model: LoadedModel) -> None:
+        """Return once there is room for a model, after others were unloaded; raise BackendUnavailable where there is
+        none. A pinned model is loaded in any case, any other rather with a shorter context than not at all.
+        """
+        await self._wait_for_itself(model)
+        until_s = self._clock() + self._max_wait_s
+        while (why := await self._why_no_room(model)) is not None:
+            leaving = first_to_leave(self._others(model))
+            if self._ending and (why.is_coming or leaving is None):
+                await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
+            elif leaving is not None:
+                logger.info("%s is unloaded to make room for %s", leaving.name, model.name)
+                self.unload(next(each for each in self._models() if each.name == leaving.name))
+            elif why.free_bytes >= model.preparation.least_bytes:
+                logger.info("%s is loaded with a shorter context: %s", model.name, why.text)
+                model.has_room = True
+                return
+            elif model.is_pinned:
+                logger.warning("%s is loaded all the same: %s", model.name, why.text)
+                return
+            elif self._clock() < until_s and any(each.may_leave_later for each in self._others(model)):
+                await asyncio.sleep(_LOOK_S)  # a model with live requests may become idle
+            else:
+                raise model.refuse(why.text, _RETRY_AFTER_S)
+
+    async def relieve(self) -> None:
+        """Unload the model that was unused for longest, if there is one. For a machine that is short of memory."""
+        tenants = self._others(None)
+        leaving = first_to_leave(tenants)
+        if leaving is not None and not self._ending:
+            logger.warning("%s is unloaded: the machine is short of memory", leaving.name)
+            self.unload(next(each for each in self._models() if each.name == leaving.name))
+
+    async def _wait_for_itself(self, model: LoadedModel) -> None:
+        """Wait for an earlier worker of the same model, which may still write its cache."""
+        own = [task for task, leaving in self._ending.items() if leaving.name == model.name]
+        if own:
+            await asyncio.wait(own)
+
+    async def _why_no_room(self, model: LoadedModel) -> _Lack | None:
+        """Return why a model does not fit now; None if it fits, and then its memory is reserved."""
+        pids = [tenant.pid for tenant in self._others(model) if tenant.pid is not None]
+        memory = await asyncio.to_thread(self._read, pids)
+        others = self._others(model)
+        if self._max_models and len(others) + len(self._ending) >= self._max_models:
+            is_coming = len(others) < self._max_models
+            return _Lack(describe_limit(model.name, self._max_models, others), is_coming=is_coming)
+        devices = self._devices(model)
+        free = free_bytes(memory, others, devices or Devices())
+        needed = model.preparation.needed_bytes
+        model.room_bytes = free_bytes(memory, others)
+        if devices is not None and needed > free:
+            is_coming = needed <= free + sum(leaving.num_bytes for leaving in self._ending.values())
+            return _Lack(describe_refusal(model.name, needed, free, others), free, is_coming)
+        model.has_room = True
+        return None
+
+    def _others(self, model: LoadedModel | None) -> list[Tenant]:
+        tenants = (each.tenant() for each in self._models() if each is not model)
+        return [tenant for tenant in tenants if tenant is not None]
+
+    def _devices(self, model: LoadedModel) -> Devices | None:
+        """Return what is known of the GPUs; None where a model may use some of which nothing is known yet."""
+        used = 0
+        for each in self._models():
+            info = each.status().info
+            if info is None:
+                continue
+            # An integrated GPU has no memory of its own.
+            self._gpu_bytes = sum(gpu.total_bytes for gpu in gpus_of(info.devices) if not gpu.shares_memory)
+            used += info.num_gpu_bytes
+        if model.preparation.engine.gpu_layers == 0:
+            return Devices()
+        return None if self._gpu_bytes is None else Devices(self._gpu_bytes, used)

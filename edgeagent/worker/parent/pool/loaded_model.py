@@ -1,0 +1,192 @@
+"""One model that the daemon knows: its worker, its use, and how long it stays loaded without."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from edgeagent.config import EngineConfig
+from edgeagent.errors import BackendUnavailable, ModelNotFound
+from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
+from edgeagent.worker.parent.pool.loading import Preparation
+from edgeagent.worker.parent.pool.room import Tenant
+from edgeagent.worker.parent.supervision.load_time import LoadTime
+from edgeagent.worker.parent.supervision.supervisor import Supervisor
+from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.protocol import Load
+
+# A model that was found, or failed to load, and that no client asks for is forgotten after this time.
+_FORGET_S = 600.0
+# Of a load that a request waits for. What it leaves out is measured by a later load.
+_AWAITED_CALIBRATION_S = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How workers are started. `make_room` makes room for a model, or raises what keeps it from being loaded."""
+
+    command: Sequence[str]
+    patience: Patience
+    clock: Callable[[], float]
+    make_room: Callable[[LoadedModel], Awaitable[None]]
+    keep: Callable[[LoadedModel, bytes], None]
+
+
+class LoadedModel:
+    """A model, loaded or not. It is loaded by its first request, and again after it was unloaded.
+
+    `is_pinned`: it is never unloaded to make room. `keep_alive_s`: how long it stays loaded after its last use.
+    """
+
+    def __init__(
+        self,
+        preparation: Preparation,
+        workers: Workers,
+        load_time: LoadTime,
+        *,
+        is_pinned: bool,
+        keep_alive_s: float,
+    ) -> None:
+        self.name = preparation.name
+        self.preparation = preparation
+        self.is_pinned = is_pinned
+        self.has_room = self.lacks_room = False
+        """Whether its load was given room, or failed since there was none."""
+        self.room_bytes = 0
+        """How much of the machine's memory its load may take; 0: what is free."""
+        self.checked = asyncio.Event()
+        """Set when its files have been checked for the first time."""
+        self._usual_keep_alive_s = self.keep_alive_s = math.inf if is_pinned else keep_alive_s
+        self._workers = workers
+        self._load_time = load_time
+        self._used_at_s = workers.clock()
+        self._was_busy = False
+        self.supervisor = self._make_supervisor()
+
+    def _make_supervisor(self) -> Supervisor:
+        workers = self._workers
+        return Supervisor(
+            self.name,
+            self._prepare,
+            command=workers.command,
+            patience=workers.patience,
+            clock=workers.clock,
+            keep=lambda content: workers.keep(self, content),
+            load_time=self._load_time,
+            leave_out=self.preparation.leave_out,
+        )
+
+    async def _prepare(self) -> Load:
+        self.has_room = self.lacks_room = False
+        try:
+            load = await asyncio.to_thread(self.preparation.load)
+        finally:
+            self.checked.set()
+        await self._workers.make_room(self)
+        self.has_room = True
+        load = replace(load, room_bytes=self.room_bytes)
+        return _hurried(load, self.preparation.engine) if self.supervisor.is_busy else load
+
+    @property
+    def adapters(self) -> Mapping[str, Path]:
+        """Its adapters' files, by name."""
+        return self.preparation.adapters
+
+    def check_adapter(self, name: str) -> None:
+        """Raise ModelNotFound if it has no adapter of this name."""
+        if name not in self.adapters:
+            known = f"{self.name} has {', '.join(self.adapters) or 'none'}"
+            raise ModelNotFound(f"model '{self.name}+{name[:256]}' not found: of adapters {known}", param="model")
+
+    def pin(self) -> None:
+        """Keep it loaded from now on."""
+        self.is_pinned = True
+        self._usual_keep_alive_s = self.keep_alive_s = math.inf
+
+    def renew(self) -> Supervisor:
+        """Return the supervisor, to be stopped, and put one without a worker in its place."""
+        old = self.supervisor
+        self.supervisor, self.keep_alive_s = self._make_supervisor(), self._usual_keep_alive_s
+        return old
+
+    def note_use(self) -> None:
+        """Note whether it is used now: call it whenever a request comes or ends, and from time to time."""
+        is_busy = self.supervisor.is_busy
+        if is_busy or self._was_busy:
+            self._used_at_s = self._workers.clock()
+        self._was_busy = is_busy
+
+    @property
+    def idle_s(self) -> float:
+        """How long it has not been used."""
+        return 0.0 if self.supervisor.is_busy else self._workers.clock() - self._used_at_s
+
+    @property
+    def state(self) -> WorkerState:
+        """The state of the model's worker."""
+        return self.supervisor.status().state
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it is loaded and was not used for as long as it is kept."""
+        return self.state is WorkerState.READY and not self.supervisor.is_busy and self.idle_s >= self.keep_alive_s
+
+    @property
+    def is_forgettable(self) -> bool:
+        """Whether it has no worker, and was not asked for in a long time."""
+        return not self.is_pinned and self.state in (WorkerState.STOPPED, *UNUSABLE) and self.idle_s >= _FORGET_S
+
+    def status(self) -> ModelStatus:
+        """Return its status, and when it will be unloaded."""
+        status = self.supervisor.status()
+        is_kept = status.state is not WorkerState.READY or math.isinf(self.keep_alive_s)
+        unload_in_s = None if is_kept else max(0.0, self.keep_alive_s - self.idle_s)
+        return replace(
+            status,
+            is_pinned=self.is_pinned,
+            unload_in_s=unload_in_s,
+            idle_s=self.idle_s,
+            adapters=tuple(self.preparation.adapters),
+            num_live=max(self.supervisor.num_live, int(self.supervisor.is_busy)),  # or it answers questions
+            sha256=self.preparation.sha256,
+        )
+
+    def tenant(self) -> Tenant | None:
+        """Return its part in the machine's memory; None while it has none."""
+        status = self.supervisor.status()
+        if status.state in (WorkerState.STOPPED, *UNUSABLE) or not self.has_room:
+            return None
+        return Tenant(
+            self.name,
+            status.pid,
+            self.preparation.needed_bytes,
+            self.preparation.weights_bytes,
+            self.idle_s,
+            is_loading=status.state is WorkerState.STARTING,
+            why_staying=self._why_staying(status.state),
+            may_leave_later=not self.is_pinned,
+        )
+
+    def _why_staying(self, state: WorkerState) -> str:
+        if self.supervisor.is_busy:
+            return "is serving" if state is WorkerState.READY else "is loading"
+        if state is not WorkerState.READY:
+            return "is loading"
+        return "is pinned" if self.is_pinned else ""
+
+    def refuse(self, why: str, retry_after_s: float) -> BackendUnavailable:
+        """Return the error of a load that there is no room for."""
+        self.lacks_room = True
+        return BackendUnavailable(why, retry_after_s=retry_after_s, served_by="local")
+
+
+def _hurried(load: Load, engine: EngineConfig) -> Load:
+    """Return a load that a request waits for: it measures for a shorter time what suits the model here."""
+    calibration_s = min(engine.calibration_s, _AWAITED_CALIBRATION_S)
+    hurried = engine.model_copy(update={"calibration_s": calibration_s})
+    return replace(load, engine_config=hurried.model_dump_json().encode())

@@ -1,0 +1,202 @@
+"""What happens to a model's files before a worker loads them: they are checked, and the message for it is made."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from edgeagent.config import EngineConfig
+from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
+from edgeagent.fit.need import num_cells_wanted, predict
+from edgeagent.fit.plan import least_cells
+from edgeagent.types import FileShape
+from edgeagent.worker.parent.pool.kept_choices import KeptChoices
+from edgeagent.worker.parent.pool.model_files import GivenFolder, ModelFiles, identity
+from edgeagent.worker.protocol import DiskCache, Load, adapter_trial
+
+logger = logging.getLogger(__name__)
+
+# Of a worker, and of the buffers that a model computes in, where the file's header could not be read.
+_WORKER_BYTES = 200 << 20
+
+
+def file_size(path: Path) -> int:
+    """Return the size of a file; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+class Header(Protocol):
+    """The values of a file's header that a load needs."""
+
+    @property
+    def num_vocab(self) -> int: ...
+    @property
+    def shape(self) -> FileShape: ...
+
+
+class FoundModel(Protocol):
+    """A model's files, as the store's resolver found them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def draft_path(self) -> Path | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What every load asks for. Each function reads the disk, in a thread.
+
+    `validate` raises ModelLoadFailed for a file that must not be loaded, and returns its header, if it could be read;
+    `size_of` returns the bytes of a file and of the other parts of its model; `disk_cache` prepares a worker's disk
+    cache; `validate_adapter` raises ModelLoadFailed for a file that is not an adapter; `difference` tells how the
+    vocabularies of two headers differ, in words; `known_sha256` returns that of a file, "" where it is not known.
+    """
+
+    validate: Callable[[Path], Header | None]
+    kept: KeptChoices
+    disk_cache: Callable[[], DiskCache | None] = lambda: None
+    size_of: Callable[[Path], int] = file_size
+    validate_adapter: Callable[[Path], None] = lambda _: None
+    difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None
+    known_sha256: Callable[[Path], str] = lambda _: ""
+
+
+class Preparation:
+    """The files and the folder of one model's worker. Its methods read the disk: call them in a thread."""
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        draft_path: Path | None,
+        engine: EngineConfig,
+        checks: Checks,
+        adapters: Mapping[str, Path] = MappingProxyType({}),
+    ) -> None:
+        self.name, self.path, self.draft_path = name, path, draft_path
+        self.engine = engine
+        self.adapters = adapters
+        self._checks = checks
+        self._tried: dict[str, str] = {}
+        self._fatal: dict[str, tuple[str, str]] = {}
+        self._models = [path for path in (self.path, draft_path) if path is not None]
+        self.files = ModelFiles([*self._models, *adapters.values()])
+        self.folder = GivenFolder()
+        self.weights_bytes = 0
+        """The size of all files, once they were weighed."""
+        self.keep_alive_s = math.inf
+        """How long the model stays loaded without use."""
+        self.needed_bytes = self.least_bytes = 0
+        """The memory that the model should take, and the least that it runs in, once its files were checked."""
+        self.sha256 = ""
+        """The sha256 of the model's file, once it was checked; empty where it is not known."""
+
+    def weigh(self) -> int:
+        """Read the size of all files, and return it."""
+        self.weights_bytes = sum(map(self._checks.size_of, self.files.paths))
+        return self.weights_bytes
+
+    def load(self) -> Load:
+        """Check the files before each load, since they may have changed; raise ModelLoadFailed."""
+        self.files.give()
+        self.sha256 = ""
+        model = self._checks.validate(self.path)
+        self.sha256 = self._checks.known_sha256(self.path)
+        unusable = self._unusable_adapters()
+        usable = {name: path for name, path in self.adapters.items() if name not in unusable}
+        self._tried = {name: identity(path) for name, path in usable.items()}
+        draft_path, draft = self._validate_draft()
+        if model is not None and draft is not None and draft_path is not None:
+            _check_draft(model, self.path, draft, draft_path, self._checks.difference)
+        disk = self._checks.disk_cache()
+        self.folder.give(None if disk is None else Path(disk.folder))
+        self.weigh()
+        self.needed_bytes = self.least_bytes = self.weights_bytes + _WORKER_BYTES
+        shapes: tuple[FileShape, ...] = ()
+        if model is not None:
+            shapes = (model.shape,) if draft is None else (model.shape, draft.shape)
+            num_wanted = num_cells_wanted(model.shape, self.engine)
+            self.needed_bytes, self.least_bytes = (
+                predict(shapes, self.engine, cells).total_bytes
+                for cells in (num_wanted, least_cells(model.shape, self.engine))
+            )
+        return Load(
+            name=self.name,
+            path=str(self.path.absolute()),
+            draft_path=None if draft_path is None else str(draft_path.absolute()),
+            engine_config=self.engine.model_dump_json().encode(),
+            # A stream that an adapter began is not continued with another file of its name.
+            identity=" ".join(map(identity, (self.path, *usable.values()))),
+            writable=() if disk is None else (disk.folder,),
+            disk=disk,
+            shapes=shapes,
+            kept=self._checks.kept.read(self.path),
+            adapters={name: str(path.absolute()) for name, path in usable.items()},
+            unusable_adapters=unusable,
+        )
+
+    def _unusable_adapters(self) -> dict[str, str]:
+        """Return why adapters cannot be used, by name. The model is loaded without them, with a warning."""
+        found = {}
+        for name, path in self.adapters.items():
+            try:
+                self._checks.validate_adapter(path)
+                self._check_not_fatal(name, path)
+            except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # the last of them: a policy's hash of it
+                found[name] = error.message
+                logger.warning("%s is loaded without its adapter %s: %s", self.name, name, error.message)
+        return found
+
+    def leave_out(self, trying: str, cause: str) -> bool:
+        """Load without an adapter from now on, if its trial ended the process, until its file is replaced.
+
+        `trying` says what was tried. Return whether it was an adapter.
+        """
+        for name, given in self._tried.items():
+            if trying == adapter_trial(str(self.adapters[name].absolute())):
+                self._fatal[name] = given, cause
+                return True
+        return False
+
+    def _check_not_fatal(self, name: str, path: Path) -> None:
+        given, cause = self._fatal.get(name, ("", ""))
+        if cause and given == identity(path):
+            raise ModelDamaged(f"{path} ended the process that computed with it ({cause})")
+
+    def _validate_draft(self) -> tuple[Path | None, Header | None]:
+        """Return the draft and its header; without them, with a warning, if its file cannot be used."""
+        if self.draft_path is None:
+            return None, None
+        try:
+            return self.draft_path, self._checks.validate(self.draft_path)
+        except (ModelDamaged, ModelNotFound) as error:
+            logger.warning("%s runs without its draft: %s", self.name, error.message)
+            return None, None
+
+
+def _check_draft(
+    model: Header,
+    model_path: Path,
+    draft: Header,
+    draft_path: Path,
+    difference: Callable[[Any, Any], str | None],
+) -> None:
+    """Raise ModelLoadFailed if a draft's vocabulary is not the model's."""
+    if model.num_vocab and draft.num_vocab and model.num_vocab != draft.num_vocab:
+        raise ModelLoadFailed(
+            f"the draft {draft_path} has {draft.num_vocab} tokens in its vocabulary and {model_path} has "
+            f"{model.num_vocab}; a draft must share the model's vocabulary: choose another as --draft"
+        )
+    if (why := difference(model, draft)) is not None:
+        raise ModelLoadFailed(f"{why}; a draft must share the model's vocabulary: choose another as --draft")

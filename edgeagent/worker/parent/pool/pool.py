@@ -1,0 +1,395 @@
+"""The models of this machine, under their names, each with a worker of its own once it is asked for.
+
+It finds a model's files and starts, keeps and ends workers. It does not know the files' content, how a worker runs, or
+how room is made for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from edgeagent.config import Config, EngineConfig
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
+from edgeagent.types import AnswerSoFar, Embed, GenerateRequest, ModelStatus, Rerank, TextAnswer, TextQuery, WorkerState
+from edgeagent.worker.parent.pool import own_options
+from edgeagent.worker.parent.pool.eviction import Eviction
+from edgeagent.worker.parent.pool.kept_choices import KeptChoices
+from edgeagent.worker.parent.pool.known_names import KnownNames
+from edgeagent.worker.parent.pool.loaded_model import LoadedModel, Workers
+from edgeagent.worker.parent.pool.loading import Checks, FoundModel, Header, Preparation, file_size
+from edgeagent.worker.parent.pool.memory import Memory, read_memory
+from edgeagent.worker.parent.pool.pressure import read_pressure
+from edgeagent.worker.parent.supervision.live_requests import Sink
+from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
+from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
+from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.protocol import DiskCache
+from edgeagent.worker.sandbox.sandbox import READ_ONLY_FILES
+
+_DEFAULT_NAMES = ("", "default")
+# Names of models that are looked for at a time: that reads the disk, and may verify a file of gigabytes.
+_MAX_SEARCHES = 2
+
+logger = logging.getLogger(__name__)
+
+
+class Pool:
+    """The models of this machine.
+
+    `resolve` finds a model's files by a name that the owner configured, `offer` by one that a request gave: it raises
+    ModelNotFound for what requests may not load, and for what is not here. None: requests may name configured models
+    only. `checks` are for each load (see Checks). All of them run in a thread. `kept` are the calibrations of earlier
+    loads; None: only those of this process. `read` reads the memory of the machine and of workers. `names_stamp`
+    changes whenever the owner gives or takes a model's name.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        resolve: Callable[[str], FoundModel],
+        validate: Callable[[Path], Header | None],
+        *,
+        offer: Callable[[str], FoundModel] | None = None,
+        command: Sequence[str] = WORKER_COMMAND,
+        patience: Patience | None = None,
+        disk_cache: Callable[[], DiskCache | None] = lambda: None,
+        size_of: Callable[[Path], int] = file_size,
+        validate_adapter: Callable[[Path], None] = lambda _: None,
+        difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None,
+        known_sha256: Callable[[Path], str] = lambda _: "",
+        kept: KeptChoices | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        read: Callable[[Collection[int]], Memory] = read_memory,
+        names_stamp: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._kept = kept or KeptChoices()
+        self._checks = Checks(validate, self._kept, disk_cache, size_of, validate_adapter, difference, known_sha256)
+        self._resolve = resolve
+        self._offer = offer
+        save_s = config.server.drain_s if config.cache.disk_bytes else 0.0
+        self._patience = patience or replace(Patience.from_config(config.engine), save_s=save_s)
+        self._clock = clock
+        self._models: dict[str, LoadedModel] = {}
+        self._names = KnownNames(names_stamp)
+        self._load_times: dict[str, LoadTime] = {}
+        self._searches: dict[str, asyncio.Task[str]] = {}
+        self._num_searches = asyncio.Semaphore(_MAX_SEARCHES)
+        self._eviction = Eviction(
+            lambda: list(self._models.values()),
+            self._end,
+            clock,
+            max_models=config.load.max_models,
+            read=read,
+        )
+        self._workers = Workers(command, self._patience, clock, self._eviction.make_room, self._keep_choices)
+        self._default: str | None = None
+        self.pressure = ""
+        """What the machine is short of, in a word, as it was a moment ago."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Task[None]] = set()
+
+    def default_model(self) -> str:
+        """Return the name of the model for requests that name none."""
+        return self._default or self._config.model
+
+    def find_model(self, name: str) -> str:
+        """Return the one name of a model that has several; raise ModelNotFound, or BackendUnavailable at the start.
+
+        It knows the models that were located; see `locate`.
+        """
+        if self._default is None:
+            raise BackendUnavailable("no model is loaded yet; the daemon is starting", retry_after_s=1.0)
+        self._names.refresh()
+        found = self._known(name)
+        if found is None:
+            served = ", ".join(self._models)
+            raise ModelNotFound(f"model '{name[:256]}' not found; this daemon serves {served}", param="model")
+        return found
+
+    def _known(self, name: str) -> str | None:
+        """Return the one name of a model, or of a model with an adapter (MODEL+NAME), of those that were located."""
+        found = self._names[name]
+        if found in self._models:
+            return found
+        base, _, adapter = found.rpartition("+")
+        base = self._names[base]
+        base = base if base in self._models else base.rpartition("+")[0]  # the default may have an adapter
+        return f"{base}+{adapter}" if base in self._models and adapter in self._models[base].adapters else None
+
+    async def locate(self, name: str) -> str:
+        """Return the one name of a model, which may lie on the disk unloaded; raise as `find_model` does.
+
+        Nothing is loaded. Several that look for the same model at a time read the disk once.
+        """
+        try:
+            return self.find_model(name)
+        except ModelNotFound:
+            if self._offer is None:
+                raise
+        base, plus, adapter = name.rpartition("+")
+        if not plus:
+            return await self._searched(name)
+        try:
+            return await self._searched(name)
+        except ModelNotFound:
+            model = self._models[await self.locate(base)]
+        model.check_adapter(adapter)
+        return f"{model.name}+{adapter}"
+
+    async def _searched(self, name: str) -> str:
+        search = self._searches.get(name)
+        if search is None:
+            search = self._searches[name] = asyncio.create_task(self._search(name))
+            search.add_done_callback(lambda _: self._searches.pop(name))
+        return await asyncio.shield(search)
+
+    async def start(self) -> None:
+        """Find the configured model and begin to load it; raise StoreError or NotFound where there is none.
+
+        Returns when its files have been checked: files that must not be loaded have failed by then.
+        """
+        if self._default is not None:
+            return
+        name, adapter, files = await asyncio.to_thread(self._find_default)
+        preparation = await asyncio.to_thread(self._prepare, files, name)
+        model = self._add(name, preparation, is_pinned=True)
+        self._default = model.name
+        if adapter:
+            model.check_adapter(adapter)
+            self._default = f"{model.name}+{adapter}"
+        self._names.fix((name,), model.name)
+        self._names.fix((*_DEFAULT_NAMES, self._config.model), self._default)
+        model.supervisor.start()
+        self._tasks.add(asyncio.create_task(self._look_after()))
+        self._tasks |= {asyncio.create_task(self._preload(name)) for name in own_options.preloaded(self._config)}
+        await model.checked.wait()
+
+    def _find_default(self) -> tuple[str, str, FoundModel]:
+        """Return the configured model's name without its adapter, the adapter's name, and the model's files."""
+        name = self._config.model
+        base, _, adapter = name.rpartition("+")
+        try:
+            return name, "", self._resolve(name)
+        except (ModelNotFound, InvalidRequest):
+            if not base or base not in self._config.models:
+                raise
+        return base, adapter, self._resolve(base)
+
+    async def stop(self) -> None:
+        """End all workers and their requests."""
+        tasks = [*self._tasks, *self._searches.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._writes, return_exceptions=True)
+        await asyncio.gather(*(model.supervisor.stop() for model in self._models.values()))
+        await self._eviction.wait_ended()
+        await asyncio.gather(*self._writes, return_exceptions=True)
+
+    def models(self) -> list[ModelStatus]:
+        """Return the status of each model that was asked for, and of the configured ones."""
+        return [model.status() for model in self._models.values()]
+
+    def status(self, model: str) -> ModelStatus:
+        """Return the status of a model; raise ModelNotFound."""
+        return self._model(model).status()
+
+    def engine(self, model: str) -> EngineConfig:
+        """Return how a model is run; raise ModelNotFound."""
+        return self._model(model).preparation.engine
+
+    def lacks_room(self, model: str) -> bool:
+        """Return whether a model's last load failed since there was no room for it; raise ModelNotFound."""
+        return self._model(model).lacks_room
+
+    def num_live(self, model: str) -> int:
+        """Return how many requests a model has that have not ended; raise ModelNotFound."""
+        return self._model(model).supervisor.num_live
+
+    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
+        """Give a request to its model's worker; raise ModelNotFound, or as Supervisor.submit does."""
+        model = self._model(request.model)
+        adapter = self.find_model(request.model).removeprefix(model.name).removeprefix("+")
+        model.supervisor.submit(structs.replace(request, adapter=adapter) if adapter else request, sink, so_far)
+        if request.keep_alive_s is not None and not model.is_pinned:
+            model.keep_alive_s = request.keep_alive_s
+        model.note_use()
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Return a model's answer to a question about text; raise ModelNotFound, or as Supervisor.ask does."""
+        asked = self._model(model)
+        if isinstance(query, Embed | Rerank) and self.find_model(model) != asked.name:
+            raise NotSupported(f"adapters of {asked.name} change what it writes, not its vectors", param="model")
+        question = asyncio.ensure_future(asked.supervisor.ask(query))
+        await asyncio.sleep(0)
+        asked.note_use()
+        try:
+            return await question
+        finally:
+            question.cancel()
+            asked.note_use()
+            self._unload_expired()
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request of any model; its sink gets a Finished."""
+        for model in self._models.values():
+            model.supervisor.cancel(request_id)
+
+    def abandon(self, request_id: str) -> None:
+        """Cancel a request and send its sink nothing more. Call it after each request's end, too."""
+        for model in self._models.values():
+            model.supervisor.abandon(request_id)
+        self._unload_expired()
+
+    def reload(self, model: str) -> None:
+        """Restart a model's worker; raise ModelNotFound."""
+        self._model(model).supervisor.reload()
+
+    async def unload(self, model: str) -> int:
+        """End a model's worker and return 0; if it serves, return how many requests must end before that.
+
+        A pinned model is unloaded too, until the next request for it. Raise ModelNotFound.
+        """
+        found = self._model(model)
+        if found.supervisor.is_busy:
+            found.keep_alive_s = 0.0
+            return max(1, found.supervisor.num_live)
+        if found.state is not WorkerState.STOPPED:
+            await asyncio.shield(self._eviction.unload(found))
+        return 0
+
+    async def _search(self, name: str) -> str:
+        """Find a model that a request named, and know it from then on."""
+        assert self._offer is not None
+        async with self._num_searches:
+            is_configured = name in own_options.preloaded(self._config)
+            preparation = await asyncio.to_thread(self._found, name, self._resolve if is_configured else self._offer)
+        return self._add(name, preparation, is_pinned=is_configured).name
+
+    async def _preload(self, name: str) -> None:
+        try:
+            model = self._model(await self.locate(name))
+        except Exception as error:  # the daemon serves its other models
+            logger.error("%s cannot be preloaded: %s", name, error)
+            return
+        model.supervisor.start()
+
+    def _found(self, name: str, find: Callable[[str], FoundModel]) -> Preparation:
+        try:
+            found = find(name)
+        except (ModelNotFound, InvalidRequest) as error:  # InvalidRequest: no model can have this name
+            why = error.message if "not found" in error.message else f"model '{name[:256]}' not found: {error.message}"
+            raise ModelNotFound(why, param="model") from None
+        return self._prepare(found, name)
+
+    def _prepare(self, found: FoundModel, asked: str) -> Preparation:
+        """Return a model's files, weighed, and the owner's options for it. It reads the disk: call it in a thread."""
+        table = self._table_of(found, asked)
+        draft = own_options.draft(self._config, table, is_default=asked == self._config.model)
+        draft_path = found.draft_path if draft == "auto" else None
+        if draft not in ("auto", "none", "ngram"):
+            draft_path = self._resolve(draft).path
+        adapters = self._config.models[table].adapters if table else {}
+        engine = self._config.engine_of(table)
+        preparation = Preparation(found.name, found.path, draft_path, engine, self._checks, adapters)
+        preparation.keep_alive_s = own_options.keep_alive_s(self._config, table)
+        preparation.weigh()
+        return preparation
+
+    def _table_of(self, found: FoundModel, asked: str) -> str:
+        """Return the name under which the owner's file has options of a model, in any spelling; empty for none."""
+        for name in (asked, found.name):
+            if name in self._config.models:
+                return name
+        for name in self._config.models:
+            with suppress(EdgeAgentError):  # a name of a model that is not here yet
+                if self._resolve(name).path == found.path:
+                    return name
+        return ""
+
+    def _add(self, asked: str, preparation: Preparation, *, is_pinned: bool) -> LoadedModel:
+        """Return the model that a name was found to stand for: one that is known, or else a new one."""
+        name = preparation.name
+        known = next((each for each in self._models.values() if each.preparation.path == preparation.path), None)
+        known = known or self._models.get(name)
+        if known is None:
+            load_time = self._load_times.setdefault(name, LoadTime(self._clock))
+            load_time.guess_s = guessed_s(preparation.weights_bytes)
+            known = self._models[name] = LoadedModel(
+                preparation,
+                self._workers,
+                load_time,
+                is_pinned=is_pinned,
+                keep_alive_s=preparation.keep_alive_s,
+            )
+        elif is_pinned:
+            known.pin()  # a client named it first, by another name
+        self._names.add(asked, known.name)
+        return known
+
+    def _end(self, model: LoadedModel) -> asyncio.Task[None]:
+        """End a model's worker. Its next request finds it again, unless it is pinned: then it stays known."""
+        supervisor = model.renew()
+        if not model.is_pinned:
+            del self._models[model.name]
+            self._names.forget(model.name)
+        return asyncio.create_task(supervisor.stop())
+
+    def _unload_expired(self) -> None:
+        for model in list(self._models.values()):
+            model.note_use()
+            if model.is_expired:
+                logger.info("%s is unloaded: it was not used for %.0f s", model.name, model.idle_s)
+            if model.is_expired or model.is_forgettable:
+                self._eviction.unload(model)
+
+    async def _look_after(self) -> None:
+        """Watch the machine's memory, the models' files and folders, and which models are not used."""
+        while True:
+            self.pressure = await asyncio.to_thread(read_pressure)
+            if self.pressure == "memory":
+                await self._eviction.relieve()
+            await asyncio.sleep(self._patience.look_interval_s)
+            self._unload_expired()
+            for model in list(self._models.values()):
+                await _look_at(model)
+
+    def _keep_choices(self, model: LoadedModel, content: bytes) -> None:
+        if content:
+            write = asyncio.create_task(asyncio.to_thread(self._kept.write, model.preparation.path, content))
+            self._writes.add(write)
+            write.add_done_callback(self._writes.discard)
+
+    def _model(self, name: str) -> LoadedModel:
+        found = self.find_model(name)
+        return self._models.get(found) or self._models[found.rpartition("+")[0]]
+
+
+async def _look_at(model: LoadedModel) -> None:
+    """Load a model again if its files were replaced after a quarantine, or if its cache folder was made again."""
+    status, supervisor, preparation = model.status(), model.supervisor, model.preparation
+    if status.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):
+        logger.warning("the files of %s were replaced; it is tried again", model.name)
+        supervisor.reload()
+    elif _is_cut_off(status) and not supervisor.num_live and await asyncio.to_thread(preparation.folder.is_made_anew):
+        # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed.
+        logger.warning(
+            "the cache folder of %s was deleted and created again; the model is loaded again to use it", model.name
+        )
+        supervisor.reload()
+
+
+def _is_cut_off(status: ModelStatus) -> bool:
+    """Whether a worker in a sandbox reports that it cannot write to its cache folder."""
+    disk = status.worker.disk_cache if status.worker is not None else None
+    is_enclosed = status.info is not None and READ_ONLY_FILES in status.info.sandbox
+    return status.state is WorkerState.READY and is_enclosed and disk is not None and disk.trouble is not None

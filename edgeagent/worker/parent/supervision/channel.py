@@ -1,0 +1,252 @@
+"""A child process and the frames on its pipes, as the daemon sees them.
+
+It spawns a child, sends, receives, and ends it; the supervisor interprets the messages. The event loop's read callback
+passes messages directly to the receiver, without a task or a queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import psutil
+
+from edgeagent.worker.exit_cause import describe_exit, is_out_of_memory, num_oom_kills
+from edgeagent.worker.parent.environment import worker_environment
+from edgeagent.worker.parent.supervision.watchdog import Signs
+from edgeagent.worker.protocol import (
+    LENGTH_BYTES,
+    MAX_FRAME_FROM_WORKER_BYTES,
+    FromWorker,
+    ProtocolError,
+    Stop,
+    ToWorker,
+    decode_from_worker,
+    encode,
+    frame_length,
+)
+
+STDERR_TAIL_BYTES = 16 << 10
+OUTPUT_GRACE_S = 0.5
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+
+
+class FrameBuffer:
+    """Cuts a stream of bytes into frame bodies."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Take more bytes, yield the bodies they complete; raise ProtocolError for a frame over the limit."""
+        buffer = self._buffer
+        buffer += chunk
+        start = 0
+        try:
+            while len(buffer) - start >= LENGTH_BYTES:
+                body = start + LENGTH_BYTES
+                end = body + frame_length(bytes(buffer[start:body]), self._max_bytes)
+                if end > len(buffer):
+                    break
+                start = end
+                yield bytes(buffer[body:end])
+        finally:
+            del buffer[:start]
+
+
+@dataclass(frozen=True, slots=True)
+class FloodLimit:
+    """The most that may arrive in a period; more is an attack, not a fast model."""
+
+    max_frames: int = 20_000
+    # Twenty log probabilities of each token of many fast streams come to several MiB a second.
+    max_bytes: int = 64 << 20
+    period_s: float = 1.0
+
+
+class Channel(asyncio.SubprocessProtocol):
+    """One child from spawn to its end; `ended` is done when it is gone and all its messages were handed on.
+
+    `on_message` gets each message; it may raise ProtocolError. `on_violation` gets the first breach of the protocol,
+    after which nothing more is handed on.
+    """
+
+    def __init__(
+        self, on_message: Callable[[FromWorker], None], on_violation: Callable[[str], None], flood: FloodLimit
+    ) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.returncode: int | None = None
+        self.pid: int | None = None
+        self._on_message: Callable[[FromWorker], None] | None = on_message
+        self._on_violation = on_violation
+        self._flood = flood
+        self._period_began_s = 0.0
+        self._num_frames = 0
+        self._num_bytes = 0
+        self._frames = FrameBuffer(MAX_FRAME_FROM_WORKER_BYTES)
+        self._stderr = bytearray()
+        self._open_outputs = {_STDOUT, _STDERR}
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._stdin: asyncio.WriteTransport | None = None
+        self._process: psutil.Process | None = None
+        self._num_oom_kills = num_oom_kills()
+
+    @classmethod
+    async def spawn(
+        cls,
+        command: Sequence[str],
+        on_message: Callable[[FromWorker], None],
+        on_violation: Callable[[str], None],
+        flood: FloodLimit,
+    ) -> Channel:
+        """Start a child in its own session, so that Ctrl-C in a terminal is the daemon's alone; raise OSError."""
+        channel = cls(on_message, on_violation, flood)
+        creation_flags = 0
+        if sys.platform == "win32":
+            creation_flags = subprocess.CREATE_NEW_PROCESS_GROUP
+        await asyncio.get_running_loop().subprocess_exec(
+            lambda: channel,
+            *command,
+            env=worker_environment(os.environ),
+            start_new_session=os.name == "posix",
+            creationflags=creation_flags,
+        )
+        return channel
+
+    def send(self, message: ToWorker) -> None:
+        """Write a message; it is lost if the child is gone (see `ended`)."""
+        self.send_frame(encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Write an encoded message."""
+        if self._stdin is not None and not self._stdin.is_closing():
+            self._stdin.write(frame)
+
+    def signs(self) -> Signs | None:
+        """Return the child's resource use so far; None where the system does not report it."""
+        if self._process is None:
+            return None
+        try:
+            with self._process.oneshot():
+                times = self._process.cpu_times()
+                return Signs(times.user + times.system, self._process.memory_info().rss)
+        except psutil.Error:
+            return None
+
+    def mute(self) -> None:
+        """Hand on nothing more of what the child writes."""
+        self._on_message = None
+
+    def describe_end(self, *, has_seen_prompts: bool) -> str:
+        """Return what ended the child, which must be gone; see `describe_exit`."""
+        assert self.returncode is not None
+        num_more = num_oom_kills() - self._num_oom_kills
+        return describe_exit(
+            self.returncode, self.stderr_tail(), has_seen_prompts=has_seen_prompts, num_oom_kills=num_more
+        )
+
+    @property
+    def was_short_of_memory(self) -> bool:
+        """Whether the child, which must be gone, ended for want of memory."""
+        assert self.returncode is not None
+        num_more = num_oom_kills() - self._num_oom_kills
+        return is_out_of_memory(self.returncode, num_more, self.stderr_tail())
+
+    def stderr_tail(self) -> str:
+        """Return the end of what the child printed."""
+        return self._stderr.decode("utf-8", "replace")
+
+    async def stop(self, grace_s: float, save_s: float = 0.0) -> bool:
+        """Ask the child to stop, allow `save_s` more for saving, then end it; False if it cannot be ended.
+
+        Its stdin stays open: the end of that stream would mean that the daemon is gone, and the child's last frames are
+        still wanted.
+        """
+        self.send(Stop())
+        return await self._has_ended(grace_s + save_s) or await self.end(grace_s)
+
+    async def end(self, grace_s: float) -> bool:
+        """Send SIGTERM, wait, send SIGKILL; False if the process is still there (a device driver holds it)."""
+        assert self._transport is not None
+        for send_signal in (self._transport.terminate, self._transport.kill):
+            with contextlib.suppress(ProcessLookupError):
+                send_signal()
+            if await self._has_ended(grace_s):
+                return True
+        self._transport.close()
+        return False
+
+    async def _has_ended(self, timeout_s: float) -> bool:
+        await asyncio.wait({self.ended}, timeout=timeout_s)
+        return self.ended.done()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Casts, not checks: uvloop's transports have the methods without being asyncio's classes.
+        process = cast(asyncio.SubprocessTransport, transport)
+        self._transport = process
+        self.pid = process.get_pid()
+        with contextlib.suppress(psutil.Error):
+            self._process = psutil.Process(self.pid)
+        self._stdin = cast(asyncio.WriteTransport, process.get_pipe_transport(_STDIN))
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == _STDERR:
+            self._stderr += data
+            del self._stderr[:-STDERR_TAIL_BYTES]
+        elif self._on_message is not None:
+            try:
+                self._receive(data)
+            except ProtocolError as error:
+                self.mute()
+                self._on_violation(str(error))
+
+    def _receive(self, data: bytes) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._period_began_s >= self._flood.period_s:
+            self._period_began_s, self._num_frames, self._num_bytes = now_s, 0, 0
+        self._num_bytes += len(data)
+        for body in self._frames.feed(data):
+            self._num_frames += 1
+            if self._num_frames > self._flood.max_frames or self._num_bytes > self._flood.max_bytes:
+                raise ProtocolError(f"a flood of {self._num_frames} frames, {self._num_bytes} bytes at once")
+            if self._on_message is None:
+                return
+            self._on_message(decode_from_worker(body))
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        del exc
+        self._open_outputs.discard(fd)
+        if fd == _STDOUT and self.returncode is None and self._on_message is not None:
+            # Usually the process is about to exit; without its output it is useless anyway.
+            asyncio.get_running_loop().call_later(OUTPUT_GRACE_S, self._closed_its_output)
+        self._end_if_over()
+
+    def _closed_its_output(self) -> None:
+        if self.returncode is None and self._on_message is not None:
+            self.mute()
+            self._on_violation("it closed its output")
+
+    def process_exited(self) -> None:
+        assert self._transport is not None
+        self.returncode = self._transport.get_returncode()
+        # A grandchild may hold the pipes open; do not wait for it.
+        asyncio.get_running_loop().call_later(OUTPUT_GRACE_S, self._give_up_outputs)
+        self._end_if_over()
+
+    def _give_up_outputs(self) -> None:
+        self._open_outputs.clear()
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self.returncode is None or self._open_outputs or self.ended.done():
+            return
+        assert self._transport is not None
+        self._transport.close()
+        self.ended.set_result(None)

@@ -1,0 +1,58 @@
+"""One worker process: what it reported since its start, and why it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from edgeagent.types import ModelInfo
+from edgeagent.worker.exit_cause import is_from_outside
+from edgeagent.worker.parent.supervision import refusals
+from edgeagent.worker.parent.supervision.channel import Channel
+from edgeagent.worker.parent.supervision.live_requests import Fate
+from edgeagent.worker.parent.supervision.restarts import Death
+from edgeagent.worker.parent.supervision.vitals import Vitals
+from edgeagent.worker.parent.supervision.watchdog import Patience
+
+
+class Life:
+    """The state of one worker process, from before its start to its end."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self.verdict: asyncio.Future[Death] = asyncio.Future()
+        """Done when the process must be ended; the result is the reason."""
+        self.vitals = Vitals(patience)
+        self.info: ModelInfo | None = None
+        self.ready_at_s: float | None = None
+        self.has_seen_prompts = False
+        """Whether a request or a question was sent to it: its last lines may then quote one."""
+
+    async def watch(self, channel: Channel, tick: Callable[[float], None], clock: Callable[[], float]) -> None:
+        """Wait until the process ends or must be ended. Until then, call `tick` regularly with the seconds passed."""
+        events: set[asyncio.Future[Any]] = {channel.ended, self.verdict}
+        last_s = clock()
+        while True:
+            done, _ = await asyncio.wait(
+                events, timeout=self._patience.ping_interval_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return
+            now_s = clock()
+            tick(now_s - last_s)
+            last_s = now_s
+
+    def death_of(self, channel: Channel, leave_out: Callable[[str, str], bool]) -> Death:
+        """Return why a process ended that was not told to end; `leave_out` as for Supervisor."""
+        assert channel.returncode is not None
+        cause = channel.describe_end(has_seen_prompts=self.has_seen_prompts)
+        death = Death(cause, Fate.KILLED if is_from_outside(channel.returncode) else Fate.CRASHED)
+        death = replace(death, is_short_of_memory=self.ready_at_s is None and channel.was_short_of_memory)
+        is_damaged = death.fate is Fate.CRASHED and not death.is_short_of_memory
+        if self.ready_at_s is None and self.vitals.trying and is_damaged:
+            error = refusals.failed_trial(self.vitals.trying, cause)
+            left_out = self.vitals.trying if leave_out(self.vitals.trying, cause) else ""
+            death = replace(death, error=error, left_out=left_out)
+        return death

@@ -1,0 +1,343 @@
+"""The live requests of one model: the output of each, and that each ends exactly once.
+
+It outlives the workers: a request waits here while a model loads. If a worker dies, the next one continues from the
+tokens that were delivered. It checks a worker's messages against the protocol, and knows neither processes nor time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from edgeagent.errors import EdgeAgentError, InvalidRequest, from_code
+from edgeagent.types import (
+    AnswerSoFar,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Handover,
+    Interrupted,
+    Started,
+    Step,
+    Tier,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from edgeagent.worker.parent.supervision.refusals import crashed_again, stuck
+from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
+
+# How many workers may die during a request: if the last one delivered no token, and otherwise. Three crashes within a
+# minute lead to quarantine. Hangs have their own limit, since each takes longer and all other requests wait.
+_MAX_FRUITLESS_DEATHS = 2
+_MAX_DEATHS = 5
+_MAX_HANGS = 3
+# A kill from outside is usually not caused by a request. But a request that needs more memory than the machine has must
+# end too; from the third kill on it runs alone, so that no other request ends with it.
+_MAX_HANDOVERS = 10
+_MAX_UNSUSPECTED_KILLS = 2
+_URGENCY = {tier: place for place, tier in enumerate(Tier)}
+# Only a prompt that is echoed, or many log probabilities, come in many parts.
+_MAX_PARTS = 512
+_MAX_PLAIN_PARTS = 4
+
+
+class Fate(StrEnum):
+    """How a worker ended; the hand-over of its requests is marked with it."""
+
+    CRASHED = "worker_crashed"
+    KILLED = "worker_killed"
+    HUNG = "worker_hung"
+    REPLACED = "worker_replaced"
+
+
+class Sink(Protocol):
+    """The receiver of an answer. Neither method may block or raise; no call follows a Finished or a failure."""
+
+    def put(self, step: Step) -> None:
+        """Take a step."""
+        ...
+
+    def fail(self, error: EdgeAgentError) -> None:
+        """Take the error that ends the request."""
+        ...
+
+
+class LiveRequest:
+    """One accepted request.
+
+    `tokens` are the ids delivered so far, in steps of `step_lengths`; the next worker continues from them. They follow
+    `so_far`, the output of another machine.
+    """
+
+    __slots__ = (
+        "accepted_at_s",
+        "cancelled_at_s",
+        "first_token_at_s",
+        "handovers",
+        "has_progressed",
+        "held",
+        "is_sent",
+        "num_deaths",
+        "num_hangs",
+        "num_kills",
+        "request",
+        "sink",
+        "so_far",
+        "started",
+        "step_lengths",
+        "tokens",
+        "unsaid",
+    )
+
+    def __init__(
+        self, request: GenerateRequest, sink: Sink, accepted_at_s: float, so_far: AnswerSoFar | None = None
+    ) -> None:
+        self.request = request
+        self.so_far = so_far
+        self.sink: Sink | None = sink
+        self.accepted_at_s = accepted_at_s
+        self.cancelled_at_s: float | None = None
+        self.is_sent = False
+        self.started: Started | None = None
+        self.tokens: list[int] = []
+        self.step_lengths: list[int] = []
+        self.unsaid: tuple[TokenLogprob, ...] = ()  # of the last of these tokens
+        self.held: list[Delta] = []  # the parts so far of an item that came in several
+        self.first_token_at_s: float | None = None
+        self.has_progressed = False  # got a token from the worker that has it
+        self.num_deaths = 0
+        self.num_hangs = 0
+        self.num_kills = 0  # from outside; they are no deaths
+        self.handovers: tuple[Handover, ...] = ()
+
+    @property
+    def delivered(self) -> Delivered:
+        """The output so far, in the form that the next worker needs."""
+        return Delivered(tuple(self.tokens), tuple(self.step_lengths), self.unsaid, self.so_far)
+
+    @property
+    def num_delivered(self) -> int:
+        """How many output tokens were delivered to the client, here or by another machine."""
+        return len(self.tokens) + (0 if self.so_far is None else self.so_far.num_tokens)
+
+    @property
+    def first_token_ms(self) -> float:
+        """Milliseconds from its acceptance to its first token; 0 where it has none."""
+        return 0.0 if self.first_token_at_s is None else (self.first_token_at_s - self.accepted_at_s) * 1000
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether workers died during this request and it got no token since: it may be the cause."""
+        is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
+        return is_marked and not self.has_progressed
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether too many workers died during this request, so that it must end."""
+        max_deaths = _MAX_DEATHS if self.has_progressed else _MAX_FRUITLESS_DEATHS
+        is_worn_out = self.num_deaths >= max_deaths or self.num_hangs >= _MAX_HANGS
+        return is_worn_out or self.num_deaths + self.num_kills >= _MAX_HANDOVERS
+
+
+class ModelRequests:
+    """All live requests of a model, by id, in order of acceptance."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._live
+
+    def num_sent(self) -> int:
+        """Return how many requests the worker has."""
+        return sum(live.is_sent for live in self._live.values())
+
+    def sendable(self) -> list[LiveRequest]:
+        """Return the requests that the worker should be given.
+
+        Suspects are sent one at a time, the most urgent first; the next one follows when the last has a token or has
+        ended. So a request that kills its second worker takes no other request with it.
+        """
+        unsent = [live for live in self._live.values() if not live.is_sent]
+        sendable = [live for live in unsent if not live.is_suspect]
+        if not any(live.is_sent and live.is_suspect for live in self._live.values()):
+            suspects = (live for live in unsent if live.is_suspect)
+            sendable[:0] = sorted(suspects, key=lambda live: _URGENCY[live.request.tier])[:1]
+        return sendable
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a request waits for a worker."""
+        return any(not live.is_sent for live in self._live.values())
+
+    def oldest_cancel_s(self) -> float | None:
+        """Return when the longest unanswered cancel was sent."""
+        cancelled = (live.cancelled_at_s for live in self._live.values())
+        return min((at_s for at_s in cancelled if at_s is not None), default=None)
+
+    def add(self, request: GenerateRequest, sink: Sink, now_s: float, so_far: AnswerSoFar | None = None) -> LiveRequest:
+        """Accept a request, which another machine may have begun; raise InvalidRequest for an id that is live."""
+        if request.id in self._live:
+            raise InvalidRequest(f"a request with id {request.id!r} is live; give each its own", param="id")
+        live = self._live[request.id] = LiveRequest(request, sink, now_s, so_far)
+        return live
+
+    def mark_sent(self, live: LiveRequest) -> None:
+        """Note that the worker has it."""
+        live.is_sent = True
+
+    def cancel(self, request_id: str, now_s: float) -> bool:
+        """End an unsent request; True if the worker has it and must be told."""
+        live = self._live.get(request_id)
+        if live is None or live.cancelled_at_s is not None:
+            return False
+        live.cancelled_at_s = now_s
+        if not live.is_sent:
+            self._finish_cancelled(live)
+        return live.is_sent
+
+    def abandon(self, request_id: str, now_s: float) -> bool:
+        """Cancel a request and send its sink nothing more; True as for cancel."""
+        live = self._live.get(request_id)
+        if live is None:
+            return False
+        live.sink = None
+        return self.cancel(request_id, now_s)
+
+    def fail(self, live: LiveRequest, error: EdgeAgentError) -> None:
+        """End one request with an error, which says how much was delivered."""
+        error.num_delivered_tokens = live.num_delivered
+        del self._live[live.request.id]
+        if live.sink is not None:
+            live.sink.fail(error)
+
+    def fail_all(self, make_error: Callable[[], EdgeAgentError]) -> None:
+        """End every request, each with an error of its own; the cancelled ones as cancelled."""
+        for live in list(self._live.values()):
+            if live.cancelled_at_s is None:
+                self.fail(live, make_error())
+            else:
+                self._finish_cancelled(live)
+
+    def fail_begun(self, make_error: Callable[[], EdgeAgentError]) -> None:
+        """End every request with delivered tokens; the others can begin again."""
+        for live in [live for live in self._live.values() if live.tokens]:
+            self.fail(live, make_error())
+
+    def cancel_all(self) -> None:
+        """End every request as cancelled, with its usage."""
+        for live in list(self._live.values()):
+            self._finish_cancelled(live)
+
+    def on_steps(self, steps: StepResult) -> None:
+        """Hand a step's deltas to their requests; raise ProtocolError if a request expects none."""
+        for item in steps.items:
+            self._on_item(item, steps.at_s)
+
+    def on_failed(self, failed: Failed) -> None:
+        """End a request with the worker's error."""
+        error = from_code(failed.code, failed.message, param=failed.param)
+        self.fail(self._sent(failed.id), error)
+
+    def blame(self, request_id: str, cause: str) -> None:
+        """End the request that hung the worker, so that it does not hang the next one."""
+        live = self._live.get(request_id)
+        if live is not None and live.is_sent and live.cancelled_at_s is None:
+            self.fail(live, stuck(cause))
+
+    def on_death(self, cause: str, fate: Fate) -> None:
+        """Settle a dead worker's requests: each is cancelled, fails, or continues with the next worker."""
+        for live in [live for live in self._live.values() if live.is_sent]:
+            live.held.clear()
+            live.num_deaths += fate in (Fate.CRASHED, Fate.HUNG)
+            live.num_kills += fate is Fate.KILLED
+            live.num_hangs += fate is Fate.HUNG
+            if live.cancelled_at_s is not None:
+                self._finish_cancelled(live)
+            elif live.is_exhausted:
+                self.fail(live, crashed_again(cause))
+            else:
+                live.is_sent = live.has_progressed = False
+                live.handovers += (Handover("local", "local", live.num_delivered, fate),)
+                if live.sink is not None:
+                    live.sink.put(Step((Interrupted(fate),)))
+
+    def _on_item(self, item: StepItem, at_s: float) -> None:
+        live = self._sent(item.id)
+        if any(isinstance(delta, Finished) for delta in item.deltas[:-1]):
+            raise ProtocolError(f"deltas of request {item.id!r} after its end")
+        # Text without its tokens could not be continued, so all parts are handed on together with the last one.
+        live.held += _note_start(live, item.deltas)
+        if item.is_part:
+            is_long = live.request.echo or live.request.logprobs is not None
+            if len(live.held) > (_MAX_PARTS if is_long else _MAX_PLAIN_PARTS):
+                raise ProtocolError(f"an item of request {item.id!r} in {len(live.held)} parts")
+            return
+        deltas = tuple(live.held)
+        live.held.clear()
+        if item.tokens:
+            live.tokens += item.tokens
+            live.step_lengths.append(len(item.tokens))
+            live.has_progressed = True
+            live.first_token_at_s = live.first_token_at_s or at_s
+        if len(item.unsaid) > len(live.tokens):
+            raise ProtocolError(f"{len(item.unsaid)} log probabilities of the {len(live.tokens)} tokens of {item.id!r}")
+        live.unsaid = item.unsaid
+        if deltas and isinstance(deltas[-1], Finished):
+            del self._live[item.id]
+            deltas = (*deltas[:-1], _with_handovers(deltas[-1], live, at_s))
+        if live.sink is not None and (deltas or item.tokens):
+            live.sink.put(Step(deltas, item.tokens, at_s))
+
+    def _sent(self, request_id: str) -> LiveRequest:
+        live = self._live.get(request_id)
+        if live is None or not live.is_sent:
+            raise ProtocolError(f"an answer to request {request_id!r}, which is not live")
+        return live
+
+    def _finish_cancelled(self, live: LiveRequest) -> None:
+        del self._live[live.request.id]
+        if live.sink is None:
+            return
+        started = live.started or Started(0, 0)
+        usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, live.num_delivered)
+        timings = Timings(first_token_ms=live.first_token_ms, handovers=live.handovers)
+        live.sink.put(Step((Finished(FinishReason.CANCELLED, usage, timings),)))
+
+
+def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
+    """Keep a request's Started. Return the deltas; if a second worker repeats Started, leave it out."""
+    if not deltas or not isinstance(deltas[0], Started):
+        return deltas
+    if live.started is not None:
+        return deltas[1:]
+    live.started = deltas[0]
+    return deltas
+
+
+def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
+    """Record how many workers a request outlived, its times over all of them, and the first one's cached tokens.
+
+    If an earlier worker sent the first token, stage times are left out: the last worker's are of repeated work, which
+    counts as decoding.
+    """
+    if not live.handovers:
+        return finished
+    timings = replace(finished.timings, handovers=live.handovers)
+    if timings.is_resumed:
+        timings = replace(timings, queue_ms=0.0, load_ms=0.0, render_ms=0.0, cache_ms=0.0, prefill_ms=0.0)
+    if live.first_token_at_s is not None:
+        decode_ms = (at_s - live.first_token_at_s) * 1000
+        timings = replace(timings, first_token_ms=live.first_token_ms, decode_ms=decode_ms)
+    usage = finished.usage
+    if live.started is not None:
+        usage = replace(usage, num_cached_tokens=live.started.num_cached_tokens)
+    return replace(finished, usage=usage, timings=timings)

@@ -1,0 +1,400 @@
+"""Starts one model's worker, watches it, replaces it when it dies, and stops it.
+
+It owns the worker's state and its requests. It knows no model files (a coroutine returns the Load message) and no
+receivers of answers (they are Sinks).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from msgspec import structs
+
+from edgeagent.errors import EdgeAgentError, InternalError, from_code
+from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, TextAnswer, TextQuery, WorkerState
+from edgeagent.worker.exit_cause import read_notes
+from edgeagent.worker.parent.supervision import refusals
+from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
+from edgeagent.worker.parent.supervision.disk_cache import TroubleLog
+from edgeagent.worker.parent.supervision.life import Life
+from edgeagent.worker.parent.supervision.live_requests import Fate, LiveRequest, ModelRequests, Sink
+from edgeagent.worker.parent.supervision.load_time import LoadTime
+from edgeagent.worker.parent.supervision.queries import Queries
+from edgeagent.worker.parent.supervision.restarts import Death, Quarantine, RestartPolicy
+from edgeagent.worker.parent.supervision.watchdog import Owed, Patience
+from edgeagent.worker.protocol import (
+    AnswerPart,
+    Ask,
+    Cancel,
+    Delivered,
+    Drop,
+    Failed,
+    FromWorker,
+    Keep,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Pong,
+    ProtocolError,
+    Ready,
+    StepResult,
+    Submit,
+)
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.process")
+
+# Loads in a row that ran out of memory. Each plans to use less of the free memory; see fit.plan.
+MAX_SHORT_LOADS = 3
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Keeps one worker for one model. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        prepare: Callable[[], Awaitable[Load]],
+        *,
+        command: Sequence[str] = WORKER_COMMAND,
+        patience: Patience | None = None,
+        flood: FloodLimit | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        keep: Callable[[bytes], None] = lambda _: None,
+        load_time: LoadTime | None = None,
+        leave_out: Callable[[str, str], bool] = lambda _trying, _cause: False,
+    ) -> None:
+        """`keep` gets `to_keep` of a worker's Ready, for the next worker; `load_time` knows earlier loads.
+
+        `leave_out` gets what ended the process when it was tried, and the cause; whether the next load goes without.
+        """
+        self.name = name
+        self._keep = keep
+        self._leave_out = leave_out
+        self._prepare = prepare
+        self._command = command
+        self._patience = patience or Patience()
+        self._flood = flood or FloodLimit()
+        self._clock = clock
+        self._requests = ModelRequests()
+        self._queries = Queries()
+        self._restarts = RestartPolicy(self._patience)
+        self._disk_trouble = TroubleLog(name)
+        self._state = WorkerState.STOPPED
+        self._is_stopped_for_good = False
+        self._refusal: refusals.Refusal | None = None
+        self._cause: str | None = None
+        self._num_restarts = 0
+        self._num_short_loads = 0  # loads that ran out of memory
+        self._load_time = load_time or LoadTime(clock)
+        self._identity: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._channel: Channel | None = None
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        """Forget the last worker process."""
+        self._life = Life(self._patience)
+        self._load_time.begin()
+
+    @property
+    def num_live(self) -> int:
+        """How many requests have been accepted and not ended."""
+        return len(self._requests)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has requests, or questions, that have not ended."""
+        return len(self._requests) > 0 or len(self._queries) > 0
+
+    def status(self) -> ModelStatus:
+        """Return the status of the model and its worker."""
+        return ModelStatus(
+            name=self.name,
+            state=self._state,
+            progress=1.0 if self._state is WorkerState.READY else self._life.vitals.progress,
+            info=self._life.info,
+            worker=self._life.vitals.status,
+            pid=self._channel.pid if self._channel else None,
+            num_restarts=self._num_restarts,
+            cause=self._cause,
+            retry_after_s=None if self._refusal is None else self._refusal.left_s(self._clock()),
+            ready_in_s=self._load_time.ready_in_s(self._state, self._life.vitals.progress),
+        )
+
+    def start(self) -> None:
+        """Begin to load the model unless it is loaded or loading; a failed one is tried again."""
+        if self._task is None or self._task.done():
+            self._state, self._refusal = WorkerState.STARTING, None
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.name}")
+
+    def reload(self) -> None:
+        """Start a new worker, which continues the running one's requests; earlier failures no longer count."""
+        if self._is_stopped_for_good:
+            return
+        self._restarts, self._num_short_loads = RestartPolicy(self._patience), 0
+        if self._state is WorkerState.READY:
+            self._condemn(Death("it was told to load the model again", Fate.REPLACED))
+        self.start()
+
+    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
+        """Accept a request, whose answer may have begun on another machine; its steps or its error go to the sink.
+
+        Raise BackendUnavailable or the load's error if there can be no worker, InvalidRequest where the request
+        cannot be passed on.
+        """
+        self._check_available()
+        now_s = self._clock()
+        refusals.check_sendable(Submit(request, now_s, delivered=Delivered(so_far=so_far)))
+        self._requests.add(request, sink, now_s, so_far)
+        self.start()
+        self._send_waiting()
+
+    async def ask(self, question: TextQuery) -> TextAnswer:
+        """Return the answer to a question; raise as `submit` does, or Overloaded, or the worker's error.
+
+        Cancelling the task that waits makes the worker forget it.
+        """
+        self._check_available()
+        refusals.check_sendable(Ask("", question))
+        query = self._queries.add(question)
+        self.start()
+        self._send_waiting()
+        try:
+            return await query.future
+        finally:
+            if self._queries.discard(query) and self._channel is not None:
+                self._channel.send(Drop(query.ask.id))
+            self._send_waiting()
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request: its sink gets a Finished(cancelled); an unknown id is ignored."""
+        if self._requests.cancel(request_id, self._clock()):
+            self._tell_cancelled(request_id)
+
+    def abandon(self, request_id: str) -> None:
+        """Cancel a request and send its sink nothing more; an unknown id is ignored."""
+        if self._requests.abandon(request_id, self._clock()):
+            self._tell_cancelled(request_id)
+
+    def _check_available(self) -> None:
+        if self._is_stopped_for_good:
+            raise refusals.stopping()
+        if self._refusal is not None:
+            self._refusal.check(self._clock())
+
+    async def stop(self) -> None:
+        """End the worker and every request, for good; return when the process is gone."""
+        self._is_stopped_for_good = True
+        if self._channel is not None:
+            self._state = WorkerState.STOPPING
+            if not self._life.verdict.done():
+                self._life.verdict.set_result(Death("stopped"))
+        elif self._task is not None:
+            self._task.cancel()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self._requests.cancel_all()
+        self._queries.fail_all(refusals.stopping)
+        self._state = WorkerState.STOPPED
+
+    async def _run(self) -> None:
+        """Run one worker after the other, until stopped or quarantined."""
+        try:
+            while not self._is_stopped_for_good:
+                self._begin_life()
+                self._state = WorkerState.STARTING
+                death = await self._live()
+                if self._is_stopped_for_good:
+                    return
+                if death.fate is Fate.REPLACED:
+                    continue
+                if death.is_short_of_memory and self._num_short_loads < MAX_SHORT_LOADS:
+                    self._num_short_loads += 1
+                    logger.warning("%s is loaded again with less memory: %s", self.name, death.cause)
+                    continue
+                if death.left_out:
+                    logger.warning("%s is loaded again without %s: %s", self.name, death.left_out, death.cause)
+                    continue
+                if death.error is not None:
+                    retry_s = death.error.retry_after_s or self._patience.load_retry_s
+                    self._give_up(death.error, WorkerState.FAILED, retry_s)
+                    return
+                logger.warning("worker of %s died: %s", self.name, death.cause)
+                decision = self._restarts.on_end(self._clock(), death, has_worked=self._life.vitals.has_worked)
+                if isinstance(decision, Quarantine):
+                    error = refusals.quarantined(self.name, death.cause, decision.duration_s)
+                    self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
+                    return
+                self._num_restarts += 1
+                # Reset at once: otherwise the dead worker's progress is shown until the next one starts.
+                self._begin_life()
+                self._state = WorkerState.STARTING
+                await asyncio.sleep(decision.delay_s)
+        except Exception as error:  # a bug here must not leave requests without an end
+            logger.exception("supervisor of %s failed", self.name)
+            failure = InternalError(f"the supervisor failed: {type(error).__name__}")
+            self._give_up(failure, WorkerState.FAILED, self._patience.load_retry_s)
+
+    async def _live(self) -> Death:
+        """Run one worker from its start to its end."""
+        try:
+            load = structs.replace(await self._prepare(), num_tries=self._num_short_loads)
+            self._take_identity(load.identity)
+            breach = lambda what: self._condemn(Death(f"broke the protocol: {what}"))  # noqa: E731
+            channel = await Channel.spawn(self._command, self._on_message, breach, self._flood)
+        except EdgeAgentError as error:
+            return Death(error.message, error=error)
+        except OSError as error:
+            return self._bury(Death(f"its process could not be started: {error}"))
+        self._channel = channel
+        channel.send(load)
+        await self._life.watch(channel, partial(self._tick, channel), self._clock)
+        return await self._end(channel)
+
+    def _tick(self, channel: Channel, elapsed_s: float) -> None:
+        owed = None
+        if self._state is not WorkerState.STARTING:
+            is_busy = self._requests.num_sent() > 0 or self._queries.is_embedding
+            owed = Owed(is_busy, self._requests.oldest_cancel_s(), self._queries.sent_at_s)
+        hang = self._life.vitals.tick(elapsed_s, channel.signs(), owed)
+        if hang is not None:
+            self._requests.blame(self._life.vitals.culprit, hang)
+            self._condemn(Death(hang, Fate.HUNG))
+        elif (ping := self._life.vitals.ping()) is not None:
+            channel.send(ping)
+
+    async def _end(self, channel: Channel) -> Death:
+        """Wait for the process to end, ending it if needed; return the cause of its death."""
+        self._state = WorkerState.STOPPING
+        is_gone = True
+        if self._life.verdict.done():
+            death = self._life.verdict.result()
+            # A loading worker reads no messages, and one that hangs or breaks the protocol gets no time to stop.
+            is_asked = self._life.ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
+            grace_s = self._patience.stop_grace_s
+            is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
+            self._disk_trouble.note_end(channel.stderr_tail())
+        else:
+            death = self._life.death_of(channel, self._leave_out)
+        if not is_gone:
+            death = replace(death, cause=f"{death.cause}; process {channel.pid} cannot be killed")
+        self._channel = None
+        return self._bury(death)
+
+    def _bury(self, death: Death) -> Death:
+        """Settle a dead worker's requests."""
+        if self._life.ready_at_s is not None:
+            death = replace(death, ready_for_s=self._clock() - self._life.ready_at_s)
+        if not self._is_stopped_for_good:
+            self._life.vitals.status = None
+            self._cause = None if death.fate is Fate.REPLACED else death.cause
+            self._on_death(death.cause, death.fate)
+        return death
+
+    def _condemn(self, death: Death) -> None:
+        """Let the worker be ended, without making its requests wait."""
+        if self._life.verdict.done():
+            return
+        self._life.verdict.set_result(death)
+        self._state = WorkerState.STOPPING
+        if self._channel is not None:
+            self._channel.mute()
+        self._cause = death.cause
+        self._on_death(death.cause, death.fate)
+
+    def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
+        """Start no worker for that time, then wait for a request. `status` shows it."""
+        self._state, self._cause = state, error.message
+        self._refusal = refusals.Refusal(error, self._clock() + retry_after_s)
+        self._requests.fail_all(lambda: refusals.renewed(error, retry_after_s))
+        self._queries.fail_all(lambda: refusals.renewed(error, retry_after_s))
+
+    def _on_death(self, cause: str, fate: Fate) -> None:
+        """Settle a dead worker's work: the next worker continues its requests; the questions sent to it fail."""
+        self._requests.on_death(cause, fate)
+        self._queries.fail_sent(refusals.ended(cause))
+
+    def _take_identity(self, identity: str) -> None:
+        """Note which file is loaded. If it is a new one, fail the old one's streams and forget its crashes."""
+        if self._identity not in (None, identity):
+            self._requests.fail_begun(lambda: refusals.changed(self.name))
+            self._restarts = RestartPolicy(self._patience)
+        self._identity = identity
+
+    def _on_message(self, message: FromWorker) -> None:
+        match message:
+            case StepResult():
+                self._life.vitals.on_steps(message)
+                self._requests.on_steps(message)
+                self._send_waiting()
+            case AnswerPart():
+                self._queries.on_answer(message)
+            case Failed(id=failed_id) if self._queries.has_id(failed_id):
+                self._queries.on_failed(message)
+            case Failed():
+                self._life.vitals.on_progress()
+                self._requests.on_failed(message)
+                self._send_waiting()
+            case Pong():
+                self._life.vitals.on_pong(message)
+                self._disk_trouble.note(message.status, self._clock())
+            case LoadProgress():
+                self._life.vitals.on_load_progress(message)
+            case Ready(info, notes, to_keep):
+                self._on_ready(info)
+                self._keep(to_keep)
+                for note in read_notes(notes):
+                    logger.info("%s: %s", self.name, note)
+            case Keep(content):
+                self._keep(content)
+            case LoadFailed(code, text, can_take_less):
+                self._on_load_failed(from_code(code, text), can_take_less=can_take_less)
+
+    def _on_ready(self, info: ModelInfo) -> None:
+        if self._state is not WorkerState.STARTING or self._channel is None:
+            raise ProtocolError("ready twice, or before it was told what to load")
+        self._state, self._life.info = WorkerState.READY, info
+        if not self._num_restarts:  # the cause was that of an earlier failed load
+            self._cause = None
+        self._life.ready_at_s = self._clock()
+        self._load_time.end()
+        self._send_waiting()
+
+    def _on_load_failed(self, error: EdgeAgentError, *, can_take_less: bool) -> None:
+        if self._state is not WorkerState.STARTING:
+            raise ProtocolError("a load failed that had succeeded")
+        self._condemn(Death(error.message, error=error, is_short_of_memory=can_take_less))
+
+    def _send_waiting(self) -> None:
+        """Send the worker the waiting requests and questions that it can take now."""
+        if self._state is not WorkerState.READY:
+            return
+        if self._requests.has_unsent:
+            for live in self._requests.sendable():
+                self._send(live)
+        if self._channel is not None:
+            for query in self._queries.sendable():
+                query.sent_at_s = self._clock()
+                self._life.has_seen_prompts = True
+                self._channel.send(query.ask)
+
+    def _send(self, live: LiveRequest) -> None:
+        assert self._channel is not None and self._life.ready_at_s is not None
+        load_ms = max(0.0, self._life.ready_at_s - live.accepted_at_s) * 1000
+        if self._requests.num_sent() == 0:
+            self._life.vitals.on_progress()
+        self._life.has_seen_prompts = True
+        self._requests.mark_sent(live)
+        self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, live.delivered))
+
+    def _tell_cancelled(self, request_id: str) -> None:
+        if self._channel is not None:
+            self._channel.send(Cancel(request_id))

@@ -1,0 +1,196 @@
+"""Chains: what is inherited, what is found where, what is evicted, and what a continuation must not be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from openai.types.responses import ResponseItem
+from pydantic import TypeAdapter
+
+from edgeagent.api.responses.items.as_json import item_body, with_id
+from edgeagent.api.responses.items.items import (
+    CallItem,
+    CallOutputItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    ReferenceItem,
+    compaction_item,
+    read_items,
+    to_messages,
+)
+from edgeagent.api.responses.storage.history import MAX_RESPONSES, ConnectionHistory, Missing, Recalled, StoredResponse
+from edgeagent.errors import InvalidRequest, ResponseNotFound
+from edgeagent.types import Message, ToolCall
+
+
+def user(text: str) -> MessageItem:
+    return MessageItem("", "user", text)
+
+
+def response(name: str, *context: Item, output: tuple[Item, ...] = (), inherited: int = 0) -> StoredResponse:
+    return StoredResponse(name, context, output or (MessageItem(f"msg_{name}", "assistant", "yes"),), inherited)
+
+
+def test_responses_are_remembered_on_their_connection_alone() -> None:
+    first, second = ConnectionHistory(), ConnectionHistory()
+    first.add(response("a"), None)
+    assert first.missing("a", ()) == Missing()
+    assert second.missing("a", ()) == Missing("a")
+    assert first.continue_from("a", (), Recalled()).items == response("a").items
+    with pytest.raises(ResponseNotFound, match=r"^Previous response with id 'a' not found\.$") as caught:
+        second.continue_from("a", (), Recalled())
+    assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_what_is_not_remembered_is_brought_along() -> None:
+    conversation = ConnectionHistory().continue_from("a", (user("two"),), Recalled(response("a", user("one"))))
+    assert conversation.items == (*response("a", user("one")).items, user("two"))
+    assert conversation.num_inherited == 2
+
+
+def test_a_failed_continuation_evicts_its_parent_from_its_own_lane() -> None:
+    history = ConnectionHistory()
+    history.add(response("a"), None)
+    history.evict_failed("a", "fork")
+    assert history.remembers("a")
+    history.evict_failed("a", None)
+    assert not history.remembers("a")
+    history.evict_failed("a", None)
+
+
+def test_a_connection_keeps_its_recent_responses_only() -> None:
+    history = ConnectionHistory()
+    for index in range(MAX_RESPONSES + 1):
+        history.add(response(str(index)), None)
+    assert not history.remembers("0")
+    assert history.remembers("1")
+    # What was continued is recent.
+    history.continue_from("1", (), Recalled())
+    history.add(response("last"), None)
+    assert history.remembers("1")
+
+
+def test_a_connection_is_bounded_by_what_its_responses_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeagent.api.responses.storage.history.MAX_BYTES", 3000)
+    history = ConnectionHistory()
+    long = user("x" * 2000)
+    history.add(response("a", long), None)
+    # What it inherits is shared with its parent and counts once.
+    history.add(response("b", long, user("more"), inherited=1), None)
+    assert history.remembers("a")
+    history.add(response("c", user("y" * 2000)), None)
+    assert [history.remembers(name) for name in "abc"] == [False, True, True]
+    history.add(response("d", user("z" * 9000)), None)
+    assert [history.remembers(name) for name in "bcd"] == [False, False, True]
+    history.forget("d")
+    history.forget("never there")
+    history.add(response("e", user("x" * 1000)), None)
+    history.add(response("f", user("x" * 1000)), None)
+    assert history.remembers("e")
+
+
+def test_the_context_is_previous_input_output_and_new_input_in_order() -> None:
+    history = ConnectionHistory()
+    history.add(response("a", user("one")), None)
+    assert history.continue_from("a", (user("two"),), Recalled()).items == (
+        user("one"),
+        MessageItem("msg_a", "assistant", "yes"),
+        user("two"),
+    )
+
+
+def test_a_function_output_must_answer_a_call_before_it() -> None:
+    history = ConnectionHistory()
+    call, output = CallItem("fc_1", "call_1", "f", "{}"), CallOutputItem("", "call_1", "42")
+    history.add(response("a", user("go"), output=(call,)), None)
+    assert history.continue_from("a", (output,), Recalled()).items[-1] == output
+    assert history.continue_from(None, (call, output), Recalled()).items == (call, output)
+    for previous, new in ((None, (output,)), (None, (output, call)), ("a", (CallOutputItem("", "x", "42"),))):
+        with pytest.raises(InvalidRequest, match="No tool call found for function call output with call_id"):
+            history.continue_from(previous, new, Recalled())
+
+
+def test_references_are_resolved_or_refused() -> None:
+    history = ConnectionHistory()
+    own, stored = response("b"), MessageItem("msg_a", "assistant", "stored")
+    history.add(own, None)
+    new = (ReferenceItem("msg_a"), ReferenceItem("msg_b"))
+    assert history.missing(None, new) == Missing(None, ("msg_a",))
+    assert history.continue_from(None, new, Recalled(None, {"msg_a": stored})).items == (stored, *own.output)
+    # What the chain holds already is not said twice.
+    assert history.continue_from("b", (ReferenceItem("msg_b"), user("go")), Recalled()).items == (
+        *own.items,
+        user("go"),
+    )
+    with pytest.raises(InvalidRequest, match="Item with id 'msg_z' not found"):
+        history.continue_from(None, (ReferenceItem("msg_z"),), Recalled())
+
+
+def test_what_rests_on_something_unstorable_is_unstorable() -> None:
+    history = ConnectionHistory()
+    history.add(replace(response("a"), is_storable=False), None)
+    assert not history.continue_from("a", (user("go"),), Recalled()).is_storable
+    assert not history.continue_from(None, (ReferenceItem("msg_a"),), Recalled()).is_storable
+    assert history.continue_from(None, (user("go"),), Recalled()).is_storable
+
+
+def test_compactions_stand_for_what_was_said() -> None:
+    made = compaction_item("cmp_1", "They spoke of tea.")
+    (read,) = read_items([item_body(made)])
+    assert read == made
+    assert to_messages("Be brief.", (made, user("go"))) == (
+        Message("system", "Be brief.\n\nThey spoke of tea."),
+        Message("user", "go"),
+    )
+    assert read_items([{"type": "compaction", "encrypted_content": "gAAAAAB"}]) == ()
+    for content in (made.content[:-5], made.content + "!", "edgeagent.1.gICA"):
+        with pytest.raises(InvalidRequest, match="encrypted_content"):
+            read_items([{"type": "compaction", "encrypted_content": content}])
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        user("hi"),
+        MessageItem("", "system", "be"),
+        MessageItem("msg_1", "assistant", "yes", "commentary"),
+        ReasoningItem("rs_1", "hm"),
+        ReasoningItem("rs_1", ""),
+        CallItem("fc_1", "call_1", "f", "{}"),
+        CallOutputItem("", "call_1", "42"),
+    ],
+)
+def test_items_are_read_as_they_are_written_and_typed_clients_read_them(item: Item) -> None:
+    named = with_id(item, lambda prefix: f"{prefix}_new")
+    assert read_items([item_body(named)]) == (named,)
+    assert with_id(named, lambda _: "other") == named
+    TypeAdapter(ResponseItem).validate_python(item_body(named))
+
+
+def test_messages_of_a_chain() -> None:
+    items: tuple[Item, ...] = (
+        MessageItem("", "system", "Be brief."),
+        user("go"),
+        ReasoningItem("rs_1", "hm"),
+        MessageItem("msg_1", "assistant", "Right."),
+        CallItem("fc_1", "call_1", "f", "{}"),
+        CallItem("fc_2", "call_2", "g", "{}"),
+        CallOutputItem("", "call_1", "1"),
+        CallOutputItem("", "call_2", "2"),
+        ReasoningItem("rs_2", ""),
+        MessageItem("msg_2", "assistant", "Done."),
+        MessageItem("msg_3", "assistant", "Really."),
+        MessageItem("", "system", "Be long."),
+    )
+    assert to_messages("You are a kettle.", items) == (
+        Message("system", "You are a kettle.\n\nBe brief."),
+        Message("user", "go"),
+        Message("assistant", "Right.", "hm", (ToolCall("call_1", "f", "{}"), ToolCall("call_2", "g", "{}"))),
+        Message("tool", "1", tool_call_id="call_1"),
+        Message("tool", "2", tool_call_id="call_2"),
+        Message("assistant", "Done."),
+        Message("assistant", "Really."),
+        Message("system", "Be long."),
+    )

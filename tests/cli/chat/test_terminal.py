@@ -1,0 +1,258 @@
+"""The chat on a real terminal: a process of its own behind a pseudo-terminal, against a scripted daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.cli.conftest import StartStub
+from tests.client.daemon_stub import DaemonStub, sending, text_events
+
+if sys.platform == "win32":
+    pytest.skip("pseudo-terminals", allow_module_level=True)
+
+import fcntl
+import pty
+import struct
+import termios
+
+CHAT = """
+import asyncio, sys
+from pathlib import Path
+from edgeagent.cli.chat.conversation import Chat
+from edgeagent.cli.chat.line_reader import make_reader
+from edgeagent.client import connect
+
+with asyncio.Runner() as runner:
+    client = connect(sys.argv[1])
+    Chat(client, runner, {}).repl(make_reader(Path(sys.argv[2]) if sys.argv[2:] else None))
+    runner.run(client.close())
+print("LEFT")
+"""
+UP = "\x1b[A"
+CTRL_C, CTRL_D = "\x03", "\x04"
+PASTE = "\x1b[200~{}\x1b[201~"
+WAIT_S = 30.0
+# For a daemon that the command starts.
+UNCALIBRATED = {"EDGEAGENT_ENGINE__CALIBRATION_S": "0"}
+
+
+class Terminal:
+    """A process on a terminal of 80 columns: what it shows, without colours, and keys for it."""
+
+    def __init__(self, *command: str, **environment: str) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        # What PYTEST_CURRENT_TEST and the like say is none of its business.
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm", **environment},
+            preexec_fn=_take_terminal,
+        )
+        os.close(slave)
+        self._shown = ""
+        self._seen = 0
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Wait until a text is shown that was not waited for yet."""
+        deadline = time.monotonic() + WAIT_S
+        while (place := self._shown.find(text, self._seen)) < 0:
+            assert time.monotonic() < deadline, self._shown
+            self._read(0.1)
+        self._seen = place + len(text)
+
+    def wait_until_it_reads(self) -> None:
+        """Wait until the process sleeps for good, which is in the call that waits for keys."""
+        process, deadline, num_asleep = psutil.Process(self.process.pid), time.monotonic() + WAIT_S, 0
+        while num_asleep < 5:
+            assert time.monotonic() < deadline, self._shown
+            num_asleep = num_asleep + 1 if process.status() == psutil.STATUS_SLEEPING else 0
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def _read(self, timeout_s: float) -> None:
+        if not select.select([self._master], [], [], timeout_s)[0]:
+            return
+        try:
+            content = os.read(self._master, 65536).decode(errors="replace")
+        except OSError:  # its other end is closed
+            return
+        if "\x1b[6n" in content:  # where is the cursor?
+            self.type("\x1b[1;1R")
+        self._shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", content)
+
+
+def _take_terminal() -> None:
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    terminals: list[Terminal] = []
+    yield terminals
+    for terminal in terminals:
+        terminal.close()
+
+
+def chat(terminals: list[Terminal], stub: DaemonStub, *arguments: object, **environment: str) -> Terminal:
+    terminal = Terminal(sys.executable, "-c", CHAT, stub.url, *map(str, arguments), **environment)
+    terminals.append(terminal)
+    terminal.wait_for(">>>")
+    return terminal
+
+
+def answers(*texts: str) -> list[Any]:
+    return [sending(text_events(f"resp_{number}", text)) for number, text in enumerate(texts)]
+
+
+def inputs(stub: DaemonStub) -> list[str]:
+    return [event["input"] for event in stub.received if event["type"] == "response.create"]
+
+
+def test_pasted_lines_are_one_question(start_stub: StartStub, terminals: list[Terminal]) -> None:
+    stub = start_stub(*answers("ANSWER"))
+    terminal = chat(terminals, stub)
+    terminal.type(PASTE.format("def f():\r    return 1\r\rWhat is that?"))
+    terminal.type("\r")
+    terminal.wait_for("ANSWER")
+    assert inputs(stub) == ["def f():\n    return 1\n\nWhat is that?"]
+
+
+def test_a_block_in_quotes_is_one_question(start_stub: StartStub, terminals: list[Terminal]) -> None:
+    stub = start_stub(*answers("ANSWER"))
+    terminal = chat(terminals, stub)
+    terminal.type('"""first\r')
+    terminal.wait_for("...")
+    terminal.type('second"""\r')
+    terminal.wait_for("ANSWER")
+    assert inputs(stub) == ["first\nsecond"]
+
+
+def test_ctrl_c_clears_a_line_then_hints_then_leaves(start_stub: StartStub, terminals: list[Terminal]) -> None:
+    stub = start_stub(*answers("ANSWER"))
+    terminal = chat(terminals, stub)
+    terminal.type("never sent" + CTRL_C + "sent\r")
+    terminal.wait_for("ANSWER")
+    terminal.wait_for(">>>")
+    terminal.type(CTRL_C)
+    terminal.wait_for("(Ctrl-C again or Ctrl-D leaves)")
+    terminal.wait_for(">>>")
+    terminal.type(CTRL_C)
+    terminal.wait_for("LEFT")
+    assert terminal.process.wait(WAIT_S) == 0
+    assert inputs(stub) == ["sent"]
+
+
+def test_ctrl_c_cancels_an_answer_and_ctrl_d_leaves(start_stub: StartStub, terminals: list[Terminal]) -> None:
+    created, first, _, completed = text_events("resp_1", "ALPHA", "lo")
+    cancelled = {"type": "response.incomplete", "response": {**completed["response"], "status": "cancelled"}}
+    stub = start_stub(sending([created, first]), sending([cancelled]), *answers("NEXT"))
+    terminal = chat(terminals, stub)
+    terminal.type("tell me all\r")
+    terminal.wait_for("ALPHA")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.wait_for("(cancelled")
+    terminal.wait_for(">>>")
+    terminal.type("go on\r")
+    terminal.wait_for("NEXT")
+    terminal.wait_for(">>>")
+    terminal.type(CTRL_D)
+    terminal.wait_for("LEFT")
+
+
+def test_lines_are_remembered_over_sessions(start_stub: StartStub, terminals: list[Terminal], tmp_path: Path) -> None:
+    stub = start_stub(*answers("ONE", "TWO"))
+    history = tmp_path / "state" / "history"
+    terminal = chat(terminals, stub, history)
+    terminal.type("a question\r")
+    terminal.wait_for("ONE")
+    terminal.wait_for(">>>")
+    terminal.type(CTRL_D)
+    terminal.wait_for("LEFT")
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    again = chat(terminals, stub, history)
+    again.type(UP)
+    again.wait_for("a question")
+    again.type(" again\r")
+    again.wait_for("TWO")
+    assert inputs(stub) == ["a question", "a question again"]
+
+
+def test_a_dumb_terminal_is_talked_to_in_lines(
+    start_stub: StartStub, terminals: list[Terminal], tmp_path: Path
+) -> None:
+    stub = start_stub(*answers("ONE", "TWO"))
+    terminal = chat(terminals, stub, tmp_path / "history", TERM="dumb")
+    terminal.type('"""a\n')
+    terminal.wait_for("...")
+    terminal.type('b"""\n')
+    terminal.wait_for("ONE")
+    terminal.wait_for(">>>")
+    terminal.type("half")
+    terminal.wait_for("half")
+    terminal.wait_until_it_reads()  # Ctrl-C throws away what was not read yet, and before that it may be lost
+    terminal.type(CTRL_C)
+    terminal.wait_for(">>>")
+    terminal.type("whole\n")
+    terminal.wait_for("TWO")
+    terminal.wait_for(">>>")  # typed before, the end of input is lost when the prompt changes the terminal's mode
+    terminal.type(CTRL_D)
+    terminal.wait_for("LEFT")
+    assert inputs(stub) == ["a\nb", "whole"]
+    assert not (tmp_path / "history").exists()
+
+
+def test_the_command_on_a_terminal_with_the_bundled_model(terminals: list[Terminal], tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    command = (sys.executable, "-m", "edgeagent", "run", "--max-tokens", "1", "--state-dir")
+    terminal = Terminal(*command, str(folder), **UNCALIBRATED)
+    terminals.append(terminal)
+    terminal.wait_for("starting the daemon")
+    terminal.wait_for("/help lists the commands")
+    terminal.wait_for(">>>")
+    terminal.type("Hello\r")
+    terminal.wait_for("(cut off")
+    terminal.wait_for(">>>")
+    terminal.type("/timings\r")
+    terminal.wait_for("computing the prompt")
+    terminal.wait_for(">>>")
+    terminal.type(CTRL_D)
+    assert terminal.process.wait(WAIT_S) == 0
+    lines = (folder / "history").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("+")] == ["+Hello", "+/timings"]
+
+    unkept = Terminal(*command, str(tmp_path / "none"), "--no-store", **UNCALIBRATED)
+    terminals.append(unkept)
+    unkept.wait_for(">>>")
+    for question in ("a secret", "what did I say?"):
+        unkept.type(f"{question}\r")
+        unkept.wait_for("(cut off")
+        unkept.wait_for(">>>")
+    unkept.type(CTRL_D)
+    assert unkept.process.wait(WAIT_S) == 0
+    assert not (tmp_path / "none").exists()

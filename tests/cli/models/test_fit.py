@@ -1,0 +1,48 @@
+"""`edgeagent fit` on the bundled model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edgeagent.store import resolve as resolve_module
+from edgeagent.store.names import catalog
+from tests.cli.conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def _real_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `builtin` mean the bundled model, which `run` replaces by a smaller one."""
+    monkeypatch.setattr(resolve_module, "builtin_model", catalog.builtin_model)
+
+
+def test_the_bundled_model_fits(run: Run) -> None:
+    status, out, err = run("fit", "builtin")
+    assert status == 0, err
+    assert "builtin fits:" in out
+    assert "KV cells, 2,048 tokens in f16" in out
+
+
+def test_json_has_each_part(run: Run) -> None:
+    record = json.loads(run("fit", "builtin", "--json", "--ctx", "1024", "--ram", "8G", "--vram", "4GiB")[1])
+    assert record["fits"]
+    assert (record["context"], record["num_gpu_layers"], record["instead"]) == (1024, -1, [])
+    assert record["gpus"][0]["bytes"] > 0
+    assert record["ram_room_bytes"] == (8 << 30) - (8 << 30) // 20
+    with_draft = record["parts"]["weights"]
+    alone = json.loads(run("fit", "builtin", "--no-draft", "--json")[1])["parts"]["weights"]
+    assert alone < with_draft
+
+
+def test_what_does_not_fit_is_told_with_what_would(run: Run) -> None:
+    status, out, _ = run("fit", "builtin", "--ctx", "100000000", "--ram", "2G")
+    assert status == 1
+    assert "builtin does not fit:" in out
+    assert "With --ctx 2048 it would." in out
+    assert "`edgeagent pull NAME`" in out
+
+
+def test_mistakes(run: Run) -> None:
+    assert "is not a size such as 8G" in run("fit", "builtin", "--ram", "lots")[2]
+    assert "no model is called" in run("fit", "nothing-like-it")[2]

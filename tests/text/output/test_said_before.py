@@ -1,0 +1,33 @@
+"""Of an answer that is gone through again only what its client has not is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeagent.text.output.said_before import SaidBefore
+from edgeagent.types import Delta, ReasoningDelta, TextDelta, ToolCallStarted
+
+CALL = ToolCallStarted(0, "call_1", "now")
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "deltas", "left"),
+    [
+        ("ab", "", [TextDelta("a"), TextDelta("bc"), TextDelta("d")], [TextDelta("c"), TextDelta("d")]),
+        ("\n a", "", [TextDelta("a"), TextDelta("b")], [TextDelta("b")]),
+        (" a", "", [TextDelta(" ab")], [TextDelta("b")]),
+        ("a ", "", [TextDelta("a"), TextDelta(" b")], [TextDelta("b")]),
+        ("a ", "", [TextDelta("a"), CALL, TextDelta(" b")], [CALL, TextDelta(" b")]),
+        ("a  ", "", [TextDelta("a"), TextDelta(" b"), TextDelta(" c")], [TextDelta("b"), TextDelta(" c")]),
+        ("", "\nr s\n", [ReasoningDelta("r"), ReasoningDelta(" s t")], [ReasoningDelta(" t")]),
+        (
+            "a",
+            "r\n",
+            [ReasoningDelta("r"), TextDelta("ab"), ReasoningDelta("r")],
+            [TextDelta("b"), ReasoningDelta("r")],
+        ),
+    ],
+)
+def test_what_is_left(text: str, reasoning: str, deltas: list[Delta], left: list[Delta]) -> None:
+    said = SaidBefore(text, reasoning)
+    assert [rest for delta in deltas if (rest := said.rest(delta)) is not None] == left

@@ -1,0 +1,150 @@
+"""Choices of a worker: measured once on a real model, kept, and measured again only under other conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import OutOfCells
+from edgeagent.types import MemoryKind
+from edgeagent.types.choices import Kept
+from edgeagent.worker.child.generator import choosing
+from edgeagent.worker.child.generator.choosing import Chosen, choose, read_kept
+from tests.conftest import TinyModel
+
+CONFIG = EngineConfig(threads=1, batch=64, parallel=2, ctx=512, calibration_s=30.0)
+
+
+MEASURE = choosing._measure
+
+
+@pytest.fixture(autouse=True)
+def _choices_by_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "_measure", MEASURE)
+
+
+@pytest.fixture
+def model(tiny_model: TinyModel) -> Iterator[Model]:
+    made = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
+    yield made
+    made.close()
+
+
+class Load:
+    """Loads of one model, which count how often they measure."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.num_measured = 0
+
+    def __call__(self, kept: bytes = b"", **options: object) -> Chosen:
+        config = CONFIG.model_copy(update=options)
+        return choose(self._model, config, kept, self._count)
+
+    def _count(self) -> None:
+        self.num_measured += 1
+
+
+@pytest.fixture
+def load(model: Model) -> Load:
+    return Load(model)
+
+
+def opposite(kept: bytes) -> bytes:
+    """Return what would be kept if the other form had been quicker by far."""
+    found = read_kept(kept)
+    assert found is not None
+    assert found.measurements is not None
+    candidates = tuple(
+        msgspec.structs.replace(each, seconds=dict.fromkeys(each.seconds, 1e-4 if each.is_flash else 1e-6))
+        for each in found.measurements.candidates
+    )
+    measurements = msgspec.structs.replace(found.measurements, candidates=candidates, is_whole=True)
+    return msgspec.json.encode(msgspec.structs.replace(found, measurements=measurements, is_flash=False))
+
+
+def test_a_real_model_is_measured_and_what_is_kept_decides_from_then_on(load: Load) -> None:
+    first = load()
+    assert load.num_measured == 1
+    assert len(first.choices) == 2
+    kept = opposite(first.to_keep)
+    again = load(kept)
+    assert load.num_measured == 1
+    assert again.attention.flash == "off"
+    assert load(again.to_keep).attention == again.attention
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"null", b"[]", b"\xff", b"[" * 50_000, b'{"conditions":{},"is_flash":1}', b"x" * 70_000]
+)
+def test_what_is_not_ours_is_measured_again(load: Load, content: bytes) -> None:
+    assert read_kept(content) is None
+    assert load(content).choices
+    assert load.num_measured == 1
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e9, "1", None])
+def test_numbers_that_cannot_be_are_refused(load: Load, seconds: object) -> None:
+    content = msgspec.json.decode(load().to_keep)
+    content["measurements"]["candidates"][0]["seconds"]["token alone"] = seconds
+    assert read_kept(msgspec.json.encode(content)) is None
+
+
+def test_others_words_decide_nothing(load: Load) -> None:
+    """Works and sizes that this version does not know, as another one may have kept them."""
+    content = msgspec.json.decode(load().to_keep)
+    content["measurements"] |= {"depth": 1, "num_layers": 1, "is_whole": True}
+    content["measurements"]["candidates"] = [{"is_flash": True, "micro_batch": 7, "seconds": {"dance": 1.0}}]
+    content["micro_batch"] = 7
+    assert load(msgspec.json.encode(content)).choices
+    assert load.num_measured == 1
+
+
+@pytest.mark.parametrize("options", [{"ctx": 1024}, {"threads": 2}, {"kv_type_k": "f32"}, {"parallel": 3}])
+def test_other_conditions_are_measured_anew(
+    load: Load, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = opposite(load().to_keep)
+    monkeypatch.setattr(choosing, "_measure", lambda *_: None)  # that it is asked to is enough
+    load(kept, **options)
+    assert load.num_measured == 2
+
+
+def test_what_was_cut_off_is_tried_again_but_not_for_ever(load: Load) -> None:
+    kept = b""
+    for _ in range(5):
+        kept = load(kept, calibration_s=1e-6).to_keep
+    assert load.num_measured == 3
+
+
+def test_options_override_and_a_choice_may_be_left_out(load: Load) -> None:
+    assert load(flash_attention="off").attention.flash == "off"
+    load.num_measured = 0
+    left_out = load(calibration_s=0.0)
+    assert (load.num_measured, left_out.attention.flash, left_out.to_keep) == (0, "on", b"")
+    assert {choice.by for choice in left_out.choices} == {"default"}
+
+
+def test_a_machine_without_free_memory_measures_nothing(model: Model) -> None:
+    def fail() -> None:
+        raise AssertionError
+
+    chosen = choose(model, CONFIG, b"", fail, kv_bytes_per_token=1e6, free_bytes=lambda: 1 << 30)
+    assert {choice.by for choice in chosen.choices} == {"default"}
+
+
+def test_a_model_that_fails_is_left_to_its_trial(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OutOfCells
+
+    monkeypatch.setattr(choosing, "LlamaProbe", fail)
+    assert load().attention.flash == "on"
+
+
+def test_what_is_kept_survives_its_own_encoding() -> None:
+    kept = Kept({"a": "b"}, None, True, 128, 1)
+    assert read_kept(msgspec.json.encode(kept)) == kept

@@ -1,0 +1,120 @@
+"""The second context on a real model: the same cells, and it computes only while it may."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import Chunk, Slice
+from edgeagent.engine.tuning.attention import Attention
+from edgeagent.errors import ModelLoadFailed
+from edgeagent.types import MemoryKind
+from edgeagent.worker.child.generator.side_context import LlamaSideContext
+
+CHUNK = 32
+TOKENS = [20 + index * 7 % 90 for index in range(200)]
+CONFIG = EngineConfig(ctx=512, parallel=1, threads=2, batch=CHUNK)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Callable[[MemoryKind], Path]) -> Iterator[Model]:
+    loaded = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def runner(model: Model) -> Iterator[LlamaRunner]:
+    opened = open_runner(model)
+    yield opened
+    opened.close()
+
+
+def open_runner(model: Model) -> LlamaRunner:
+    return LlamaRunner(model, CONFIG, attention=Attention("off", CHUNK))
+
+
+def chunks_of(side: LlamaSideContext) -> list[Chunk]:
+    """Let it compute to its end, and return all chunks."""
+    side.resume()
+    chunks: list[Chunk] = []
+    while True:
+        is_over = side.is_over
+        chunks += side.take()
+        if is_over:
+            return chunks
+        side.wait(10)
+
+
+@pytest.mark.parametrize("num_tokens", [CHUNK, CHUNK + 1, 3 * CHUNK + 1, 200])
+def test_its_chunks_are_what_the_runner_would_have_computed(model: Model, runner: LlamaRunner, num_tokens: int) -> None:
+    side = LlamaSideContext(partial(open_runner, model), TOKENS[:num_tokens], 0, CHUNK)
+    at, other = 0, open_runner(model)  # cells at the same places: rounding follows them
+    for chunk in chunks_of(side):
+        assert chunk.num_tokens == chunk.end - at > 1
+        assert runner.restore(0, chunk.payload, chunk.end)
+        other.decode([Slice(0, at, TOKENS[at : chunk.end], 0)])
+        at = chunk.end
+    side.close()
+    assert at == num_tokens
+    for each in (runner, other):
+        each.decode([Slice(0, num_tokens, [40, 41], 1)])
+    np.testing.assert_array_equal(runner.logits(0), other.logits(0))
+    other.close()
+
+
+def test_it_begins_with_the_cells_that_it_is_given(model: Model, runner: LlamaRunner) -> None:
+    runner.decode([Slice(0, 0, TOKENS[:CHUNK], 0)])
+    runner.decode([Slice(0, CHUNK, TOKENS[CHUNK : 2 * CHUNK], 0)])
+    side = LlamaSideContext(partial(open_runner, model), TOKENS[:150], 2 * CHUNK, CHUNK)
+    side.resume()
+    for end in (CHUNK, 2 * CHUNK):
+        side.give(Chunk(CHUNK, end, runner.save(0, end - CHUNK, end)))
+    assert [chunk.end for chunk in chunks_of(side)] == [96, 128, 150]
+    side.close()
+
+
+def test_it_computes_nothing_while_it_is_paused(model: Model) -> None:
+    side = LlamaSideContext(partial(open_runner, model), TOKENS, 0, CHUNK)
+    side.pause()  # as it began
+    assert not side.take() and not side.is_over
+    num_computed = 0
+    for _ in range(1000):
+        side.resume()
+        time.sleep(0.001)
+        side.pause()
+        is_over = side.is_over
+        num_computed += len(side.take())
+        time.sleep(0.001)
+        assert not side.take()
+        if is_over:
+            break
+    assert num_computed == 7 and side.is_over
+    side.close()
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_it_can_be_closed_at_any_time(model: Model, *, is_paused: bool) -> None:
+    side = LlamaSideContext(partial(open_runner, model), TOKENS, 0, CHUNK)
+    side.resume()
+    if is_paused:
+        side.pause()
+    side.close()
+    assert side.is_over and not side._thread.is_alive()
+
+
+def test_a_context_that_cannot_be_made_is_over_without_a_chunk() -> None:
+    def fail() -> LlamaRunner:
+        raise ModelLoadFailed("llama.cpp could not make a context")
+
+    side = LlamaSideContext(fail, TOKENS, 0, CHUNK)
+    assert chunks_of(side) == []
+    side.close()

@@ -1,0 +1,110 @@
+"""Where a prompt may have a context of its own, and a whole worker's host that uses one on a real model."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine import side_prefill
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.sampling.params import resolve
+from edgeagent.engine.sampling.sampler import Sampler
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.types import MemoryKind, SamplingParams
+from edgeagent.worker.child.generator.host import Host
+from edgeagent.worker.child.generator.side_context import side_contexts
+from edgeagent.worker.child.opening import open_model
+from edgeagent.worker.protocol import Load
+
+TOKENS = list(range(20, 60)) * 5
+CONFIG = EngineConfig(ctx=2048, parallel=4, threads=2, sandbox=False, calibration_s=0, flash_attention="off")
+
+
+def make_runner(path: Path) -> LlamaRunner:
+    return LlamaRunner(Model(path, CONFIG), CONFIG)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.NONE])
+def test_only_attention_s_cells_can_be_copied_in_parts(
+    tiny_model: Callable[[MemoryKind], Path], kind: MemoryKind
+) -> None:
+    runner = make_runner(tiny_model(kind))
+    assert (side_contexts(runner, CONFIG, 1024.0) is not None) == (kind is MemoryKind.FULL_ATTENTION)
+    runner.close()
+
+
+def test_threads_that_would_spin_are_not_paused(
+    tiny_model: Callable[[MemoryKind], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for threads, is_possible in ((2, False), (1, True)):
+        config = CONFIG.model_copy(update={"threads": threads})
+        runner = LlamaRunner(Model(tiny_model(MemoryKind.FULL_ATTENTION), config), config)
+        assert (side_contexts(runner, config, 1024.0) is not None) == is_possible
+        runner.close()
+
+
+def test_it_can_be_switched_off(tiny_model: Callable[[MemoryKind], Path]) -> None:
+    runner = make_runner(tiny_model(MemoryKind.FULL_ATTENTION))
+    assert side_contexts(runner, CONFIG.model_copy(update={"side_prefill": False}), 1024.0) is None
+    runner.close()
+
+
+def test_memory_must_be_there_for_the_cells_twice(tiny_model: Callable[[MemoryKind], Path]) -> None:
+    runner = make_runner(tiny_model(MemoryKind.FULL_ATTENTION))
+    needed = 2 * (len(TOKENS) + 256) * 1024 + (256 << 20)
+    for free_bytes, is_made in ((needed - 1, False), (needed, True)):
+        open_context = side_contexts(runner, CONFIG, 1024.0, lambda free=free_bytes: free)  # type: ignore[misc]
+        assert open_context is not None
+        side = open_context(TOKENS, 0, 64)
+        assert (side is not None) == is_made
+        if side is not None:
+            side.close()
+    runner.close()
+
+
+@pytest.mark.parametrize("num_cached", [0, 300])
+def test_a_prompt_beside_streams_is_answered_as_without(
+    tiny_model: Callable[[MemoryKind], Path], monkeypatch: pytest.MonkeyPatch, num_cached: int
+) -> None:
+    """With a real model: prompts of the tiny one are worth a context only if nothing is asked of it."""
+    monkeypatch.setattr(side_prefill, "MIN_ALONE_S", 0.0)
+    monkeypatch.setattr(side_prefill, "MIN_GAIN", -1e9)  # whatever was measured
+    chance = random.Random(1)
+    prompt = [chance.randrange(20, 100) for _ in range(900)]
+    answers = {}
+    for is_aside in (True, False):
+        config = CONFIG.model_copy(update={"side_prefill": is_aside})
+        load = Load("tiny", str(tiny_model(MemoryKind.FULL_ATTENTION)), None, config.model_dump_json().encode())
+        host = Host(load, open_model(load))
+        engine, sampling = host.engine, host.model.default_sampling()
+
+        def spec(
+            name: str, tokens: list[int], num_output: int, host: Host = host, sampling: SamplingParams = sampling
+        ) -> SequenceSpec:
+            sampler = Sampler(resolve(SamplingParams(temperature=0.0), sampling), host.model.num_tokens)
+            return SequenceSpec(name, tokens, sampler, num_output)
+
+        if num_cached:
+            engine.add(spec("first", prompt[:num_cached], 1))
+            while engine.num_live:
+                engine.step()
+        stream = engine.add(spec("stream", [1, 2, 3], 1000))
+        while stream.num_output < 3:
+            engine.step()
+        long, was_aside = engine.add(spec("long", prompt, 30)), False
+        while engine.num_live and "long" in {*engine._running, *engine._waiting}:
+            engine.step()
+            engine.settle()
+            was_aside = was_aside or engine._side.sequence is long
+        engine.cancel("stream")
+        assert was_aside == is_aside and long.num_cached >= num_cached - 2
+        answers[is_aside] = long.tokens[900:].tolist()
+        host.close()
+    assert answers[True] == answers[False] and len(answers[True]) == 30

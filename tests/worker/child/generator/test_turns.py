@@ -1,0 +1,40 @@
+"""Which request's prompt is prepared next."""
+
+from __future__ import annotations
+
+from queue import Empty
+
+import pytest
+
+from edgeagent.types import CachePolicy, Tier
+from edgeagent.worker.child.generator.turns import Turns
+from edgeagent.worker.protocol import Submit
+from tests.worker.support import request
+
+
+def submit(name: str, client: str, tier: Tier = Tier.INTERACTIVE) -> Submit:
+    return Submit(request("", name, tier=tier, cache=CachePolicy(partition=client)), 0.0)
+
+
+def names(turns: Turns, num: int) -> list[str]:
+    return [turns.get().request.id for _ in range(num)]
+
+
+def test_one_client_is_served_in_order() -> None:
+    turns = Turns()
+    for index in range(3):
+        turns.put(submit(f"r{index}", "one"))
+    assert names(turns, 3) == ["r0", "r1", "r2"]
+    with pytest.raises(Empty):
+        turns.get(timeout=0.001)
+
+
+def test_clients_take_turns_and_the_urgent_go_first() -> None:
+    turns = Turns()
+    for index in range(3):
+        turns.put(submit(f"greedy {index}", "greedy"))
+    assert names(turns, 1) == ["greedy 0"]
+    turns.put(submit("batch", "idle", Tier.BATCH))
+    turns.put(submit("polite", "polite"))
+    turns.put(submit("now", "greedy", Tier.REALTIME))
+    assert names(turns, 5) == ["now", "polite", "greedy 1", "greedy 2", "batch"]

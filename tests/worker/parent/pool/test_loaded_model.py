@@ -1,0 +1,39 @@
+"""A model's load: one that a request waits for measures for less time."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.worker.parent.pool.loaded_model import LoadedModel, Workers
+from edgeagent.worker.parent.pool.loading import Preparation
+from edgeagent.worker.parent.supervision.load_time import LoadTime
+from edgeagent.worker.parent.supervision.supervisor import Supervisor
+from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.protocol import Load
+
+
+@pytest.mark.parametrize(
+    ("is_busy", "asked_s", "measured_s"), [(False, 2.0, 2.0), (True, 2.0, 0.8), (True, 0.5, 0.5), (True, 0.0, 0.0)]
+)
+async def test_a_load_that_a_request_waits_for_measures_less(
+    monkeypatch: pytest.MonkeyPatch, is_busy: bool, asked_s: float, measured_s: float
+) -> None:
+    monkeypatch.setattr(Supervisor, "is_busy", is_busy)
+    engine = EngineConfig(calibration_s=asked_s, parallel=7)
+    load = Load("m", "m.gguf", None, engine.model_dump_json().encode())
+    preparation = cast(
+        Preparation, SimpleNamespace(name="m", engine=engine, load=lambda: load, leave_out=lambda *_: False)
+    )
+
+    async def make_room(_: LoadedModel) -> None:
+        pass
+
+    workers = Workers((), Patience(), time.monotonic, make_room, lambda *_: None)
+    model = LoadedModel(preparation, workers, LoadTime(time.monotonic), is_pinned=False, keep_alive_s=1.0)
+    sent = EngineConfig.model_validate_json((await model._prepare()).engine_config)
+    assert (sent.calibration_s, sent.parallel) == (measured_s, 7)

@@ -1,0 +1,400 @@
+"""Models that requests name: each is loaded once, kept for a while, and leaves when there is no room."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+
+import pytest
+
+from edgeagent.config import Config, EngineConfig, LoadConfig, ModelConfig
+from edgeagent.errors import (
+    BackendUnavailable,
+    EdgeAgentError,
+    ModelDamaged,
+    ModelLoadFailed,
+    ModelNotFound,
+    NotSupported,
+    StoreError,
+)
+from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
+from edgeagent.worker.parent.pool.kept_choices import KeptChoices
+from edgeagent.worker.parent.pool.loading import Checks, Preparation
+from edgeagent.worker.parent.pool.memory import Held, Memory
+from edgeagent.worker.parent.pool.pool import Pool
+from edgeagent.worker.protocol import Load, adapter_trial
+from tests.stub_worker import num_lives, stub_command
+from tests.worker.parent.pool.test_pool import Files
+from tests.worker.support import QUICK, Record, eventually, request
+
+UNIT = 400 << 20
+"""The memory that each worker seems to hold; each is predicted to take half of it."""
+
+
+class Shelf:
+    """The models of a machine, by name, and its memory: room for `num_places` workers."""
+
+    def __init__(self, lives: Path, num_places: int = 10) -> None:
+        self.lives, self.num_places = lives, num_places
+        self.offered: list[str] = []
+        self.aliases = {"builtin": "mini", "mx": "m1"}
+
+    def resolve(self, name: str) -> Files:
+        name = self.aliases.get(name, name)
+        return Files(name, self.lives.with_name(f"{name}.gguf"))
+
+    def offer(self, name: str) -> Files:
+        self.offered.append(name)
+        if not name.startswith("m") or "+" in name:
+            raise ModelNotFound(f"model {name!r} not found; did you mean m1?", param="model")
+        return self.resolve(name)
+
+    def read(self, pids: Collection[int]) -> Memory:
+        total = self.num_places * UNIT + (100 << 20)
+        held = {pid: Held(UNIT, 0) for pid in pids}
+        return Memory(total - len(pids) * UNIT, total, held)
+
+    def pool(
+        self, *, starts: tuple[str, ...] = (), models: dict[str, ModelConfig] | None = None, **load: object
+    ) -> Pool:
+        config = Config(load=LoadConfig.model_validate(load), models=models or {})
+        command = stub_command(self.lives, *starts)
+        return Pool(
+            config,
+            self.resolve,
+            lambda _: None,
+            offer=self.offer,
+            command=command,
+            patience=QUICK,
+            read=self.read,
+            names_stamp=lambda: dict(self.aliases),
+        )
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "lives")
+
+
+@pytest.fixture
+async def pool(shelf: Shelf) -> AsyncIterator[Pool]:
+    pool = shelf.pool()
+    await begin(pool)
+    yield pool
+    await pool.stop()
+
+
+async def begin(pool: Pool) -> None:
+    """Start a pool, and return once its own model is loaded."""
+    await pool.start()
+    await eventually(lambda: "mini" in loaded(pool))
+
+
+async def answer(pool: Pool, model: str, **fields: object) -> Record:
+    """Ask a model, and abandon the request as the backend does."""
+    record, request_id = Record(), f"{model}-{time.monotonic_ns()}"
+    name = await pool.locate(model)
+    pool.submit(request("answer 1", request_id, name, **fields), record)
+    await record.end()
+    pool.abandon(request_id)
+    return record
+
+
+def loaded(pool: Pool) -> set[str]:
+    return {status.name for status in pool.models() if status.state is WorkerState.READY}
+
+
+async def test_many_requests_load_a_model_once(pool: Pool, shelf: Shelf) -> None:
+    records = await asyncio.gather(*(answer(pool, name) for name in ("m1", "m1", "mx", "m1")))
+    assert [record.text for record in records] == ["0 "] * 4
+    assert num_lives(shelf.lives) == 2  # with the default model
+    assert shelf.offered == ["m1", "mx"]
+    assert pool.find_model("mx") == "m1"
+
+
+async def test_a_name_that_the_owner_changes_stands_for_the_other_model(pool: Pool, shelf: Shelf) -> None:
+    assert await pool.locate("mx") == "m1"
+    shelf.aliases["mx"] = "m2"
+    assert await pool.locate("mx") == "m2"
+    shelf.aliases["mx"] = "x-gone"
+    shelf.aliases["builtin"] = "m1"
+    with pytest.raises(ModelNotFound, match="not found"):
+        pool.find_model("mx")
+    assert pool.find_model("builtin") == pool.find_model("default") == "mini"  # it is served until the daemon ends
+
+
+async def test_an_unknown_model_is_an_error_that_names_near_ones(pool: Pool) -> None:
+    with pytest.raises(ModelNotFound, match="did you mean m1"):
+        await pool.locate("qwen")
+    assert {status.name for status in pool.models()} == {"mini"}
+
+
+async def test_a_located_model_is_not_loaded_and_says_how_long_that_takes(pool: Pool) -> None:
+    status = pool.status(await pool.locate("m1"))
+    assert status.state is WorkerState.STOPPED
+    assert status.ready_in_s is not None and status.ready_in_s > 0
+
+
+async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "lives", num_places=3)
+    pool = shelf.pool()
+    await begin(pool)
+    for name in ("m1", "m2", "m1", "m3"):
+        await answer(pool, name)
+    assert loaded(pool) == {"mini", "m1", "m3"}  # the configured model is pinned
+    await pool.stop()
+
+
+async def test_a_model_is_rather_loaded_with_a_shorter_context_than_not_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A place holds half of what the model wants, and what it needs at least."""
+    shelf = Shelf(tmp_path / "lives", num_places=2)
+    pool = shelf.pool()
+    await begin(pool)
+    model = pool._model(await pool.locate("m1"))
+    sizes = iter([(UNIT * 2, UNIT // 2)])
+    weigh = model.preparation.load
+
+    def load() -> Load:
+        made = weigh()
+        model.preparation.needed_bytes, model.preparation.least_bytes = next(sizes)
+        return made
+
+    with pytest.MonkeyPatch.context() as patched, caplog.at_level(logging.INFO):
+        patched.setattr(model.preparation, "load", load)
+        assert (await answer(pool, "m1")).text == "0 "
+    assert "m1 is loaded with a shorter context: there is no room for m1" in caplog.text
+    assert 0 < model.room_bytes < UNIT * 2
+    await pool.stop()
+
+
+async def test_a_model_that_serves_stays_and_the_error_tells_the_numbers(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "lives", num_places=2)
+    pool = shelf.pool()
+    pool._eviction._max_wait_s = 0.0
+    await begin(pool)
+    serving = Record()
+    pool.submit(request("wait 1", "long", await pool.locate("m1")), serving)
+    await serving.until(lambda record: bool(record.text))
+    refused = await answer(pool, "m2")
+    assert isinstance(refused.error, BackendUnavailable)
+    assert "no room for m2" in refused.error.message and "m1 takes 0.2 GiB and is serving" in refused.error.message
+    assert loaded(pool) == {"mini", "m1"}
+    await pool.stop()
+
+
+async def test_at_most_so_many_models(shelf: Shelf) -> None:
+    pool = shelf.pool(max_models=2)
+    await begin(pool)
+    for name in ("m1", "m2", "m3"):
+        await answer(pool, name)
+    assert loaded(pool) == {"mini", "m3"}
+    await pool.stop()
+
+
+async def test_only_as_many_models_leave_as_one_needs_the_place_of(shelf: Shelf) -> None:
+    pool = shelf.pool(max_models=3)
+    await begin(pool)
+    for name in ("m1", "m2", "m3"):
+        await answer(pool, name)
+    assert loaded(pool) == {"mini", "m2", "m3"}
+    await pool.stop()
+
+
+async def test_the_memory_of_a_model_that_is_leaving_is_waited_for(tmp_path: Path) -> None:
+    """A worker that is ending still holds its memory, so no second one has to leave."""
+    shelf = Shelf(tmp_path / "lives", num_places=3)
+    pool = shelf.pool()
+    pool._eviction._read = lambda pids: shelf.read([*pids, *range(-len(pool._eviction._ending), 0)])
+    await begin(pool)
+    for name in ("m1", "m2", "m3"):
+        await answer(pool, name)
+    assert loaded(pool) == {"mini", "m2", "m3"}
+    await pool.stop()
+
+
+async def test_without_keep_alive_a_model_leaves_at_the_end_of_its_request(shelf: Shelf) -> None:
+    pool = shelf.pool(keep_alive=0)
+    await begin(pool)
+    await answer(pool, "m1")
+    assert loaded(pool) == {"mini"}
+    await answer(pool, "m1")  # and comes back
+    assert num_lives(shelf.lives) == 3
+    await pool.stop()
+
+
+async def test_a_request_says_how_long_its_model_is_kept(pool: Pool) -> None:
+    await answer(pool, "m1", keep_alive_s=math.inf)
+    assert pool.status("m1").unload_in_s is None
+    await answer(pool, "m1", keep_alive_s=300.0)
+    assert 0 < (pool.status("m1").unload_in_s or 0) <= 300
+    await answer(pool, "m1", keep_alive_s=0.0)
+    assert loaded(pool) == {"mini"}
+
+
+async def test_unloading_waits_for_the_requests_and_a_request_loads_again(pool: Pool, shelf: Shelf) -> None:
+    serving = Record()
+    pool.submit(request("wait 1", "long", await pool.locate("m1")), serving)
+    await serving.until(lambda record: bool(record.text))
+    assert await pool.unload("m1") == 1
+    assert loaded(pool) == {"mini", "m1"}
+    pool.cancel("long")
+    await serving.end()
+    pool.abandon("long")
+    await eventually(lambda: loaded(pool) == {"mini"})
+    assert await pool.unload("mini") == 0
+    assert loaded(pool) == set()
+    assert (await answer(pool, "")).text == "0 "
+    assert num_lives(shelf.lives) == 3
+
+
+async def test_another_model_does_not_wait_behind_a_load(shelf: Shelf) -> None:
+    pool = shelf.pool(starts=("ok", "stall", "ok"))  # the second worker loads for ever
+    await begin(pool)
+    stalled = Record()
+    pool.submit(request("answer 1", "stalled", await pool.locate("m1")), stalled)
+    await eventually(lambda: num_lives(shelf.lives) == 2)
+    assert (await answer(pool, "m2")).text == "0 "
+    assert stalled.num_ends == 0
+    await pool.stop()
+
+
+async def test_preloaded_models_are_loaded_at_the_start_and_pinned(shelf: Shelf) -> None:
+    pool = shelf.pool(preload=("m1", "m2"), max_models=3)
+    await begin(pool)
+    await eventually(lambda: loaded(pool) == {"mini", "m1", "m2"})
+    assert all(status.is_pinned for status in pool.models())
+    await pool.stop()
+
+
+async def test_a_model_has_options_of_its_own_under_any_of_its_names(shelf: Shelf) -> None:
+    own = ModelConfig(engine={"ctx": 77}, keep_alive="1h", draft="m9")
+    pool = shelf.pool(models={"mx": own, "m2": ModelConfig(preload=True)}, keep_alive="5m")
+    await begin(pool)
+    await eventually(lambda: "m2" in loaded(pool))
+    for name in ("m1", "m3"):
+        await answer(pool, name)
+    assert [pool.engine(name).ctx for name in ("mini", "m1", "m2", "m3")] == [0, 77, 0, 0]
+    assert 3000 < (pool.status("m1").unload_in_s or 0) <= 3600
+    assert 0 < (pool.status("m3").unload_in_s or 0) <= 300
+    assert pool.status("m2").is_pinned
+    draft = pool._models["m1"].preparation.draft_path
+    assert draft is not None and draft.name == "m9.gguf"
+    await pool.stop()
+
+
+async def test_where_the_machine_is_short_of_memory_an_idle_model_leaves(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = shelf.pool()
+    await begin(pool)
+    await answer(pool, "m1")
+    monkeypatch.setattr("edgeagent.worker.parent.pool.pool.read_pressure", lambda: "memory")
+    await eventually(lambda: loaded(pool) == {"mini"})
+    await pool.stop()
+
+
+async def test_a_model_with_an_adapter_is_the_same_worker(shelf: Shelf, tmp_path: Path) -> None:
+    pool = shelf.pool(models={"m1": ModelConfig(adapters={"one": tmp_path / "a.gguf"})})
+    await begin(pool)
+    assert (await answer(pool, "mx+one")).text == (await answer(pool, "m1")).text == "0 "
+    assert num_lives(shelf.lives) == 2
+    assert await pool.locate("m1+one") == await pool.locate("mx+one") == pool.find_model("m1+one") == "m1+one"
+    assert pool.status("m1+one").name == "m1" and pool.status("m1").names == ("m1", "m1+one")
+    sent: list[GenerateRequest] = []
+    model = pool._model("m1")
+    model.supervisor.submit = lambda request, *_: sent.append(request)  # type: ignore[method-assign]
+    for name in ("m1+one", "m1"):
+        pool.submit(request("answer 1", "r", name), Record())
+    assert [each.adapter for each in sent] == ["one", ""]
+    for name in ("m1+two", "mini+one", "m1+"):
+        with pytest.raises(ModelNotFound, match="not found"):
+            await pool.locate(name)
+    with pytest.raises(ModelNotFound, match="of adapters m1 has one"):
+        await pool.locate("m1+two")
+    with pytest.raises(NotSupported, match="not its vectors"):
+        await pool.ask("m1+one", Embed((TextPrompt("x"),)))
+    await pool.stop()
+
+
+async def test_the_default_may_have_an_adapter(shelf: Shelf, tmp_path: Path) -> None:
+    adapters = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
+    config = Config(model="m1+one", models={"m1": ModelConfig(adapters=adapters)})
+    command = stub_command(shelf.lives)
+    pool = Pool(
+        config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, patience=QUICK, read=shelf.read
+    )
+    await pool.start()
+    assert pool.default_model() == pool.find_model("") == pool.find_model("default") == "m1+one"
+    assert pool.find_model("default+two") == "m1+two" and pool.find_model("m1") == "m1"
+    assert [status.is_pinned for status in pool.models()] == [True]
+    await pool.stop()
+    config = Config(model="m1+three", models={"m1": ModelConfig(adapters=adapters)})
+    pool = Pool(
+        config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, patience=QUICK, read=shelf.read
+    )
+    with pytest.raises(ModelNotFound, match="m1 has one, two"):
+        await pool.start()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModelNotFound("there is no file b.gguf"),
+        ModelDamaged("b.gguf is damaged"),
+        ModelLoadFailed("b.gguf is not a regular file"),
+        StoreError("b.gguf cannot be read"),
+    ],
+)
+async def test_a_model_is_loaded_without_an_adapter_that_cannot_be_used(
+    tmp_path: Path, error: EdgeAgentError, caplog: pytest.LogCaptureFixture
+) -> None:
+
+    def check(path: Path) -> None:
+        if path.name == "b.gguf":
+            raise error
+
+    paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
+    checks = Checks(lambda _: None, KeptChoices(), validate_adapter=check)
+    preparation = Preparation("m", tmp_path / "m.gguf", None, EngineConfig(), checks, paths)
+    load = preparation.load()
+    assert load.adapters == {"one": str(paths["one"])}
+    assert load.unusable_adapters == {"two": error.message}
+    assert f"m is loaded without its adapter two: {error.message}" in caplog.text
+
+
+def test_an_adapter_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_path: Path) -> None:
+    paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
+    for path in paths.values():
+        path.write_bytes(b"x")
+    preparation = Preparation(
+        "m", tmp_path / "m.gguf", None, EngineConfig(), Checks(lambda _: None, KeptChoices()), paths
+    )
+    assert preparation.load().adapters.keys() == paths.keys()
+    assert not preparation.leave_out("the tokenizer of m.gguf", "SIGSEGV")
+    assert preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV")
+    load = preparation.load()
+    assert load.adapters.keys() == {"one"}
+    assert load.unusable_adapters == {"two": f"{paths['two']} ended the process that computed with it (SIGSEGV)"}
+    assert not preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV"), "it was not tried again"
+    paths["two"].write_bytes(b"other")
+    assert preparation.load().adapters.keys() == paths.keys()
+
+
+async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> None:
+    checked: list[Path] = []
+    paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
+    for path in (*paths.values(), tmp_path / "m.gguf"):
+        path.write_bytes(b"x")
+    checks = Checks(lambda _: None, KeptChoices(), validate_adapter=checked.append)
+    preparation = Preparation("m", tmp_path / "m.gguf", None, EngineConfig(), checks, paths)
+    load = preparation.load()
+    assert checked == list(paths.values()) and load.adapters == {name: str(path) for name, path in paths.items()}
+    assert preparation.weigh() == 3
+    paths["one"].write_bytes(b"other")
+    assert preparation.files.are_replaced() and preparation.load().identity != load.identity

@@ -1,0 +1,35 @@
+"""Whether a worker's own folder is still the one that it was given."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from edgeagent.worker.parent.pool.model_files import GivenFolder
+
+
+def test_a_folder_that_is_gone_is_made_anew_and_told_until_it_is_given_again(tmp_path: Path) -> None:
+    path, folder = tmp_path / "cache", GivenFolder()
+    assert not folder.is_made_anew()
+    path.mkdir()
+    folder.give(path)
+    assert not folder.is_made_anew()
+    path.rename(tmp_path / "kept")  # its place stays taken, so that the new one gets another
+    assert folder.is_made_anew()
+    assert path.is_dir()
+    assert folder.is_made_anew()
+    folder.give(path)
+    assert not folder.is_made_anew()
+    shutil.rmtree(path)
+    folder.give(None)
+    assert not folder.is_made_anew()
+    assert not path.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_not_there(tmp_path: Path) -> None:
+    path, folder = tmp_path / "parent" / "cache", GivenFolder()
+    path.mkdir(parents=True)
+    folder.give(path)
+    shutil.rmtree(path.parent)
+    path.parent.touch()
+    assert not folder.is_made_anew()

@@ -1,0 +1,183 @@
+"""Names, files and checks before a worker starts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from edgeagent.config import Config, EngineConfig
+from edgeagent.errors import BackendUnavailable, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
+from edgeagent.types import FileShape, WorkerState
+from edgeagent.worker.parent.pool.pool import Pool
+from tests.stub_worker import num_lives, stub_command
+from tests.worker.support import QUICK, Record, eventually, request
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    name: str
+    path: Path
+    draft_path: Path | None = None
+
+
+class Store:
+    """A resolver and validator that remember what they were asked, and by which thread."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.checked: list[Path] = []
+        self.threads: set[int] = set()
+        self.error: Exception | None = None
+
+    def resolve(self, name: str) -> Files:
+        self.asked.append(name)
+        if name == "missing":
+            raise StoreError("there is no model 'missing'")
+        return Files("mini" if name == "builtin" else name, Path(f"{name}.gguf"), Path("own-draft.gguf"))
+
+    def validate(self, path: Path) -> None:
+        self.threads.add(threading.get_ident())
+        self.checked.append(path)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def lives(tmp_path: Path) -> Path:
+    return tmp_path / "lives"
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+async def pool(store: Store, lives: Path) -> AsyncIterator[Pool]:
+    pool = make_pool(store, lives, Config())
+    yield pool
+    await pool.stop()
+
+
+def make_pool(store: Store, lives: Path, config: Config) -> Pool:
+    return Pool(config, store.resolve, store.validate, command=stub_command(lives), patience=QUICK)
+
+
+async def test_the_default_model_has_several_names(pool: Pool) -> None:
+    await pool.start()
+    assert pool.default_model() == "mini"
+    for number, name in enumerate(("", "default", "builtin", "mini")):
+        assert pool.find_model(name) == "mini"
+        record = Record()
+        pool.submit(request("answer 1", f"r{number}", name), record)
+        assert (await record.end()).text == "0 "
+
+
+async def test_another_name_is_not_found_and_the_names_are_told(pool: Pool) -> None:
+    await pool.start()
+    with pytest.raises(ModelNotFound, match=r"'gpt-4'.*mini") as caught:
+        pool.submit(request("answer 1", model="gpt-4"), Record())
+    assert caught.value.param == "model"
+
+
+async def test_files_are_checked_in_a_thread_before_each_start(pool: Pool, store: Store, lives: Path) -> None:
+    await pool.start()
+    record = Record()
+    pool.submit(request("die SIGKILL | answer 1"), record)
+    assert (await record.end()).text == "0 "
+    assert num_lives(lives) == 2
+    assert store.checked == [Path("builtin.gguf"), Path("own-draft.gguf")] * 2
+    assert threading.get_ident() not in store.threads
+
+
+async def test_a_bad_file_starts_no_worker(pool: Pool, store: Store, lives: Path) -> None:
+    store.error = ModelLoadFailed("tensor 3 lies outside the file")
+    await pool.start()
+    # The start has looked at the files, so the model is known to have failed by its return.
+    (status,) = pool.models()
+    assert (status.name, status.state, status.cause) == ("mini", WorkerState.FAILED, "tensor 3 lies outside the file")
+    with pytest.raises(ModelLoadFailed, match="tensor 3"):
+        pool.submit(request("answer 1"), Record())
+    assert num_lives(lives) == 0
+
+
+async def test_a_draft_with_another_vocabulary_starts_no_worker(
+    store: Store, lives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = {"builtin.gguf": 100, "own-draft.gguf": 99}
+    monkeypatch.setattr(
+        store, "validate", lambda path: SimpleNamespace(num_vocab=headers[path.name], shape=FileShape(1))
+    )
+    await (pool := make_pool(store, lives, Config())).start()
+    (status,) = pool.models()
+    assert status.state is WorkerState.FAILED
+    assert "own-draft.gguf has 99 tokens" in (status.cause or "")
+    assert num_lives(lives) == 0
+    await pool.stop()
+
+
+async def test_a_draft_with_another_token_starts_no_worker(store: Store, lives: Path) -> None:
+    header = SimpleNamespace(num_vocab=100, shape=FileShape(1))
+    pool = Pool(
+        Config(),
+        store.resolve,
+        lambda _: header,
+        command=stub_command(lives),
+        patience=QUICK,
+        difference=lambda model, draft: "token 7 is 'a' in one and 'b' in the other",
+    )
+    await pool.start()
+    (status,) = pool.models()
+    assert status.state is WorkerState.FAILED
+    assert (status.cause or "").startswith("token 7 is 'a' in one and 'b' in the other; a draft must share")
+    await pool.stop()
+
+
+async def test_a_damaged_draft_is_left_out(
+    store: Store, lives: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def validate(path: Path) -> None:
+        if path.name == "own-draft.gguf":
+            raise ModelDamaged("own-draft.gguf is truncated")
+
+    monkeypatch.setattr(store, "validate", validate)
+    await (pool := make_pool(store, lives, Config())).start()
+    record = Record()
+    pool.submit(request("answer 1"), record)
+    assert (await record.end()).text == "0 "
+    assert "mini runs without its draft: own-draft.gguf is truncated" in caplog.text
+    await pool.stop()
+
+
+async def test_a_configured_draft_replaces_the_models_own(store: Store, lives: Path) -> None:
+    pool = make_pool(store, lives, Config(model="big", draft="small", engine=EngineConfig(ctx=77)))
+    await pool.start()
+    await eventually(lambda: num_lives(lives) == 1)
+    assert store.checked == [Path("big.gguf"), Path("small.gguf")]
+    await pool.stop()
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram"])
+async def test_words_that_are_no_draft_model(store: Store, lives: Path, draft: str) -> None:
+    config = Config(draft=draft)
+    pool = make_pool(store, lives, config)
+    await pool.start()
+    await eventually(lambda: num_lives(lives) == 1)
+    assert store.checked == [Path("builtin.gguf")]
+    assert config.engine_with_drafts.draft_ngrams == (draft == "ngram")
+    await pool.stop()
+
+
+async def test_a_model_that_is_not_there_is_told_at_the_start(store: Store, lives: Path) -> None:
+    pool = make_pool(store, lives, Config(model="missing"))
+    with pytest.raises(StoreError, match="missing"):
+        await pool.start()
+    assert pool.models() == []
+    with pytest.raises(BackendUnavailable):
+        pool.submit(request("answer 1"), Record())
+    await pool.stop()

@@ -1,0 +1,52 @@
+"""Frames are cut right however the bytes come, and a child gets no secrets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeagent.worker.parent.environment import worker_environment
+from edgeagent.worker.parent.supervision.channel import FrameBuffer
+from edgeagent.worker.protocol import ProtocolError
+
+
+@given(st.lists(st.binary(max_size=40)), st.integers(1, 17))
+def test_frames_survive_any_cutting(bodies: list[bytes], size: int) -> None:
+    stream = b"".join(len(body).to_bytes(4, "little") + body for body in bodies)
+    frames = FrameBuffer(64)
+    got = [body for at in range(0, len(stream), size) for body in frames.feed(stream[at : at + size])]
+    assert got == bodies
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_arrives() -> None:
+    frames = FrameBuffer(100)
+    assert list(frames.feed((100).to_bytes(4, "little") + b"x" * 100)) == [b"x" * 100]
+    with pytest.raises(ProtocolError, match="101"):
+        list(frames.feed((101).to_bytes(4, "little")))
+
+
+def test_the_environment_holds_what_is_needed_and_no_secrets() -> None:
+    environ = {
+        "PATH": "/bin",
+        "LC_ALL": "C",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "HF_TOKEN": "hf_x",
+        "EDGEAGENT_REMOTE__KEY": "k",
+        "CUDA_API_KEY": "k",
+        "OPENAI_API_KEY": "sk",
+        "LD_PRELOAD": "/tmp/evil.so",
+        "PYTHONPATH": "/elsewhere",
+    }
+    kept = worker_environment(environ)
+    set_by_us = {"PYTHONPATH", "GGML_NO_BACKTRACE", "OPENBLAS_NUM_THREADS", "PYTHONIOENCODING", "GLIBC_TUNABLES"}
+    assert set(kept) == {"PATH", "LC_ALL", "CUDA_VISIBLE_DEVICES"} | set_by_us
+    assert worker_environment({"GOMP_SPINCOUNT": "7"})["GOMP_SPINCOUNT"] == "7"
+    assert worker_environment({"GLIBC_TUNABLES": "glibc.rtld.nns=4"})["GLIBC_TUNABLES"] == "glibc.rtld.nns=4"
+    assert kept["GGML_NO_BACKTRACE"] == "1"
+    root = Path(__file__).parents[4]
+    if root.name != "site-packages":
+        assert kept["PYTHONPATH"].split(os.pathsep) == ["/elsewhere", str(root)]

@@ -1,0 +1,25 @@
+"""A load takes as long as the last one, as far as is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeagent.worker.parent.supervision.load_time import LoadTime
+from tests.fakes import FakeClock
+
+
+def test_the_first_load_is_judged_by_its_progress_and_others_by_the_last() -> None:
+    clock = FakeClock()
+    load = LoadTime(clock)
+    load.begin()
+    clock.advance(2.0)
+    assert load.left_s(0.05) is None
+    assert load.left_s(0.5) == pytest.approx(2.0)
+    clock.advance(2.0)
+    load.end()
+    load.begin()
+    assert load.left_s(0.0) == pytest.approx(4.0)
+    clock.advance(1.0)
+    assert load.left_s(0.0) == pytest.approx(3.0)
+    clock.advance(9.0)
+    assert load.left_s(0.9) == pytest.approx(0.4)
