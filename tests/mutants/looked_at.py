@@ -56,12 +56,12 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "A block has more than one byte.",
     (
         "edgeagent/engine/cache/disk/folder.py",
-        "self._missing_bytes = 0  # of that block",
+        "self._missing_bytes = 0  # the size of that block",
         "1",
     ): "Set with `shortage`, and read only with it.",
     (
         "edgeagent/engine/cache/disk/folder.py",
-        "self._seen_ns = 0  # of the folder's last change that is known here",
+        "self._seen_ns = 0  # time of the folder's last change that the index contains",
         "1",
     ): "`open` sets it before anything reads it.",
     (
