@@ -18,7 +18,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
-from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_BESIDE, rank
+from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_BESIDE, by_urgency, rank
 from edgeagent.engine.sequence import Sequence
 
 # Tokens of a chunk: the most that the machine computes within MAX_STEP_S. A larger one delays each pause by more.
@@ -63,7 +63,7 @@ class SidePrefill:
         self._num_given, self._num_known = 0, 0  # tokens that the context was given, of those that it will be
         self._step_s = self._pause_s = 0.0
         self._until_s = 0.0  # when the streams' next step is due
-        self._unfit: Sequence | None = None  # the last one that could not be computed here
+        self._unfit: set[Sequence] = set()  # those of the running ones that could not be computed here
         self.sequence: Sequence | None = None
         """The sequence whose prompt is computed here; no step of the engine computes it meanwhile."""
         self.has_turn = False
@@ -150,17 +150,18 @@ class SidePrefill:
     def _give_up(self) -> None:
         """Leave the rest of the prompt, if there is one, to the engine's steps."""
         assert self.sequence is not None
-        self._unfit = self.sequence
+        self._unfit.add(self.sequence)
         self.leave(self.sequence)
 
     def _begin_with_one(self, running: Items[Sequence], num_cells: int) -> None:
         streams = [sequence for sequence in running if sequence.is_decoding]
         if self._open is None or self._context is not None or not streams:
             return
+        self._unfit.intersection_update(running)
         depths = sum(float(sequence.num_computed) for sequence in streams)
         beside = StepShape(len(streams), num_cells, depths)
-        for sequence in running:
-            chunk = 0 if sequence is self._unfit else self._chunk_of(sequence, beside)
+        for sequence in by_urgency(running):
+            chunk = 0 if sequence in self._unfit else self._chunk_of(sequence, beside)
             if chunk:
                 self._begin(self._open, sequence, chunk)
                 return
@@ -169,7 +170,7 @@ class SidePrefill:
         self._num_given, self._num_known = 0, sequence.num_computed
         self._context = open_context(sequence.tokens[: _end_of(sequence)], self._num_known, chunk)
         if self._context is None:
-            self._unfit = sequence
+            self._unfit.add(sequence)
             return
         self.sequence, self._step_s, self._pause_s, self._until_s = sequence, 0.0, 0.0, self._clock()
         sequence.marks.prefill_s = sequence.marks.prefill_s or self._until_s

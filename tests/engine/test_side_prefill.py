@@ -231,6 +231,28 @@ def test_without_memory_the_prompt_is_computed_in_place_and_memory_is_not_asked_
     assert scene.num_asked == 1 and scene.outputs["long"] == answer(LONG, 5)
 
 
+def test_memory_is_asked_for_once_for_each_of_two_prompts() -> None:
+    scene = Scene(has_memory=False, num_cells=3000)
+    scene.stream()
+    scene.add("long", LONG, 5)
+    scene.add("other", LONG[1:], 5)
+    scene.run()
+    assert scene.num_asked == 2
+
+
+def test_the_most_urgent_of_the_waiting_prompts_gets_the_context() -> None:
+    scene = Scene(num_cells=3000)
+    scene.stream()
+    scene.add("long", LONG, 5, tier=list(Tier)[-1])
+    scene.add("urgent", LONG[1:], 5, tier=Tier.REALTIME)
+    running = scene.engine._running
+    scene.engine.admit()
+    # The less urgent one was admitted earlier.
+    running["urgent"] = running.pop("urgent")
+    scene.step()
+    assert scene.engine._side.sequence is running["urgent"]
+
+
 def test_chunks_that_the_cells_refuse_are_computed_in_place() -> None:
     scene = Scene()
     scene.stream()
