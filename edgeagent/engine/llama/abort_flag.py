@@ -45,3 +45,4 @@ class AbortFlag:
     def forget(self) -> None:
         """Note that the context is freed."""
         abort_flags.remove(self._flag)
+        self._callback = None  # it may refer to this object, by the function that is asked

@@ -125,17 +125,23 @@ class LlamaSideContext:
             self._is_closed = True
             self._state.notify_all()
         self._thread.join()
+        self._given.clear()
+        self._chunks.clear()
 
     def _run(self) -> None:
         try:
             if not self._must_stop():
+                # All cells of a context are written when it is made: gigabytes take seconds, on one core.
+                self._let_pass()
                 runner = self._open_runner()
                 try:
+                    self._wait_for_turn()
                     runner.abort_flag.ask(self._must_stop)
                     self._compute(runner)
                 finally:
+                    self._let_pass()
                     runner.close()
-        except (EdgeAgentError, OutOfCells, DecodeCancelled):
+        except (EdgeAgentError, OutOfCells, DecodeCancelled, MemoryError):
             pass  # closed, or not enough memory: the engine computes the rest of the prompt
         finally:
             with self._state:
@@ -171,11 +177,19 @@ class LlamaSideContext:
 
     def _must_stop(self) -> bool:
         """Wait while this is paused; True if it is to end. It is called before each node."""
-        if self._may_run and not self._is_closed:
-            return False
+        if not self._may_run or self._is_closed:
+            self._wait_for_turn()
+        return self._is_closed
+
+    def _wait_for_turn(self) -> None:
         with self._state:
             self._is_blocked = True
             self._state.notify_all()
             self._state.wait_for(lambda: self._may_run or self._is_closed)
             self._is_blocked = False
-        return self._is_closed
+
+    def _let_pass(self) -> None:
+        """Let `pause` return meanwhile."""
+        with self._state:
+            self._is_blocked = True
+            self._state.notify_all()

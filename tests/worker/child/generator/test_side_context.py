@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -111,9 +114,44 @@ def test_it_can_be_closed_at_any_time(model: Model, *, is_paused: bool) -> None:
     assert side.is_over and not side._thread.is_alive()
 
 
-def test_a_context_that_cannot_be_made_is_over_without_a_chunk() -> None:
+def test_a_pause_does_not_wait_for_the_context_to_be_made(model: Model) -> None:
+    may_open = threading.Event()
+
+    def open_slowly() -> LlamaRunner:
+        assert may_open.wait(10)
+        return open_runner(model)
+
+    side = LlamaSideContext(open_slowly, TOKENS, 0, CHUNK)
+    side.resume()
+    time.sleep(0.05)
+    started_s = time.monotonic()
+    side.pause()
+    assert time.monotonic() - started_s < 0.5
+    may_open.set()
+    time.sleep(0.1)
+    assert not side.take() and not side.is_over
+    assert sum(chunk.num_tokens for chunk in chunks_of(side)) == len(TOKENS)
+    side.close()
+
+
+def test_its_memory_is_free_when_it_is_closed(model: Model) -> None:
+    side = LlamaSideContext(partial(open_runner, model), TOKENS, 0, CHUNK)
+    side.resume()
+    side.wait(10)
+    side.close()
+    there = weakref.ref(side)
+    gc.disable()
+    try:
+        del side
+        assert there() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("error", [ModelLoadFailed("llama.cpp could not make a context"), MemoryError()])
+def test_a_context_that_cannot_be_made_is_over_without_a_chunk(error: Exception) -> None:
     def fail() -> LlamaRunner:
-        raise ModelLoadFailed("llama.cpp could not make a context")
+        raise error
 
     side = LlamaSideContext(fail, TOKENS, 0, CHUNK)
     assert chunks_of(side) == []
