@@ -18,7 +18,7 @@ from edgeagent.engine.context_room import output_room
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
 from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
-from edgeagent.engine.side_prefill import SidePrefill
+from edgeagent.engine.side_prefill import ALONE_S, SidePrefill
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from edgeagent.engine.speculation.warming import PromptWarmer
 from edgeagent.engine.status import EngineStatus, sum_up
@@ -303,11 +303,11 @@ class Engine:
 
     def _use_idle_moment(self) -> None:
         """Wait for a block if all running sequences are being restored; do background work if none runs."""
+        restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
         if self._side.sequence is not None:
-            self._side.wait_alone()
+            self._side.wait_alone(_LOAD_WAIT_S if restorings else ALONE_S)
             return
         if self._running:
-            restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
             self._prefixes.wait_for_blocks(restorings, _LOAD_WAIT_S)
             return
         for work in self._idle_work:

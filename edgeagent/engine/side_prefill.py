@@ -32,7 +32,7 @@ _PLANNED_SHARE = 0.9
 _GIVEN_TOKENS = 128  # of its known beginning, at a time: reading them delays a step by milliseconds
 _WEIGHT = 0.2  # of the latest step, or pause, in what the next one is expected to take
 _POLL_S = 0.005  # how often a waiting command is looked for
-_ALONE_S = 0.05  # how long one step of the engine waits where no stream runs
+ALONE_S = 0.05  # how long one step of the engine waits where no stream runs
 
 
 class SidePrefill:
@@ -88,12 +88,12 @@ class SidePrefill:
                 self._sleep(min(rest_s, _POLL_S))
         return True
 
-    def wait_alone(self) -> None:
-        """Let it compute, where nothing else does, until the next chunk, or for a moment."""
+    def wait_alone(self, most_s: float) -> None:
+        """Let it compute, where nothing else does, until the next chunk, or for `most_s`."""
         if self._context is not None:
             self._context.resume()
             if not self._give():
-                self._context.wait(_ALONE_S)
+                self._context.wait(most_s)
 
     def pause(self) -> None:
         """Let the engine have a step."""

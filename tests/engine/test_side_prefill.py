@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from edgeagent.engine import side_prefill
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
@@ -231,7 +232,8 @@ def test_without_memory_the_prompt_is_computed_in_place_and_memory_is_not_asked_
     assert scene.num_asked == 1 and scene.outputs["long"] == answer(LONG, 5)
 
 
-def test_memory_is_asked_for_once_for_each_of_two_prompts() -> None:
+def test_memory_is_asked_for_once_for_each_of_two_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_prefill, "MIN_GAIN", -1e9)  # whatever was measured
     scene = Scene(has_memory=False, num_cells=3000)
     scene.stream()
     scene.add("long", LONG, 5)
@@ -251,6 +253,25 @@ def test_the_most_urgent_of_the_waiting_prompts_gets_the_context() -> None:
     running["urgent"] = running.pop("urgent")
     scene.step()
     assert scene.engine._side.sequence is running["urgent"]
+
+
+def test_blocks_of_another_prompt_are_restored_without_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    scene.stream(max_tokens=6)
+    scene.add("long", LONG, 5)
+    while "stream" in scene.engine._running:
+        scene.step()
+    (side,) = scene.sides
+    waits_s: list[float] = []
+    monkeypatch.setattr(side, "resume", lambda: None)  # a chunk that takes long
+    monkeypatch.setattr(side, "wait", waits_s.append)
+    scene.step()
+    blocked = scene.engine.add(SequenceSpec("cached", [3] * 40, greedy(), 5))
+    monkeypatch.setattr(scene.engine._admission, "advance", lambda *_: False)
+    scene.engine.admit()
+    assert blocked.restoring is not None
+    scene.step()
+    assert waits_s[0] == 10 * waits_s[-1]
 
 
 def test_chunks_that_the_cells_refuse_are_computed_in_place() -> None:
