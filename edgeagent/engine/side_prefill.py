@@ -70,7 +70,7 @@ class SidePrefill:
         """Whether it computes after the next step: not beside a prompt of a more urgent sequence."""
 
     def share(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
-        """Begin with a prompt that is worth a context, if there is one and none runs; return the other sequences."""
+        """Begin with a prompt that is worth a context, if none of this urgency runs; return the other sequences."""
         self._begin_with_one(running, num_cells)
         own = self.sequence
         others = [sequence for sequence in running if sequence is not own]
@@ -155,14 +155,19 @@ class SidePrefill:
 
     def _begin_with_one(self, running: Items[Sequence], num_cells: int) -> None:
         streams = [sequence for sequence in running if sequence.is_decoding]
-        if self._open is None or self._context is not None or not streams:
+        own = self.sequence
+        if self._open is None or not streams:
             return
         self._unfit.intersection_update(running)
         depths = sum(float(sequence.num_computed) for sequence in streams)
         beside = StepShape(len(streams), num_cells, depths)
         for sequence in by_urgency(running):
+            if own is not None and rank(sequence) >= rank(own):
+                return
             chunk = 0 if sequence in self._unfit else self._chunk_of(sequence, beside)
             if chunk:
+                if own is not None:
+                    self.leave(own)
                 self._begin(self._open, sequence, chunk)
                 return
 

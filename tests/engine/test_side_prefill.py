@@ -255,6 +255,19 @@ def test_the_most_urgent_of_the_waiting_prompts_gets_the_context() -> None:
     assert scene.engine._side.sequence is running["urgent"]
 
 
+def test_a_more_urgent_long_prompt_takes_the_context() -> None:
+    scene = Scene(num_cells=3000)
+    scene.stream()
+    scene.add("long", LONG, 5, tier=list(Tier)[-1])
+    while not scene.sides:
+        scene.step()
+    scene.add("urgent", LONG[1:], 5, tier=Tier.REALTIME)
+    scene.step()
+    assert scene.engine._side.sequence is scene.engine._running["urgent"] and scene.sides[0].is_closed
+    scene.run()
+    assert scene.outputs["long"] == answer(LONG, 5) and scene.outputs["urgent"] == answer(LONG[1:], 5)
+
+
 def test_blocks_of_another_prompt_are_restored_without_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     scene.stream(max_tokens=6)

@@ -21,11 +21,12 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Chunk, DecodeCancelled, OpenSideContext, OutOfCells, Slice
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.errors import EdgeAgentError
+from edgeagent.fit.need import margin_bytes
 from edgeagent.types import MemoryKind
 
 # Cells beyond the prompt's: llama.cpp rounds their number up.
 _SPARE_CELLS = 256
-# What stays free beside the cells and a copy of them on its way: buffers of the computation, and other programs.
+# What is taken beside the cells and a copy of them on its way: buffers of the computation.
 _SPARE_BYTES = 256 << 20
 # A node is over in less; a thread that does not get there is not waited for.
 _MAX_PAUSE_S = 1.0
@@ -35,7 +36,7 @@ def side_contexts(
     runner: LlamaRunner,
     config: EngineConfig,
     token_bytes: float,
-    free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
+    free_bytes: Callable[[], int] | None = None,
 ) -> OpenSideContext | None:
     """Return what makes contexts beside the one of `runner`; None where they are not wanted or would not work.
 
@@ -47,7 +48,7 @@ def side_contexts(
 
     def open_context(tokens: Sequence[int], num_known: int, chunk: int) -> LlamaSideContext | None:
         num_cells = len(tokens) + _SPARE_CELLS
-        if free_bytes() < 2 * num_cells * token_bytes + _SPARE_BYTES:
+        if (free_bytes or _free_bytes)() < 2 * num_cells * token_bytes + _SPARE_BYTES:
             return None
         size = min(chunk, runner.attention.micro_batch)
         own = config.model_copy(
@@ -58,6 +59,11 @@ def side_contexts(
         return LlamaSideContext(make, tokens, num_known, size)
 
     return open_context
+
+
+def _free_bytes() -> int:
+    memory = psutil.virtual_memory()
+    return int(memory.available) - margin_bytes(memory.total)
 
 
 def barriers_sleep() -> bool:

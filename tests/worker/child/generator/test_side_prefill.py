@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from edgeagent.config import EngineConfig
@@ -16,6 +17,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.fit.need import margin_bytes
 from edgeagent.types import MemoryKind, SamplingParams
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.side_context import side_contexts
@@ -62,6 +64,23 @@ def test_memory_must_be_there_for_the_cells_twice(tiny_model: Callable[[MemoryKi
     for free_bytes, is_made in ((needed - 1, False), (needed, True)):
         open_context = side_contexts(runner, CONFIG, 1024.0, lambda free=free_bytes: free)  # type: ignore[misc]
         assert open_context is not None
+        side = open_context(TOKENS, 0, 64)
+        assert (side is not None) == is_made
+        if side is not None:
+            side.close()
+    runner.close()
+
+
+def test_other_programs_keep_what_a_load_leaves_them(
+    tiny_model: Callable[[MemoryKind], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(tiny_model(MemoryKind.FULL_ATTENTION))
+    open_context = side_contexts(runner, CONFIG, 1024.0)
+    assert open_context is not None
+    memory = psutil.virtual_memory()
+    needed = 2 * (len(TOKENS) + 256) * 1024 + (256 << 20)
+    for available, is_made in ((needed, False), (needed + margin_bytes(memory.total), True)):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda held=memory._replace(available=available): held)
         side = open_context(TOKENS, 0, 64)
         assert (side is not None) == is_made
         if side is not None:
