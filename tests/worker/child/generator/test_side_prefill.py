@@ -80,7 +80,8 @@ def test_other_programs_keep_what_a_load_leaves_them(
     memory = psutil.virtual_memory()
     needed = 2 * (len(TOKENS) + 256) * 1024 + (256 << 20)
     for available, is_made in ((needed, False), (needed + margin_bytes(memory.total), True)):
-        monkeypatch.setattr(psutil, "virtual_memory", lambda held=memory._replace(available=available): held)
+        held = memory._replace(available=available)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda held=held: held)
         side = open_context(TOKENS, 0, 64)
         assert (side is not None) == is_made
         if side is not None:
