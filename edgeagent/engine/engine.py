@@ -83,8 +83,7 @@ class Engine:
         self._idle_work: list[PrefixStore | PromptWarmer] = [*self._stores, self._warmer]
         self._adapters = tuple(adapters)
         self._turns = AdapterTurns()
-        self._waiting: dict[str, Sequence] = {}
-        self._running: dict[str, Sequence] = {}
+        self._waiting, self._running = dict[str, Sequence](), dict[str, Sequence]()
         self._num_added = self._num_steps = 0
         self._unsettled: list[tuple[Sequence, int]] = []  # the works of the latest step, each with its first position
         self._unsettled_s, self._unsettled_tokens = 0.0, 0  # that step's duration and size
@@ -126,6 +125,7 @@ class Engine:
             step_error=self.cost_model.error,
             drafts=self.proposals.tally.counts(),
             draft_gain=self.proposals.tally.gain,
+            num_side_bytes=self._side.num_bytes,
             host=sum_up(prefixes.stats() for prefixes in self._stores),
         )
 
@@ -250,8 +250,8 @@ class Engine:
             if self._running.get(sequence.id) is sequence:
                 self._admission.checkpoint(sequence, start)
         self._unsettled.clear()
-        is_streaming = any(sequence.num_output > 0 for sequence in self._running.values())
-        pause_s = self._itl_budget_s * _PAUSE_SHARE if is_streaming else math.inf
+        has_streams = any(sequence.num_output for sequence in self._running.values())
+        pause_s = self._itl_budget_s * _PAUSE_SHARE if has_streams else math.inf
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
         for prefixes in self._stores:
             prefixes.run_beside(self._unsettled_s, self._unsettled_tokens, pause_s=pause_s, is_awaited=is_awaited)

@@ -139,6 +139,8 @@ class SideContext(Protocol):
 
     is_over: bool
     """Whether it computes nothing more: the prompt is complete, or it failed."""
+    num_bytes: int
+    """How much memory it may take."""
 
     def give(self, chunk: Chunk) -> None:
         """Give it the next cells of the prompt's beginning, which need not be computed."""

@@ -69,6 +69,12 @@ class SidePrefill:
         self.has_turn = False
         """Whether it computes after the next step: not beside a prompt of a more urgent sequence."""
 
+    @property
+    def num_bytes(self) -> int:
+        """How much memory the context may take; any thread may ask."""
+        context = self._context
+        return 0 if context is None else context.num_bytes
+
     def share(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
         """Begin with a prompt that is worth a context, if none of this urgency runs; return the other sequences."""
         self._begin_with_one(running, num_cells)

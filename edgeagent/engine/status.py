@@ -22,6 +22,7 @@ class EngineStatus:
     step_error: PredictionError | None
     drafts: tuple[DraftCounts, ...]
     draft_gain: float
+    num_side_bytes: int  # what a long prompt's own context may take
     host: CacheStatus
 
 

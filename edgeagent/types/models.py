@@ -144,7 +144,10 @@ class WorkerStatus(Struct, frozen=True):
     num_threads: int = 0
     rss_bytes: int = 0
     own_bytes: int = 0
-    """Of these, what no file backs: not a mapped model's weights. 0 where the system does not tell."""
+    """Of these, what no file backs (not a mapped model's weights), without a long prompt's own context. 0 where the
+    system does not tell."""
+    num_side_bytes: int = 0
+    """What a long prompt's own context may take."""
     memory_cache: CacheStatus | None = None
     disk_cache: CacheStatus | None = None
 

@@ -33,6 +33,7 @@ class FakeSide:
         self.num_left = num_chunks
         self.chunks: list[Chunk] = []
         self.is_over = self.is_closed = False
+        self.num_bytes = 1 << 20
         self.is_running = False
         self.events: list[str] = []
 

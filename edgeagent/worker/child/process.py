@@ -38,6 +38,7 @@ from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import PromptReady, PromptRefused, Worker
 from edgeagent.worker.child.opening import can_take_less, open_model
+from edgeagent.worker.child.own_memory import OwnMemory
 from edgeagent.worker.child.questions import Questions
 from edgeagent.worker.exit_cause import describe_left_out
 from edgeagent.worker.protocol import (
@@ -80,6 +81,7 @@ class _Reader(threading.Thread):
         self._worker = worker
         self._frames = frames
         self._process = psutil.Process()
+        self._own_memory = OwnMemory()
         self._ponged_at_s = time.monotonic()
         self._num_tokens_then = 0
 
@@ -124,7 +126,7 @@ class _Reader(threading.Thread):
             preparing_id=self._worker.preparing_id,
             tokens_per_second=rate,
             rss_bytes=memory.rss,
-            own_bytes=_own_bytes(memory),
+            own_bytes=self._own_memory.tell(_own_bytes(memory), status.num_side_bytes),
             disk_cache=self._host.disk_cache(),
         )
 

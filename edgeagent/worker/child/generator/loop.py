@@ -363,6 +363,7 @@ class Worker:
             num_tokens_from_disk_total=self._num_restored["disk"],
             num_output_tokens_total=self._num_output_tokens,
             num_threads=self._host.num_threads,
+            num_side_bytes=status.num_side_bytes,
             memory_cache=status.host,
         )
 

@@ -48,7 +48,8 @@ def side_contexts(
 
     def open_context(tokens: Sequence[int], num_known: int, chunk: int) -> LlamaSideContext | None:
         num_cells = len(tokens) + _SPARE_CELLS
-        if (free_bytes or _free_bytes)() < 2 * num_cells * token_bytes + _SPARE_BYTES:
+        num_bytes = int(2 * num_cells * token_bytes) + _SPARE_BYTES
+        if (free_bytes or _free_bytes)() < num_bytes:
             return None
         size = min(chunk, runner.attention.micro_batch)
         own = config.model_copy(
@@ -56,7 +57,7 @@ def side_contexts(
         )
         attention = Attention(runner.attention.flash, size)
         make = partial(LlamaRunner, runner.model, own, num_cells=num_cells, attention=attention)
-        return LlamaSideContext(make, tokens, num_known, size)
+        return LlamaSideContext(make, tokens, num_known, size, num_bytes)
 
     return open_context
 
@@ -78,7 +79,12 @@ class LlamaSideContext:
     """See runner.SideContext."""
 
     def __init__(
-        self, open_runner: Callable[[], LlamaRunner], tokens: Sequence[int], num_known: int, chunk: int
+        self,
+        open_runner: Callable[[], LlamaRunner],
+        tokens: Sequence[int],
+        num_known: int,
+        chunk: int,
+        num_bytes: int = 0,
     ) -> None:
         """Begin, paused. `open_runner` makes a context with room for the tokens; it is called on the new thread.
 
@@ -88,8 +94,10 @@ class LlamaSideContext:
         self._tokens = tokens
         self._num_known = num_known
         self._chunk = chunk
+        self.num_bytes = num_bytes
         self._state = threading.Condition()
         self._may_run = self._is_closed = self._is_blocked = False
+        self._is_apart = False  # makes or frees its context, which takes seconds where it is large
         self._given: deque[Chunk] = deque()
         self._chunks: list[Chunk] = []
         self.is_over = False
@@ -130,7 +138,9 @@ class LlamaSideContext:
         with self._state:
             self._is_closed = True
             self._state.notify_all()
-        self._thread.join()
+            is_apart = self._is_apart
+        if not is_apart:
+            self._thread.join()
         self._given.clear()
         self._chunks.clear()
 
@@ -189,13 +199,13 @@ class LlamaSideContext:
 
     def _wait_for_turn(self) -> None:
         with self._state:
-            self._is_blocked = True
+            self._is_blocked, self._is_apart = True, False
             self._state.notify_all()
             self._state.wait_for(lambda: self._may_run or self._is_closed)
             self._is_blocked = False
 
     def _let_pass(self) -> None:
-        """Let `pause` return meanwhile."""
+        """Let `pause` and `close` return meanwhile."""
         with self._state:
-            self._is_blocked = True
+            self._is_blocked = self._is_apart = True
             self._state.notify_all()
