@@ -1,6 +1,6 @@
 """The backend on this machine: a bounded number of requests, each with its mailbox, its deadline and its end.
 
-It does not know processes or frames (worker.pool does) nor why a request came here (the router does).
+It does not know processes or frames (worker.parent.pool does) nor why a request came here (the router does).
 """
 
 from __future__ import annotations

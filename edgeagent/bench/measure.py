@@ -84,7 +84,7 @@ async def measure(run: Run, progress: Progress) -> None:
 
 
 async def count_tokens(server: Server, seed: int) -> Size:
-    """Return how a server counts words, from two short answers, which also wake it up."""
+    """Ask a server for two short answers, and return how many tokens it counts for words. This also warms it up."""
     prompts, counted = Prompts(seed, "size"), []
     async with connection_to(server) as connection:
         for num_words in PROBE_WORDS:

@@ -19,7 +19,7 @@ FEW_TOKENS = 2
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the report. `better` is neither where a number only explains the others."""
+    """One row of the report. `better` is "neither" if the number only explains others."""
 
     name: str
     unit: str

@@ -187,7 +187,7 @@ class SidePrefill:
         sequence.marks.prefill_s = sequence.marks.prefill_s or self._until_s
 
     def _give(self) -> bool:
-        """Read the next cells of the prompt's beginning for the context; False if it has all."""
+        """Give the side context the next cells that are computed already; return False if it has all of them."""
         if self._num_given == self._num_known or self._context is None or self.sequence is None:
             return False
         assert self.sequence.seq_id is not None

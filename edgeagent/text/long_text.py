@@ -27,7 +27,7 @@ class LongTextVocabulary:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens in the vocabulary."""
         return self._vocabulary.num_tokens
 
     @property

@@ -37,7 +37,7 @@ class Measurements(Struct, frozen=True):
 
 
 class StepTime(Struct, frozen=True, array_like=True):
-    """The mean seconds of a kind of step: see engine.step_shape."""
+    """The mean seconds of a kind of step: see engine.costs.step_shape."""
 
     num_tokens: Annotated[float, Meta(ge=1, le=1 << 31)]
     num_cells: Annotated[float, Meta(ge=0, le=1 << 40)]

@@ -56,7 +56,7 @@ class Grant:
 
 
 class Grants:
-    """The grants that hold anything."""
+    """The grants of requests and sockets that are open; `check` ends those whose token no longer holds."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys

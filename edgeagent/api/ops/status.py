@@ -82,7 +82,7 @@ class DeviceReport(Shape):
 
 
 class AlternativeReport(Shape):
-    """A value that was measured, and the milliseconds of each kind of work with it."""
+    """A value that was tried for a setting, and the milliseconds that each kind of work took with it."""
 
     value: str
     work_ms: dict[str, float]

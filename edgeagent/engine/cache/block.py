@@ -1,13 +1,13 @@
 """Blocks: pieces of computed prefixes outside the KV cells, their keys, and the interface of tiers.
 
-The seam between the engine (which makes blocks and restores them), host memory (`engine.host_tier`) and disk
-(`engine.cache.disk`). It knows neither llama.cpp nor files.
+The seam between the engine (which makes blocks and restores them), host memory (`engine.cache.host`) and
+disk (`engine.cache.disk`). It knows neither llama.cpp nor files.
 
 A prefix is a chain of blocks, which are restored in order. Each covers consecutive tokens: up to a number chosen by the
 model where memory is attention alone, any number where a state belongs to it (then a block may reach back to the
-beginning). It is named by a keyed hash of its parent's key and its own tokens, so one key stands for the whole prefix
-that ends with the block. A chain begins at the root key of a cache partition. Blocks are found by
-their tokens, which one tree keeps for the cells and all tiers (`engine.radix_tree`).
+beginning). Its key is a keyed hash of its parent's key and its own tokens, so one key stands for the whole prefix that
+ends with the block. A chain begins at the root key of a cache partition. Blocks are found by their tokens, which one
+tree keeps for the cells and all tiers (`engine.cache.radix_tree`).
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class LlamaRunner:
         self.abort_flag.set()
 
     def clear_abort(self) -> None:
-        """Undo request_abort; the owner calls it before it reads its commands, so that none is lost."""
+        """Undo `request_abort`. Call it before the commands are read, so that it undoes no abort that comes later."""
         self.abort_flag.clear()
 
     def decode(self, slices: Sequence[Slice]) -> None:

@@ -119,7 +119,7 @@ class Encoder:
             flag.set()
 
     def clear_abort(self) -> None:
-        """Undo request_abort. Call it before reading the commands, so that an abort for a later command is not lost."""
+        """Undo `request_abort`. Call it before the commands are read, so that it undoes no abort that comes later."""
         if self._abort_flag is not None:
             self._abort_flag.clear()
 

@@ -1,6 +1,6 @@
-"""Drafts what followed the last tokens where they stood before, in the sequence's own prompt and output.
+"""Drafts from a sequence's own prompt and output: where its last tokens occur earlier, the tokens that follow there.
 
-It costs no model and pays where an answer repeats its prompt: edits, quotes, code.
+It needs no draft model. It pays where an answer repeats its prompt: edits, quotes, code.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def banned_texts(tool_format: ToolFormat, vocabulary: Vocabulary) -> tuple[Banne
 
 
 class CallBan:
-    """Free text without the opening of a call; an `engine.constraint.TokenConstraint`."""
+    """Free text without the opening of a call; an `engine.sampling.constraint.TokenConstraint`."""
 
     def __init__(self, vocabulary: Vocabulary, banned: Sequence[BannedText]) -> None:
         self._vocabulary = vocabulary

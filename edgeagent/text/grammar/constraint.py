@@ -67,7 +67,7 @@ class Plan:
 
 
 class Constraint:
-    """Which tokens may come next in one answer; an `engine.constraint.TokenConstraint`.
+    """Which tokens may come next in one answer; an `engine.sampling.constraint.TokenConstraint`.
 
     Tokens that end generation may come exactly when the answer is complete. InvalidRequest is raised where the grammar
     exceeds its limits in mid-answer.

@@ -35,7 +35,7 @@ def _is_of_word(byte: bytes) -> bool:
 
 
 class Inner(Protocol):
-    """What else the tokens must be: an `engine.constraint.TokenConstraint`."""
+    """What else the tokens must be: an `engine.sampling.constraint.TokenConstraint`."""
 
     def allows(self, token: int) -> bool: ...
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None: ...

@@ -23,7 +23,7 @@ _IDLE_S = 60.0  # without use, then the memory is freed
 
 
 class Embedder(Protocol):
-    """Computes vectors; see engine.embedding."""
+    """Computes vectors; see engine.llama.embedder."""
 
     num_chunks: int
 
