@@ -87,7 +87,7 @@ class About:
 
 
 def parse_name(file_name: str) -> BlockName | None:
-    """Parse a file name; None if it is no block's."""
+    """Parse the name of a block's file; None for any other file name."""
     match = _NAME.fullmatch(file_name)
     if match is None:
         return None

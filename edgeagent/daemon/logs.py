@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgeagent.config import LogConfig
     from edgeagent.daemon.console import Output
 
-# uvicorn's messages are about clients' mistakes, or quote exceptions; api/envelope logs what matters of those.
+# uvicorn's messages are about clients' mistakes, or quote exceptions; api.gate.envelope logs what matters of those.
 # asyncio's messages show tasks and callbacks with their arguments; `log_unhandled` logs the failures instead.
 _SILENT = ("uvicorn", "asyncio", "websockets")
 # What may be written beside the message: `logger.error("...", extra={"fields": {...}, "places": traceback})`.

@@ -1,6 +1,7 @@
 """uvicorn's two protocols with bounds they lack: connections, header bytes, slow senders, clients that never read.
 
-Checks of the ASGI scope (Host, Origin, token) are in api/security; here are bounds on what a client costs before that.
+Checks of the ASGI scope (Host, Origin, token) are in `api.gate.security`; here are bounds on what a client costs before
+that.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""What memory a model takes by its file's header, and how it is made to fit. Pure: nothing here reads a machine."""
+"""How much memory a model takes, by its file's header, and how it is made to fit.
+
+Pure: what the machine has is an argument.
+"""

@@ -1,4 +1,4 @@
-"""What clients send, as the documents show it: the bodies that are checked, with the parts that code reads by hand."""
+"""The bodies that clients send, for the documents: the checked ones, with types for what code reads by hand."""
 
 from __future__ import annotations
 

@@ -2,10 +2,11 @@
 
 The rules, in order. Each applies to every path, unless it says otherwise:
 1. the request target is a path, and the headers are few and short;
-2. Host is one of the daemon's own names (a web page that rebinds its name to 127.0.0.1 has another Host; api/hosts);
+2. Host is one of the daemon's own names, see `api.gate.hosts` (a web page that rebinds its name to 127.0.0.1 has
+   another Host);
 3. Origin, Referer and Sec-Fetch-Site show no web page, or an allow-listed one;
 4. a preflight of an allow-listed page is answered here;
-5. the client may use the path (api/gate/access);
+5. the client may use the path (see `api.gate.access`);
 6. a body is declared as JSON, which a page can do only after a preflight. If no browser sent it, it may have no type,
    or that of a form, as curl sends by default. The Ollama API takes any type, since its clients send any, but not from
    a browser.

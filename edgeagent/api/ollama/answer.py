@@ -110,7 +110,7 @@ ToFields = Callable[[AnswerFields], OllamaChatFields | OllamaGenerateFields]
 
 
 def chat_fields(part: AnswerFields) -> OllamaChatFields:
-    """Return the fields in which /api/chat answers."""
+    """Return a part of an answer in the fields of /api/chat."""
     message: OllamaChatMessage = {"role": "assistant", "content": part.text}
     if part.thinking:
         message["thinking"] = part.thinking
@@ -120,7 +120,7 @@ def chat_fields(part: AnswerFields) -> OllamaChatFields:
 
 
 def generate_fields(part: AnswerFields) -> OllamaGenerateFields:
-    """Return the fields in which /api/generate answers."""
+    """Return a part of an answer in the fields of /api/generate."""
     return {"response": part.text, "thinking": part.thinking} if part.thinking else {"response": part.text}
 
 

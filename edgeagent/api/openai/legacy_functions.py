@@ -14,7 +14,7 @@ from edgeagent.types import Tool, ToolChoice
 
 
 def read_functions(raw: Sequence[Json]) -> tuple[Tool, ...]:
-    """Return `functions` as tools; raise InvalidToolSchema."""
+    """Return `functions` as tools; raise InvalidToolSchema if one is malformed or two have one name."""
     tools: list[Tool] = []
     for index, function in enumerate(raw):
         name, description, parameters, strict = map(function.get, ("name", "description", "parameters", "strict"))
@@ -24,7 +24,7 @@ def read_functions(raw: Sequence[Json]) -> tuple[Tool, ...]:
 
 
 def read_function_choice(raw: str | Json | None, tools: Sequence[Tool]) -> ToolChoice:
-    """Return the request's `function_call` as a tool choice; raise InvalidRequest."""
+    """Return the request's `function_call` as a tool choice; raise InvalidRequest if it names no known function."""
     match raw:
         case None | "auto":
             return ToolChoice()

@@ -1,6 +1,7 @@
 """Background responses: started, run to their end without a connection, stored, and followed by any number of clients.
 
-A follower reads from the response itself (api/replay), so a slow follower, or one that leaves, affects nothing else.
+A follower reads from the response itself (`api.responses.replay`), so a slow follower, or one that leaves, affects
+nothing else.
 """
 
 from __future__ import annotations

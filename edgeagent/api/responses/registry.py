@@ -67,12 +67,12 @@ class LiveTurns:
         task.add_done_callback(self._tasks.discard)
 
     def get(self, response_id: str, partition: str) -> Turn | None:
-        """Return a turn of this partition."""
+        """Return the turn of a response that runs or waits; None if there is none in this partition."""
         live = self.find(response_id, partition)
         return live.turn if live is not None else None
 
     def find(self, response_id: str, partition: str) -> LiveTurn | None:
-        """Return a turn of this partition, to be followed."""
+        """Return the same turn with its progress, for a client that follows it; None as for `get`."""
         live = self._turns.get(response_id)
         return live if live is not None and live.turn.partition == partition else None
 

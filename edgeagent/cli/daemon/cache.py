@@ -121,9 +121,9 @@ def _is_known(client: str, settings: Config) -> bool:
 
 
 def _stranger_note(client: str, settings: Config) -> str:
-    """Return what to say of a client that has no token and of which nothing is on disk; empty for another.
+    """Return a note for the user if a client has no token and nothing on disk; otherwise "".
 
-    This is not an error: a client whose token was removed may still have prompts in memory.
+    It is not an error: a client whose token was removed may still have prompts in memory.
     """
     try:
         kept = {part.about.client for part in cache_folder.list_parts(settings.cache_dir) if part.about is not None}

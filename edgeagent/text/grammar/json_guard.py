@@ -105,7 +105,7 @@ class JsonGuard:
         return _without(mask, self._starts.zeros) if shorter is mask else shorter
 
     def _with_quotes(self, mask: Mask) -> Mask:
-        """Return a mask that allows only the end of the string, if the string may end here."""
+        """Return a mask that allows only the end of the string; if the string may not end here, the mask as it is."""
         only = np.zeros_like(mask)
         only[self._starts.quotes] = mask[self._starts.quotes]
         return only if only.any() else mask

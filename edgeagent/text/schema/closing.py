@@ -52,9 +52,10 @@ class _Keys:
 def close_objects(schema: Schema, effort: Effort | None = None) -> Schema:
     """Return the schema with each object closed that has `properties` and no `additionalProperties`.
 
-    Names that are only in `required` stay possible. Keys that one object gets from allOf, anyOf, oneOf, or a $ref
-    beside other keywords are joined first. Paths within the schema do not change. All schemas of a request share
-    `effort`. Raise TooManyReferencesError.
+    A closed object has no other keys than those it names, in `properties` or only in `required`. If one object gets
+    keys from allOf, anyOf, oneOf, or a $ref beside other keywords, these are joined before it is closed. Paths within
+    the schema do not change. `effort` bounds the work: pass the same one for all schemas of a request. Raise
+    TooManyReferencesError beyond that bound.
     """
     return _Closer(schema, effort or Effort()).close_root()
 

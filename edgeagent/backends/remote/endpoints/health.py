@@ -49,7 +49,7 @@ class Breaker:
         self.cause = ""
 
     def state(self, now_s: float) -> State:
-        """Return the state."""
+        """Return whether requests pass: all ("closed"), one to try ("half_open"), or none ("open")."""
         if self._open_until_s is None:
             return "closed"
         return "open" if now_s < self._open_until_s else "half_open"

@@ -1,8 +1,8 @@
 """The list of the folder's blocks, in memory. A lookup takes a microsecond.
 
-Only the writer's thread changes it. Other threads may look blocks up at any time. This is safe without a lock: each
-lookup is one access to a dictionary, and a value in it changes one field at a time. Any thread can forget a partition
-at once, by raising its epoch.
+Only the writer's thread adds and removes blocks. Any thread may look blocks up, or forget a partition at once by
+raising its epoch. This is safe without a lock: each lookup is one access to a dictionary, and a value in it changes
+one field at a time.
 """
 
 from __future__ import annotations

@@ -119,16 +119,16 @@ class BlockStore:
         return key in self._writer.pending
 
     def withdraw(self, key: BlockKey) -> None:
-        """See BlockTier."""
+        """See LowerTier."""
         self._writer.pending.pop(key, None)
 
     @property
     def is_stalled(self) -> bool:
-        """See BlockTier."""
+        """See LowerTier."""
         return self._writer.is_stalled
 
     def wait_written(self) -> bool:
-        """See BlockTier."""
+        """See LowerTier."""
         self._hurry()
         num_before = len(self._writer.pending)
         while num_before and not self.is_stalled and not self._is_over:

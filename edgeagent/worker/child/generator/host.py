@@ -61,7 +61,7 @@ _OPEN_S = 1.0  # to wait for a slow disk to list its blocks; later ones are adde
 
 
 class Host:
-    """One model, ready to serve. `prepare` may run beside `engine.step` on another thread; nothing else may."""
+    """One model, ready to serve. `prepare` may run beside `Engine.step` on another thread; nothing else may."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Host:
     def prepare_grammars(self) -> None:
         """Build the grammars' tables of the vocabulary before the first schema needs them.
 
-        Up to a second for a large vocabulary; may run beside `engine.step`, on the thread that calls `prepare`.
+        Up to a second for a large vocabulary; may run beside `Engine.step`, on the thread that calls `prepare`.
         """
         self._grammars.prepare()
 

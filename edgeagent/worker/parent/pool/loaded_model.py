@@ -186,7 +186,7 @@ class LoadedModel:
 
 
 def _hurried(load: Load, engine: EngineConfig) -> Load:
-    """Return a load that a request waits for: it measures for a shorter time what suits the model here."""
+    """Return this load with less time for calibration, because a request waits for it."""
     calibration_s = min(engine.calibration_s, _AWAITED_CALIBRATION_S)
     hurried = engine.model_copy(update={"calibration_s": calibration_s})
     return replace(load, engine_config=hurried.model_dump_json().encode())
