@@ -25,7 +25,8 @@ from edgeagent.engine.sequence import Sequence
 _CHUNKS = (256, 128, 64, 32)
 # A prompt that takes less time alone is not worth a context, which takes about a tenth of a second.
 MIN_ALONE_S = 1.0
-# Nor is one whose tokens cost in the streams' steps no more than this, as a multiple of what they cost alone.
+# Nor is one whose tokens cost in the streams' steps no more than this, as a multiple of what they cost alone, and whose
+# chunks keep the budget.
 MIN_GAIN = 1.25
 # The part of the inter-token-latency budget that is planned; pauses differ in length.
 _PLANNED_SHARE = 0.9
@@ -210,7 +211,11 @@ class SidePrefill:
         depth = start + num_tokens // 2
         fitting = self._costs.max_tokens_within(self._budget_s, beside, depth, MIN_CHUNK_BESIDE)
         small_s, none_s = self._costs.predict(beside.plus(fitting, depth)), self._costs.predict(beside)
-        if small_s is None or none_s is None or (small_s - none_s) * num_tokens < MIN_GAIN * alone_s * fitting:
+        if small_s is None or none_s is None:
+            return 0
+        is_cheap = (small_s - none_s) * num_tokens < MIN_GAIN * alone_s * fitting
+        # Beside a context of its own, the streams' step would come after the budget, or after twice its time.
+        if is_cheap and small_s <= max(self._budget_s, 2 * none_s):
             return 0
         for chunk in _CHUNKS:
             chunk_s = self._costs.predict(StepShape.alone(chunk, depth))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from itertools import pairwise
 
 import pytest
@@ -13,8 +14,9 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.runner import Chunk, Slice
-from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.runner import Chunk, SideContext, Slice
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.side_prefill import SidePrefill
 from edgeagent.types import Tier
 from tests.engine.test_engine import greedy
 from tests.fakes import FakeClock, FakeRunner, next_token
@@ -27,7 +29,7 @@ BUDGET_S = 0.1
 class FakeSide:
     """A context that computes a chunk whenever it is resumed, at once; after `num_chunks` of them it fails."""
 
-    def __init__(self, tokens: Sequence[int], num_known: int, chunk: int, num_chunks: int) -> None:
+    def __init__(self, tokens: Tokens[int], num_known: int, chunk: int, num_chunks: int) -> None:
         self.tokens, self.num_known, self.chunk = list(tokens), num_known, chunk
         self.runner = FakeRunner(num_cells=2000, max_batch=512)
         self.num_left = num_chunks
@@ -80,7 +82,7 @@ class SlowRunner(FakeRunner):
         self.clock, self.sides = clock, sides
         self.sizes: list[int] = []
 
-    def decode(self, slices: Sequence[Slice]) -> None:
+    def decode(self, slices: Tokens[Slice]) -> None:
         assert not any(side.is_running for side in self.sides if not side.is_closed)
         size = sum(len(part.tokens) for part in slices)
         self.sizes.append(size)
@@ -88,7 +90,7 @@ class SlowRunner(FakeRunner):
         super().decode(slices)
 
 
-def answer(prompt: Sequence[int], num_tokens: int) -> list[int]:
+def answer(prompt: Tokens[int], num_tokens: int) -> list[int]:
     """What a plain loop would generate; nothing ends it."""
     tokens = list(prompt)
     for _ in range(num_tokens):
@@ -112,7 +114,7 @@ class Scene:
             costs.observe(StepShape.alone(size, 0), step_s(size))
         self.num_asked = 0
 
-        def open_side(tokens: Sequence[int], num_known: int, chunk: int) -> FakeSide | None:
+        def open_side(tokens: Tokens[int], num_known: int, chunk: int) -> FakeSide | None:
             self.num_asked += 1
             if not has_memory:
                 return None
@@ -376,3 +378,25 @@ def test_whatever_comes_and_goes_beside_it_every_answer_is_right(seed: int) -> N
         if name not in cancelled:
             assert scene.outputs.get(name, []) == answer(prompt, max_tokens)
     assert all(side.is_closed for side in scene.sides)
+
+
+@pytest.mark.parametrize(("budget_s", "is_aside"), [(0.1, True), (0.5, False)])
+def test_chunks_that_are_cheap_but_exceed_the_budget_are_computed_aside(*, budget_s: float, is_aside: bool) -> None:
+    """Each token takes as long in a small step as in a large one, but the smallest step takes longer than 0.1 s."""
+    clock, costs, num_asked = FakeClock(), CostModel(512), 0
+    for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        costs.observe(StepShape.alone(size, 0), 0.01 * size)
+
+    def open_side(tokens: Tokens[int], num_known: int, chunk: int) -> SideContext | None:
+        nonlocal num_asked
+        num_asked += 1
+        return None
+
+    runner = FakeRunner(num_cells=2000, max_batch=512, end_token=-1)
+    side = SidePrefill(open_side, runner, PrefixStore(runner, None, costs, clock), budget_s, costs, clock)
+    stream = Sequence.of(SequenceSpec("stream", [1], greedy(), 9), 9, 0, 1, 0.0)
+    stream.tokens.append(2)
+    stream.num_computed = 1
+    long = Sequence.of(SequenceSpec("long", LONG, greedy(), 9), 9, 1, 1, 0.0)
+    assert side.share([stream, long], 10) == [stream, long]
+    assert num_asked == is_aside
