@@ -8,13 +8,30 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TextIO, TypeVar
 
 from edgeagent.sizes import size_text as size_text
 
 _INDENT = "  "
 _MIN_WIDTH = 20
+
+_Display = TypeVar("_Display")
+
+
+def progress_display(
+    name: str,
+    *,
+    as_json: bool,
+    json_lines: Callable[[str], _Display],
+    lines: Callable[[str], _Display],
+    bar: Callable[[str], AbstractContextManager[_Display]],
+) -> AbstractContextManager[_Display]:
+    """Return what shows the progress of `name`: JSON lines if asked for, a bar on a terminal, else plain lines."""
+    if as_json:
+        return nullcontext(json_lines(name))
+    return bar(name) if sys.stderr.isatty() else nullcontext(lines(name))
 
 
 def duration(seconds: float) -> str:

@@ -1,9 +1,9 @@
 """Computes one long prompt beside live streams in a context of its own, which pauses while they have their steps.
 
-A prompt's chunk in a step of the streams must be as small as their budget, and small chunks are dear: each takes the
-weights through the processor again, and flash attention on a CPU computes fewer than 64 tokens one by one. A context of
-its own computes large chunks and pauses within them, at llama.cpp's next graph node. What it has computed is copied to
-the cells of the sequence chunk by chunk, so everything else sees a prompt that progresses.
+A prompt's chunk in a step of the streams must fit into their budget, and small chunks are expensive: each reads all
+weights again, and flash attention on a CPU computes fewer than 64 tokens one by one. The context of its own computes
+large chunks and pauses within them, at llama.cpp's next graph node. Each computed chunk is copied to the cells of the
+sequence, so the rest of the engine sees a prompt that progresses.
 
 The context exists as long as the prompt takes. The last tokens, which give logits, are left to a step of the engine.
 """
@@ -21,16 +21,17 @@ from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_BESIDE, by_urgency, rank
 from edgeagent.engine.sequence import Sequence
 
-# Tokens of a chunk: the most that the machine computes within MAX_STEP_S. A larger one delays each pause by more.
+# Tokens of a chunk: the largest that the machine computes within MAX_STEP_S. The larger a chunk, the longer its graph
+# nodes, and so each pause.
 _CHUNKS = (256, 128, 64, 32)
 # A prompt that takes less time alone is not worth a context, which takes about a tenth of a second.
 MIN_ALONE_S = 1.0
-# Nor is one whose tokens cost in the streams' steps no more than this, as a multiple of what they cost alone, and whose
-# chunks keep the budget.
+# Nor is a prompt whose chunks keep the budget in the streams' steps, and there cost less than this multiple of their
+# cost alone.
 MIN_GAIN = 1.25
 # The part of the inter-token-latency budget that is planned; pauses differ in length.
 _PLANNED_SHARE = 0.9
-_GIVEN_TOKENS = 128  # of its known beginning, at a time: reading them delays a step by milliseconds
+_GIVEN_TOKENS = 128  # cached tokens that the context is given at a time: reading them takes milliseconds
 _WEIGHT = 0.2  # of the latest step, or pause, in what the next one is expected to take
 _POLL_S = 0.005  # how often a waiting command is looked for
 ALONE_S = 0.05  # how long one step of the engine waits where no stream runs

@@ -283,7 +283,7 @@ def _survive(tmp_path: Path, num_kills: int) -> None:
         files = sorted((state_dir / "cache").glob("*.kv"))
         if files and chance.random() < 0.3:
             _spoil(chance.choice(files), chance)
-    # A life that was long enough to write leaves its prompt to the next one, among files that nobody spoils.
+    # A daemon that lived until its blocks were written leaves its prompt to the next one. No file is damaged here.
     shutil.rmtree(state_dir / "cache")
     num_cached = 0
     for question in ("Is the last room open?", "Is the last room open, and when?"):

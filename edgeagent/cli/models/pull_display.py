@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import typer
 
-from edgeagent.cli.display import complain, size_text
+from edgeagent.cli.display import complain, progress_display, size_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -38,16 +36,9 @@ class PullDisplay(Protocol):
     def interrupted(self) -> None: ...
 
 
-@contextmanager
-def pull_display(name: str, *, as_json: bool) -> Iterator[PullDisplay]:
-    """Show the pull of one model in the way that suits the reader."""
-    if as_json:
-        yield JsonDisplay(name)
-    elif sys.stderr.isatty():
-        with BarDisplay(name) as display:
-            yield display
-    else:
-        yield LineDisplay(name)
+def pull_display(name: str, *, as_json: bool) -> AbstractContextManager[PullDisplay]:
+    """Return what shows the pull of one model."""
+    return progress_display(name, as_json=as_json, json_lines=JsonDisplay, lines=LineDisplay, bar=BarDisplay)
 
 
 class JsonDisplay:

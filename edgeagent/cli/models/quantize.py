@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from edgeagent.cli.completion import model_names
-from edgeagent.cli.display import complain, size_text
+from edgeagent.cli.display import complain, progress_display, size_text
 from edgeagent.cli.models.options import ConfigFile, ModelsDir, StateDir, settings_of
 
 if TYPE_CHECKING:
@@ -129,17 +128,9 @@ class Display(Protocol):
     def show(self, done: int, total: int) -> None: ...
 
 
-@contextmanager
-def _display(planned: Plan, *, as_json: bool) -> Iterator[Display]:
-    """Show the progress: a bar on a terminal, else lines, or JSON if asked for."""
+def _display(planned: Plan, *, as_json: bool) -> AbstractContextManager[Display]:
     name = planned.target.name
-    if as_json:
-        yield JsonDisplay(name)
-    elif sys.stderr.isatty():
-        with BarDisplay(name) as display:
-            yield display
-    else:
-        yield LineDisplay(name)
+    return progress_display(name, as_json=as_json, json_lines=JsonDisplay, lines=LineDisplay, bar=BarDisplay)
 
 
 class LineDisplay:

@@ -126,7 +126,7 @@ class _Reader(threading.Thread):
             preparing_id=self._worker.preparing_id,
             tokens_per_second=rate,
             rss_bytes=memory.rss,
-            own_bytes=self._own_memory.tell(_own_bytes(memory), status.num_side_bytes),
+            own_bytes=self._own_memory.without_side(_own_bytes(memory), status.num_side_bytes),
             disk_cache=self._host.disk_cache(),
         )
 
