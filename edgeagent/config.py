@@ -169,6 +169,8 @@ class EngineConfig(Section):
     """Compute a long prompt beside streams in a context of its own, which takes its cells' memory twice (CPU only)."""
     cache_memory_bytes: Annotated[int, Field(ge=-1)] = -1
     """Host memory for prefixes that left the KV cells (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
+    cache_type: Literal["exact", "q8_0"] = "exact"
+    """How prefixes are kept in memory and on disk: as computed, or rounded to half the bytes (f16 cells only)."""
     mmap: bool = True
     """Map the model file instead of reading it."""
     mlock: bool = False

@@ -95,6 +95,32 @@ def test_a_prompt_is_there_after_kill_9_and_under_the_same_settings_only(tmp_pat
         assert cached > 256
 
 
+def test_rounded_blocks_take_half_the_bytes_and_are_found_again(tmp_path: Path) -> None:
+    bytes_a_token = {}
+    for cache_type in ("exact", "q8_0"):
+        state_dir = tmp_path / cache_type
+        flags = ("--cache-type", cache_type, "--kv-type-k", "f16", "--kv-type-v", "f16")
+        daemon = start_daemon(state_dir, "builtin", *flags)
+        try:
+            first, _ = ask(daemon, "When do you open?")
+            wait_for_disk(state_dir, 256)
+        finally:
+            kill(daemon)
+        parts = cache_folder.list_parts(state_dir / "cache")
+        bytes_a_token[cache_type] = sum(part.num_bytes for part in parts) / num_tokens_on_disk(state_dir)
+        with serving(state_dir, "builtin", *flags) as daemon:
+            again, cached = ask(daemon, "When do you open?")
+            assert cached >= 256
+            if cache_type == "exact":
+                assert again == first
+            else:
+                assert again
+    assert bytes_a_token["q8_0"] < 0.6 * bytes_a_token["exact"]
+    with serving(state_dir, "builtin") as daemon:
+        assert ask(daemon, "When do you open?")[1] == 0
+        assert "cells in blocks (q8_0, now exact)" in daemon.log.read_text(), "the log says why nothing is found"
+
+
 def test_a_cache_folder_that_is_deleted_comes_back(tmp_path: Path) -> None:
     cache = tmp_path / "state" / "cache"
 

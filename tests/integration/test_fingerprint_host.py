@@ -168,7 +168,7 @@ def test_blocks_of_another_size_are_not_found(kept: Kept, monkeypatch: pytest.Mo
 
 def test_every_field_is_varied_here() -> None:
     varied = {"RoPE factors", "K type", "V type", "flash attention", "model file", "block size"}
-    varied |= {"llama.cpp", "llama.cpp library", "block format"}
+    varied |= {"llama.cpp", "llama.cpp library", "block format", "cells in blocks"}
     made = fingerprint.make_fingerprint([], CONFIG, rope="short", block_tokens=1, flash_attention="on")
     assert made.fields.keys() == varied
     for name in made.fields:

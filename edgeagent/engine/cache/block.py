@@ -148,6 +148,18 @@ def value_of(block: Block, importance: Importance) -> float:
     return _FACTORS[importance] * cost / max(1, block.num_bytes)
 
 
+class PayloadCodec(Protocol):
+    """Makes payloads smaller before tiers keep them. One thread calls it."""
+
+    def pack(self, payload: Payload) -> Payload:
+        """Return what to keep of a payload."""
+        ...
+
+    def unpack(self, payload: Payload) -> Payload:
+        """Return a payload for the cells; valid until the next call. Raise InternalError if it is damaged."""
+        ...
+
+
 class BlockTier(Protocol):
     """A place that keeps blocks below the cells.
 

@@ -20,6 +20,8 @@ from edgeagent.engine.cache.block import (
     Importance,
     Keyring,
     LowerTier,
+    Payload,
+    PayloadCodec,
     choose_block_tokens,
 )
 from edgeagent.engine.cache.cached_prefix import BlockReference
@@ -55,11 +57,12 @@ class BlockCache:
         block_tokens: int = MAX_BLOCK_TOKENS,
         token_bytes: float = 0.0,
         is_draft: bool = False,
+        codec: PayloadCodec | None = None,
     ) -> None:
         """`can_cut`: whether the memory may be cut anywhere after a restore. `block_tokens`: of a full block.
 
         `token_bytes`: bytes of a token in a block (0: unknown, or all is a state). `is_draft`: of a model that drafts
-        for another, which uses the tier below too.
+        for another, which uses the tier below too. `codec` packs payloads (None: they are kept as they are).
         """
         self.block_tokens = block_tokens
         self.token_bytes = token_bytes
@@ -70,6 +73,7 @@ class BlockCache:
         self._keyring = keyring
         self._can_cut = can_cut
         self._is_draft = is_draft
+        self._codec = codec
         self._tiers: tuple[BlockTier, ...] = (host,) if below is None else (host, below)
         self._sweep_at = _MIN_SWEEP
         self._num_purges: Counter[BlockKey | None] = Counter()  # by root; None: of all
@@ -143,11 +147,17 @@ class BlockCache:
         later."""
         return key in self.tree.blocks and any(tier.num_bytes(key) is not None for tier in self._tiers)
 
-    def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: memoryview) -> Block:
+    def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: Payload) -> Block:
         """Make the block of these tokens behind `parent` (None: the root)."""
         parent = parent or root
         key = self._keyring.key(parent, own)
+        if self._codec is not None:
+            payload = self._codec.pack(payload)
         return Block(root, parent, key, start, own, payload, is_draft=self._is_draft)
+
+    def unpack(self, block: Block) -> Payload:
+        """Return a block's payload for the cells; valid until the next call. Raise InternalError if it is damaged."""
+        return block.payload if self._codec is None else self._codec.unpack(block.payload)
 
     def add(self, block: Block, importance: Importance) -> bool:
         """Take a block into host memory; False if there is no room for it."""
@@ -229,8 +239,9 @@ def make_blocks(
     token_bytes: float = 0.0,
     *,
     is_draft: bool = False,
+    codec: PayloadCodec | None = None,
 ) -> BlockCache:
-    """Return the blocks of one model as configured, with a share of the memory; for the last two see BlockCache.
+    """Return the blocks of one model as configured, with a share of the memory; for the last three see BlockCache.
 
     A tier `below` needs a keyring that outlives the process.
     """
@@ -247,6 +258,7 @@ def make_blocks(
         block_tokens=block_tokens,
         token_bytes=token_bytes,
         is_draft=is_draft,
+        codec=codec,
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.background import BackgroundWork
-from edgeagent.engine.cache.block import MIN_PART, CachePriority, Keyring, LowerTier
+from edgeagent.engine.cache.block import MIN_PART, CachePriority, Keyring, LowerTier, PayloadCodec
 from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, Restoring, Source
 from edgeagent.engine.cache.host import PENDING_SHARE
 from edgeagent.engine.cache.lookup import BlockCache, make_blocks, no_blocks
@@ -256,7 +256,8 @@ def make_prefix_store(
     token_bytes: float = 0.0,
     *,
     is_draft: bool = False,
+    codec: PayloadCodec | None = None,
 ) -> PrefixStore:
     """Return the prefix store of a runner as configured; for the blocks see `make_blocks`."""
-    blocks = make_blocks(runner.memory_kind, config, keyring, below, share, token_bytes, is_draft=is_draft)
+    blocks = make_blocks(runner.memory_kind, config, keyring, below, share, token_bytes, is_draft=is_draft, codec=codec)
     return PrefixStore(runner, blocks, costs)

@@ -17,6 +17,7 @@ from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.cache.transfer_rate import TransferRate
 from edgeagent.engine.runner import Runner
+from edgeagent.errors import InternalError
 
 # Bytes that are read ahead of being restored, for all sequences together; each may have one block beyond that.
 _MAX_AHEAD_BYTES = 64 << 20
@@ -203,7 +204,11 @@ class Restorer:
         if not self._cells.reserve(length):
             return False
         started_s = self._clock()
-        if not self._runner.restore(seq_id, block.payload, reference.start + length):
+        try:
+            payload = self._blocks.unpack(block)
+        except InternalError:
+            return False
+        if not self._runner.restore(seq_id, payload, reference.start + length):
             return False
         self._cells.append(seq_id, block.tokens)
         num_there = self._cells.cut(seq_id, reference.end) if reference.num_tokens < length else reference.end

@@ -37,6 +37,8 @@ def _load() -> Any:
 
 
 lib = _load()
+# Its functions that convert rows of numbers, which the bindings do not declare.
+ggml: ctypes.CDLL = lib.load_shared_library("ggml-base", lib._base_path)
 
 _ERROR_LEVEL = 4  # ggml_log_level
 _last_errors: deque[str] = deque(maxlen=8)

@@ -66,6 +66,7 @@ def make_fingerprint(
             "RoPE factors": rope,
             "K type": config.kv_type_k,
             "V type": config.kv_type_v,
+            "cells in blocks": config.cache_type,
             "flash attention": flash_attention,
             "model file": hasher.hexdigest(),
         }

@@ -15,6 +15,7 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.bindings import commit, system_description
+from edgeagent.engine.llama.cell_packing import CellPacker
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.embedder import Embedder
 from edgeagent.engine.llama.model import Model
@@ -92,6 +93,7 @@ class Host:
         self._token_bytes = try_out(self.model, self._runner, on_try, costs)
         self._block_tokens = choose_block_tokens(self._token_bytes)
         self._store = store
+        self._codec = CellPacker() if config.cache_type == "q8_0" else None
         self._block_keys = BlockKeys(load, store)
         self.notes: tuple[str, ...] = ()
         """Notes on this load for the daemon's log."""
@@ -276,7 +278,9 @@ class Host:
         if unused is not None:
             self._note(unused)
         share = 1.0 if load.draft_path is None else 1.0 - _DRAFT_SHARE
-        prefixes = make_prefix_store(self._runner, config, costs, keyring, self._store, share, self._token_bytes)
+        prefixes = make_prefix_store(
+            self._runner, config, costs, keyring, self._store, share, self._token_bytes, codec=self._codec
+        )
         if self._store is not None:
             # Of the draft's blocks too.
             self._store.expect(self._block_tokens, int(prefixes.max_pending_bytes / share))
@@ -329,7 +333,15 @@ class Host:
         self._draft_path = path
         keyring = self._block_keys.make_of_draft(Path(path), runner, config, choose_block_tokens(token_bytes))
         prefixes = make_prefix_store(
-            runner, config, costs, keyring, self._store, _DRAFT_SHARE, token_bytes, is_draft=True
+            runner,
+            config,
+            costs,
+            keyring,
+            self._store,
+            _DRAFT_SHARE,
+            token_bytes,
+            is_draft=True,
+            codec=self._codec,
         )
         return DraftModel(runner, prefixes)
 

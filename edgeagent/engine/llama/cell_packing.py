@@ -1,0 +1,236 @@
+"""Halves the size of blocks: cells of type f16 are kept as q8_0 (32 values share a scale), all else as it is.
+
+The layout of a payload is that of `llama_kv_cache::state_write` in llama.cpp: for each cache a header, one record for
+each cell, then the K rows of each layer and the V rows (or columns) of each layer, with their type in front. Nothing
+here depends on the model: a payload is packed only if every byte of it is where this layout says, and is kept as it is
+otherwise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeagent.engine.cache.block import Payload
+from edgeagent.engine.llama.bindings import ggml
+from edgeagent.engine.llama.payload_pool import PayloadPool
+from edgeagent.errors import InternalError
+
+_F16, _Q8_0 = 1, 8  # ggml_type
+_CELL_TYPES = frozenset((0, _F16, 2, 3, 6, 7, _Q8_0, 30))  # the types that a context's cells may have
+_GROUP = 32  # values with one scale
+_GROUP_BYTES = 2 + _GROUP
+_AT_ONCE = 64 << 10  # values that are converted at a time, so that they stay in the processor's cache
+
+_MAGIC = b"edgeq8_0"
+_HEADER = struct.Struct("<8sQQ")  # magic, bytes of the payload, number of spans
+_MAX_CACHES = 2  # those of layers with and without a window
+_STATE_HEADER_BYTES = 8  # llama.cpp's magic, and the sequence
+_CELL_BYTES = (12, 24)  # of a cell's record: position, number of sequences, sequence; and its place in an image
+
+_FREE_BYTES = 32 << 20
+
+ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
+ggml.ggml_quantize_chunk.argtypes = [
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+]
+for _convert in (ggml.ggml_fp16_to_fp32_row, ggml.ggml_fp32_to_fp16_row, ggml.dequantize_row_q8_0):
+    _convert.restype = None
+    _convert.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+
+
+class _OtherLayout(Exception):
+    """The payload is laid out in another way than llama.cpp's cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads numbers of a payload at known positions."""
+
+    payload: memoryview
+
+    def u32(self, at: int) -> int:
+        """Return the unsigned 32-bit number at a position. Raise _OtherLayout at the end of the payload."""
+        return self._number("<I", at)
+
+    def u64(self, at: int) -> int:
+        """Return the unsigned 64-bit number at a position. Raise _OtherLayout at the end of the payload."""
+        return self._number("<Q", at)
+
+    def _number(self, layout: str, at: int) -> int:
+        try:
+            number: int = struct.unpack_from(layout, self.payload, at)[0]
+        except struct.error:
+            raise _OtherLayout from None
+        return number
+
+
+class CellPacker:
+    """Packs payloads and unpacks them. One thread calls it."""
+
+    def __init__(self) -> None:
+        self._values = np.empty(_AT_ONCE, np.float32)
+        self._unpacked = np.empty(0, np.uint8)
+        self._buffers = PayloadPool()
+        self._buffers.max_free_bytes = _FREE_BYTES
+
+    def pack(self, payload: Payload) -> Payload:
+        """Return a payload with its f16 cells as q8_0; the same payload if it has none."""
+        spans = _spans(memoryview(payload))
+        if not spans:
+            return payload
+        source = np.frombuffer(payload, np.uint8)
+        packed = self._buffers.take(_packed_bytes(len(source), spans))
+        _HEADER.pack_into(packed, 0, _MAGIC, len(source), len(spans))
+        target = np.frombuffer(packed, np.uint8)
+        at = _HEADER.size + 16 * len(spans)
+        target[_HEADER.size : at] = np.array(spans, "<u8").reshape(-1).view(np.uint8)
+        for start, end in _between(spans, len(source)):
+            target[at : at + end - start] = source[start:end]
+            at += end - start
+        for start, length in spans:
+            at += self._to_q8_0(source[start : start + length], target[at:])
+        return packed.toreadonly()
+
+    def unpack(self, payload: Payload) -> Payload:
+        """Return what was packed, with rounded cells; valid until the next call.
+
+        A payload that is not packed is returned as it is. Raise InternalError if it is damaged.
+        """
+        if bytes(payload[: len(_MAGIC)]) != _MAGIC:
+            return payload
+        source = np.frombuffer(payload, np.uint8)
+        num_bytes, spans, at = _read_header(source)
+        if len(self._unpacked) < num_bytes:
+            self._unpacked = np.empty(num_bytes, np.uint8)
+        target = self._unpacked[:num_bytes]
+        for start, end in _between(spans, num_bytes):
+            target[start:end] = source[at : at + end - start]
+            at += end - start
+        for start, length in spans:
+            at += self._to_f16(source[at:], target[start : start + length])
+        return target.data.toreadonly()
+
+    def _to_q8_0(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> int:
+        """Convert f16 values to groups; return how many bytes the groups have."""
+        num_values, at, written = len(source) // 2, 0, 0
+        values = self._values.ctypes.data
+        while at < num_values:
+            count = min(_AT_ONCE, num_values - at)
+            ggml.ggml_fp16_to_fp32_row(source.ctypes.data + 2 * at, values, count)
+            written += ggml.ggml_quantize_chunk(_Q8_0, values, target.ctypes.data + written, 0, 1, count, None)
+            at += count
+        return written
+
+    def _to_f16(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> int:
+        """Convert groups to the f16 values that `target` has room for; return how many bytes the groups have."""
+        num_values, at, read = len(target) // 2, 0, 0
+        values = self._values.ctypes.data
+        while at < num_values:
+            count = min(_AT_ONCE, num_values - at)
+            ggml.dequantize_row_q8_0(source.ctypes.data + read, values, count)
+            ggml.ggml_fp32_to_fp16_row(values, target.ctypes.data + 2 * at, count)
+            read += count // _GROUP * _GROUP_BYTES
+            at += count
+        return read
+
+
+def _packed_bytes(num_bytes: int, spans: list[tuple[int, int]]) -> int:
+    """Return the size of a packed payload of `num_bytes`."""
+    num_values = sum(length for _, length in spans) // 2
+    return _HEADER.size + 16 * len(spans) + num_bytes - 2 * num_values + num_values // _GROUP * _GROUP_BYTES
+
+
+def _read_header(source: NDArray[np.uint8]) -> tuple[int, list[tuple[int, int]], int]:
+    """Return a payload's size before it was packed, its spans, and where its bytes begin.
+
+    Raise InternalError if the header does not fit the bytes behind it.
+    """
+    if len(source) >= _HEADER.size:
+        _, num_bytes, num_spans = _HEADER.unpack_from(source)
+        begin = _HEADER.size + 16 * num_spans
+        if begin <= len(source):
+            spans = [(int(at), int(length)) for at, length in source[_HEADER.size : begin].view("<u8").reshape(-1, 2)]
+            next_starts = [start for start, _ in spans[1:]] + [num_bytes]
+            is_in_order = all(
+                start + length <= after for (start, length), after in zip(spans, next_starts, strict=True)
+            )
+            if is_in_order and _packed_bytes(num_bytes, spans) == len(source):
+                return num_bytes, spans, begin
+    raise InternalError("a block's packed cells are not as long as its header says")
+
+
+def _between(spans: list[tuple[int, int]], num_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of bytes that are in no span."""
+    at = 0
+    for start, length in spans:
+        if start > at:
+            yield at, start
+        at = start + length
+    if at < num_bytes:
+        yield at, num_bytes
+
+
+def _spans(payload: memoryview) -> list[tuple[int, int]]:
+    """Return the start and length in bytes of each run of f16 values, whole groups only; [] for another layout."""
+    reader = _Reader(payload)
+    for cell_bytes in _CELL_BYTES:
+        spans: list[tuple[int, int]] = []
+        at, num_caches = _STATE_HEADER_BYTES, 0
+        try:
+            while at < len(payload) and num_caches < _MAX_CACHES:
+                at, more = _cache_spans(reader, at, cell_bytes)
+                spans += more
+                num_caches += 1
+        except _OtherLayout:
+            if num_caches == 0:
+                continue
+            # Behind the cells is a state, which is no such cache.
+        return [(start, length // (2 * _GROUP) * 2 * _GROUP) for start, length in spans if length >= 2 * _GROUP]
+    return []
+
+
+def _cache_spans(reader: _Reader, at: int, cell_bytes: int) -> tuple[int, list[tuple[int, int]]]:
+    """Return where one cache of a payload ends, and its f16 values. Raise _OtherLayout."""
+    num_streams, num_cells = reader.u32(at), reader.u32(at + 4)
+    if num_streams != 1:
+        raise _OtherLayout
+    at += 8
+    if num_cells == 0:
+        return at, []
+    for cell in (0, num_cells - 1):
+        if reader.u32(at + cell * cell_bytes + 4) != 1:  # a cell of a saved sequence is of that sequence alone
+            raise _OtherLayout
+    at += num_cells * cell_bytes
+    is_transposed, num_layers = reader.u32(at), reader.u32(at + 4)
+    if is_transposed > 1 or not 0 < num_layers < 1 << 16:
+        raise _OtherLayout
+    at += 8
+    spans = []
+    for is_value in (False, True):
+        for _ in range(num_layers):
+            kind = reader.u32(at)
+            if kind not in _CELL_TYPES:
+                raise _OtherLayout
+            if is_value and is_transposed:
+                num_bytes, header = reader.u32(at + 4) * reader.u32(at + 8) * num_cells, 12
+            else:
+                num_bytes, header = reader.u64(at + 4) * num_cells, 12
+            at += header
+            if at + num_bytes > len(reader.payload):
+                raise _OtherLayout
+            if kind == _F16:
+                spans.append((at, num_bytes))
+            at += num_bytes
+    return at, spans
