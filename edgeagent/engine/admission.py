@@ -77,8 +77,8 @@ class Admission:
     def make_way(self, sequence: Sequence, *, is_alone: bool) -> None:
         """Evict idle prefixes from the cells for a sequence that was just claimed, before its prefix is restored.
 
-        Only prefixes that are in blocks are evicted. If no stream runs (`is_alone`), others are saved to blocks first,
-        where that costs the sequence no more time than they would.
+        Only prefixes that are in blocks are evicted. If no stream runs (`is_alone`), others are first read out into
+        blocks, for as long as ReadOutPolicy allows.
         """
         if is_alone:
             restored = (
