@@ -104,7 +104,7 @@ class PrefixStore:
         self._restorer.wait(restorings, timeout_s)
 
     def save(self, seq_id: int, since: int, priority: CachePriority, *, is_boundary: bool = False) -> None:
-        """Save the part of a live sequence that cannot be read out later. `since`: its length before the latest step."""
+        """Save the part of a live sequence that cannot be read out later. `since`: its length before the last step."""
         now = self._cells.length(seq_id)
         if is_boundary or priority.has_block_end(since, now, self._blocks.block_tokens):
             self._saver.save_live(seq_id, priority, is_boundary=is_boundary)

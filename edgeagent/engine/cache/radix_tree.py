@@ -58,7 +58,7 @@ class Walk:
     deepest: Node
 
     def sequences(self, max_length: int) -> Iterator[tuple[int, int]]:
-        """Yield (shared length, seq_id) of sequences that share some of the first `max_length` tokens, longest first."""
+        """Yield (shared length, seq_id) of sequences that share any of the first `max_length` tokens, longest first."""
         seen: frozenset[int] = frozenset()
         ends = ((node, node.depth) for node in reversed(self.nodes))
         for node, depth in itertools.chain(((self.deepest, self.depth),), ends):
@@ -86,7 +86,7 @@ class Walk:
                     yield place, depth
 
     def _beside(self, min_depth: int) -> Iterator[tuple[Node, int]]:
-        """Yield (node, depth) of nodes that share the path up to `depth` and end there or later; `depth` > `min_depth`."""
+        """Yield (node, depth) of nodes that share the path up to `depth` > `min_depth` and end there or later."""
         if self.depth <= min_depth:
             return
         yield from ((node, self.depth) for node in _subtree([self.deepest]))

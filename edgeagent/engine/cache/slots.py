@@ -23,7 +23,7 @@ from edgeagent.engine.runner import Runner
 
 
 class Slots:
-    """Sequence ids, cells and prefixes of one runner. Only this class copies, cuts and clears the runner's sequences."""
+    """Sequence ids, cells and prefixes of one runner. Only this class copies, cuts and clears sequences there."""
 
     def __init__(self, runner: Runner, tree: RadixTree, on_evict: Callable[[int], None] | None = None) -> None:
         """`on_evict` is called with the id of an idle sequence before the sequence is evicted."""
