@@ -107,8 +107,8 @@ def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
 def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
     """Return sequences in the order in which they get a place: raised ones first, then by tier, fair share and arrival.
 
-    A client's n-th sequence is ordered with the n-th sequences of the other clients. Its `running` sequences are counted
-    too. Each client has its own partition.
+    A client's n-th sequence is ordered with the n-th sequences of the other clients. Its `running` sequences count too.
+    Each client has its own partition.
     """
     places = Counter(sequence.spec.partition for sequence in running)
     ranked = []
@@ -121,9 +121,9 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
 def raise_stalled(live: Items[Sequence], now_s: float) -> None:
     """Raise one sequence that made no progress for a minute: it runs before all others until it ends.
 
-    So more urgent requests cannot delay it forever. Only one is raised at a time, so that they wait for at most one such
-    sequence. While it lacks cells, perhaps until a stream ends, realtime requests may start before it. A sequence that
-    follows another's prefill progresses with that one, and is not raised.
+    So more urgent requests cannot delay it forever. Only one is raised at a time, so that they wait for at most one
+    such sequence. While it lacks cells, perhaps until a stream ends, realtime requests may start before it. A sequence
+    that follows another's prefill progresses with that one, and is not raised.
     """
     if len(live) > 1 and not any(sequence.is_raised for sequence in live):
         own = [sequence for sequence in live if sequence.follows is None]

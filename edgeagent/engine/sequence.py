@@ -62,7 +62,7 @@ class SequenceSpec:
 
     @property
     def cache_partition(self) -> str:
-        """The partition of its cached prefix. Prefixes of different adapters are kept apart, since their cells differ."""
+        """The partition of its cached prefix. Each adapter has its own partition, since it computes other cells."""
         return partition_of(self.partition, self.adapter)
 
     @property
@@ -87,9 +87,9 @@ class Marks:
 class Sequence:
     """A prompt and its generated tokens. The engine moves `num_computed` towards `len(tokens)`.
 
-    Invariants: 0 ≤ num_computed ≤ len(tokens) ≤ max_length, and num_cached ≤ num_prompt ≤ len(tokens). A waiting sequence
-    has no seq_id, and its num_computed is 0. `num_cached` counts the prompt tokens that came from the cache at the first
-    admission; it does not change if the sequence is preempted and admitted again.
+    Invariants: 0 ≤ num_computed ≤ len(tokens) ≤ max_length, and num_cached ≤ num_prompt ≤ len(tokens). A waiting
+    sequence has no seq_id, and its num_computed is 0. `num_cached` counts the prompt tokens that came from the cache at
+    the first admission; it does not change if the sequence is preempted and admitted again.
     """
 
     spec: SequenceSpec

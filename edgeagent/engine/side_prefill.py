@@ -80,7 +80,7 @@ class SidePrefill:
         return 0 if context is None else context.num_bytes
 
     def share(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
-        """Open a side context for a prompt that is worth it, unless one as urgent has it; return the other sequences."""
+        """Open a side context for a prompt that is worth it, unless one as urgent has one; return other sequences."""
         self._begin_with_one(running, num_cells)
         own = self.sequence
         others = [sequence for sequence in running if sequence is not own]

@@ -31,7 +31,7 @@ class AbortFlag:
         self._flag[0] = b"\0"
 
     def ask(self, must_stop: Callable[[], bool]) -> None:
-        """Call a function before each graph node instead of reading the flag. Each call takes the interpreter's lock."""
+        """Call `must_stop` before each graph node instead of reading the flag. It takes the interpreter's lock then."""
 
         def answer(_: int | None) -> bool:
             is_stopped = must_stop()

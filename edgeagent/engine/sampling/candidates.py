@@ -58,8 +58,7 @@ def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
 
 
 def likeliest(candidates: Candidates, k: int) -> Candidates:
-    """Return the `k` likeliest tokens in the mask, or all if it has fewer. Up to MAX_RANKED, the likeliest come first.
-    """
+    """Return the `k` likeliest tokens in the mask, or all if it has fewer. Up to MAX_RANKED, likeliest first."""
     values, mask = candidates.values, candidates.mask
     first = ranked if k <= MAX_RANKED else largest
     if mask is None:

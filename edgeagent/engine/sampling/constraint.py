@@ -24,7 +24,7 @@ class TokenConstraint(Protocol):
         ...
 
     def instead_of(self, token: int) -> int | None:
-        """Return the token to draw if the likeliest one, `token`, is not allowed; None for the likeliest allowed one."""
+        """Return the token to draw if `token`, the likeliest one, is not allowed; None: the likeliest allowed token."""
         ...
 
     def accept(self, token: int) -> None:

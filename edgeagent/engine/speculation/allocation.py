@@ -98,7 +98,7 @@ def _best_count(
 
 
 def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float:
-    """Return the most tokens per second that all sequences together could get with drafts of at most this offer."""
+    """Return the most tokens per second that all sequences together could get with this offer alone, or no drafts."""
     expected, best = float(num_sequences), _rate(num_sequences, target_s[0])
     draft_s = offer.step_s[1] if offer.step_s else 0.0
     for count, chance in enumerate(offer.chances[: len(target_s) - 1], 1):
