@@ -9,8 +9,8 @@ from edgeagent.errors import ContextLengthExceeded, InternalError
 def output_room(spec: SequenceSpec, context_length: int, num_trained: int) -> int:
     """Return the most tokens that a sequence may generate.
 
-    `num_trained` as for `longer_context`. Raise ContextLengthExceeded for a prompt that can never fit, InternalError
-    for one that the text layer should have refused.
+    `num_trained`: see `longer_context`. Raise ContextLengthExceeded for a prompt that can never fit, InternalError for
+    one that the text layer should have refused.
     """
     num_prompt = len(spec.prompt)
     room = context_length - num_prompt

@@ -148,7 +148,7 @@ class Engine:
         return sequence
 
     def admit(self) -> list[Output]:
-        """Start waiting sequences in fair shares while ids and cells last; return an output for each restored one.
+        """Start waiting sequences in fair shares while ids and cells last; return an output for each that is ready.
 
         `step` does this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
         """
@@ -270,7 +270,7 @@ class Engine:
 
         Running sequences continue, and leave no prefix when they end.
         """
-        # A preempted sequence waits again, but may have left a prefix.
+        # A preempted sequence waits too, but has already computed tokens.
         begun = [sequence for sequence in self._waiting.values() if sequence.marks.claimed_s]
         for sequence in (*self._running.values(), *begun):
             if partition is None or sequence.spec.partition == partition:

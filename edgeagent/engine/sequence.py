@@ -146,7 +146,7 @@ class Sequence:
     def num_usable(self) -> int:
         """How many leading tokens may come from a cache.
 
-        Leave enough prompt tokens uncached that logits match a full prefill.
+        The rest is computed: enough tokens that logits match those of a full prefill.
         """
         if not self.spec.read_cache:
             return 0

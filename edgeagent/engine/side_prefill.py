@@ -64,7 +64,7 @@ class SidePrefill:
         self._clock, self._sleep = clock, sleep
         self._context: SideContext | None = None
         self._chunks: list[Chunk] = []
-        self._num_given, self._num_known = 0, 0  # computed tokens: given to the context, and in all
+        self._num_given, self._num_known = 0, 0  # computed tokens: those given to the context, and all
         self._step_s = self._pause_s = 0.0
         self._until_s = 0.0  # when the streams' next step is due
         self._unfit: set[Sequence] = set()  # running sequences that could not be computed here
@@ -80,7 +80,10 @@ class SidePrefill:
         return 0 if context is None else context.num_bytes
 
     def share(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
-        """Open a side context for a prompt that is worth it, unless one as urgent has one; return other sequences."""
+        """Open a side context for a prompt that is worth it; return the other sequences.
+
+        An open one is kept unless the prompt is more urgent.
+        """
         self._begin_with_one(running, num_cells)
         own = self.sequence
         others = [sequence for sequence in running if sequence is not own]
@@ -229,7 +232,8 @@ class SidePrefill:
 
 
 def _end_of(sequence: Sequence) -> int:
-    """Return up to which position a prompt may be computed without logits. The rest must not be too small a chunk:
-    its logits would differ.
+    """Return up to which position a prompt may be computed without logits.
+
+    If fewer tokens were left for the step that gives logits, its logits would differ.
     """
     return sequence.num_prompt - max(2, sequence.min_prompt_chunk)

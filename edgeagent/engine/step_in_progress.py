@@ -15,14 +15,14 @@ _LONG_TOKENS = 32  # the same limit in tokens, until a step was measured
 
 @dataclass(slots=True)
 class StepInProgress:
-    """The running step of an engine. Between two steps all fields are false or 0.
+    """The running step of an engine. Between two steps `is_long` is False and `expected_s` is 0.
 
     At least every second step runs to its end, however many commands arrive: a step after an interrupted one is never
     `is_long`, and no step is put off twice in a row.
     """
 
     can_be_interrupted: bool
-    is_long: bool = False  # it may be interrupted, too. A command queued before this is set is seen before the step
+    is_long: bool = False  # and may be interrupted; a command queued before it is set is read before the step begins
     is_urgent: bool = False  # has a realtime request; keeps its value until the next step
     expected_s: float = 0.0  # 0: not known
     _was_interrupted: bool = False

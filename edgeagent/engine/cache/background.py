@@ -18,10 +18,10 @@ from collections.abc import Callable
 from edgeagent.engine.cache.saver import Saver
 
 _SHARE = 0.01  # of the time of steps
-_NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer: the 95th percentile is not
+_NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer, which does not change the 95th percentile
 # A smaller debt is no reason to pause: it may be rounding.
 _LEAST_S = 0.0001
-_IDLE_BUDGET_S = 0.003  # then commands are read again
+_IDLE_BUDGET_S = 0.003  # per call of `run_idle`; then commands are read
 
 
 class BackgroundWork:

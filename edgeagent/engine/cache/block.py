@@ -237,7 +237,7 @@ class LowerTier(BlockTier, Protocol):
 
 
 def to_array(tokens: Sequence[int]) -> array[int]:
-    """Return tokens as the compact form used here."""
+    """Return tokens as a compact array of integers. An array is returned unchanged, not copied."""
     return tokens if isinstance(tokens, array) else array("i", tokens)
 
 

@@ -55,7 +55,7 @@ class CachedPrefix:
 
     @property
     def end(self) -> int:
-        """Tokens that need not be computed."""
+        """How many tokens need not be computed."""
         return self.to_restore[-1].end if self.to_restore else self.source.length
 
 
@@ -74,7 +74,7 @@ class Restoring:
 
     @property
     def num_tokens(self) -> int:
-        """Restored tokens."""
+        """How many tokens were restored."""
         return sum(self.num_restored.values())
 
 

@@ -41,10 +41,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Partition:
-    """The blocks of a partition that may be evicted, in a heap by priority.
-
-    An item of `heap` that is not the `item` of its entry is outdated.
-    """
+    """The evictable blocks of a partition by priority. A heap item that is not its entry's `item` is outdated."""
 
     heap: list[_Item]
     num_bytes: int = 0
@@ -153,7 +150,7 @@ class HostTier:
             self._below.discard(key)
 
     def promote(self, keys: Iterable[BlockKey], importance: Importance) -> None:
-        """Note that a request used these blocks, and that they are at least this important. Parents come first.
+        """Note that a request used these blocks, parents first, and that they are at least this important.
 
         Blocks more important than ONCE are offered to the tier below. A VOLATILE block stays VOLATILE, even if the
         request may be written to disk: the block may have more tokens than the request.
@@ -174,7 +171,7 @@ class HostTier:
                 self._raise(entry, importance)
 
     def hold(self, lane: str, keys: Iterable[BlockKey]) -> None:
-        """Pin blocks for a lane until it pins others or other lanes need the room. Parents come first."""
+        """Pin blocks, parents first, for a lane until it pins others or other lanes need the room."""
         blocks = [self._entries[key].block for key in keys if key in self._entries]
         if blocks:
             freed = self._pins.pin(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
@@ -314,8 +311,7 @@ class HostTier:
     def _choose_victim(self, block: Block) -> _Entry | None:
         """Return the block of the lowest priority to evict for `block`; None if no block may be evicted.
 
-        Partitions whose bytes exceed their share, with `block` included, lose blocks first. The parent of `block`
-        stays.
+        Partitions that exceed their share, with `block` included, lose blocks first. The parent of `block` stays.
         """
         now_s = self._clock()
         stale = {root for root, partition in self._partitions.items() if now_s - partition.used_s >= _STALE_S}

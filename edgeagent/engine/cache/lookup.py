@@ -141,7 +141,7 @@ class BlockCache:
     def is_held(self, key: BlockKey) -> bool:
         """Whether lookups find a block and a tier holds it.
 
-        A block that another process writes to the tier below again is found only after it is added to the tree.
+        A block that comes back in the tier below is not found until it is added to the tree again.
         """
         return key in self.tree.blocks and any(tier.num_bytes(key) is not None for tier in self._tiers)
 
@@ -233,9 +233,10 @@ def make_blocks(
     *,
     is_draft: bool = False,
 ) -> BlockCache:
-    """Return a model's BlockCache as configured, with this share of the host memory for blocks.
+    """Return a model's BlockCache as configured.
 
-    A tier `below` needs a keyring that outlives the process. BlockCache describes `token_bytes` and `is_draft`.
+    `share`: its part of the host memory for blocks. A tier `below` needs a keyring that outlives the process. For
+    `token_bytes` and `is_draft` see BlockCache.
     """
     # A block of windowed layers has only the cells in the window at its end, so it cannot be cut.
     can_cut = memory_kind is MemoryKind.FULL_ATTENTION

@@ -22,7 +22,7 @@ class ReadOutPolicy:
     In idle time all prefixes are read out. These rules are for the time when a client waits:
 
     1. If a live sequence needs the cells, the prefix must leave them. It is read out first if it is pinned, or if
-       reading takes no longer than computing it again, times the probability that it is requested again. The
+       reading takes no longer than the time to compute it again times the probability that it is requested again. The
        probability is the recent share of prompt tokens that were found cached. For instructions and for the latest
        response of a lane it is 1.
     2. If a prompt is about to be computed and the cells suffice, the prefix is read out first if that takes no longer

@@ -270,7 +270,7 @@ class Saver:
         try:
             payload = self._runner.save(seq_id, chain.end, end)
         except (InternalError, MemoryError):
-            return _Saved.REFUSED  # only the cache loses by it
+            return _Saved.REFUSED  # answers do not need the block
         block = self._blocks.make(self._cells.root(seq_id), chain.key, chain.end, own, payload)
         self._state_bytes = self._runner.state_bytes(seq_id)
         self._cell_bytes = max(0, len(block.payload) - self._state_bytes) / len(own)
@@ -318,7 +318,7 @@ class Saver:
     def _keep(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
         """Give a sequence's priority to its blocks, and pin them for its lane, once the whole sequence is in blocks.
 
-        Even a block made by a sequence that must not be written may then be written, if this sequence may be.
+        If this sequence may be written, so may these blocks, even those that were VOLATILE before.
         """
         length = self._cells.length(seq_id)
         keys = list(chain.keys_until(length))

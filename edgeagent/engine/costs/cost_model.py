@@ -16,7 +16,7 @@ from edgeagent.engine.costs.cost_fit import CostFit, interpolated, size_of
 from edgeagent.engine.costs.step_shape import StepShape
 
 _PACE_WEIGHT = 0.3
-_MOST_OFF = 2.0  # the most that a measurement counts as a multiple of its prediction: the machine may have slept
+_MOST_OFF = 2.0  # a measurement counts as off by this factor at most, since the machine may have slept
 # Each of the first measurements is followed by a fit. Later, a fit follows this many measurements, or fewer if the last
 # prediction was off by more than this share.
 _NUM_FIRST = 16

@@ -31,7 +31,10 @@ class AbortFlag:
         self._flag[0] = b"\0"
 
     def ask(self, must_stop: Callable[[], bool]) -> None:
-        """Call `must_stop` before each graph node instead of reading the flag. It takes the interpreter's lock then."""
+        """Call `must_stop` before each graph node instead of reading the flag.
+
+        Each call takes the interpreter's lock.
+        """
 
         def answer(_: int | None) -> bool:
             is_stopped = must_stop()

@@ -30,8 +30,8 @@ def num_usable_cores(
 ) -> int:
     """Return how many threads to compute with, at least one.
 
-    `allowed`: the logical CPUs that the process may run on; if None, the system is asked. `sysctl`: returns the macOS
-    kernel's number of a name.
+    `allowed`: the logical CPUs that the process may run on; if None, the system is asked. `sysctl`: returns the value
+    that macOS's kernel has under a name.
     """
     if platform == "linux":
         cpus = quick_cpus(root, _allowed_cpus() if allowed is None else allowed)

@@ -49,8 +49,8 @@ def make_fingerprint(
 ) -> Fingerprint:
     """Return the fingerprint of a loaded model with these files. `rope` names its rotary embedding's factors.
 
-    `is_draft`: the model drafts for another. Its blocks must not be used for the same file as a target: a draft's steps
-    are rounded differently from a target's, which must give the same answer again.
+    `is_draft`: the model drafts for another. Then it does not share blocks with the same file as a target: draft steps
+    are rounded differently, and a target must give the same answer again.
     """
     hasher = hashlib.blake2b(digest_size=16)
     for file in files:

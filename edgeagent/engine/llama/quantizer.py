@@ -20,8 +20,9 @@ _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
 
 
 class Quantizer:
-    """Quantizes one file into another. `file_type`: a llama_ftype. `on_tensor`: called with the number of each tensor
-    and of all tensors.
+    """Quantizes one file into another.
+
+    `file_type`: a llama_ftype. `on_tensor`: called with the number of each tensor, and with that of all tensors.
     """
 
     def __init__(

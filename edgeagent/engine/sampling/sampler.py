@@ -44,7 +44,7 @@ _RANDOM_PER_TOKEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's natural-log probability under the unmodified logits, and its likeliest rivals', likeliest first."""
+    """A token's natural-log probability under the unmodified logits. `top`: those of the likeliest tokens, in order."""
 
     token: int
     logprob: float
@@ -159,9 +159,10 @@ class Sampler:
         """Draw from `distribution`, computing the grammar's whole mask only if checking single tokens is not enough.
 
         Why the shortcuts are exact: let q be the distribution without the grammar, r with it.
-        1. q is one token and it is allowed: refused tokens only made its rivals stronger, so r is the same token.
-        2. no top-k, no top-p, and min-p's measure, the likeliest token, allowed: r is q restricted to the allowed. A
-           token drawn from q and, if refused, drawn again from r has q(t) + q(refused) r(t) = r(t).
+        1. If q is one token and it is allowed, its share only grows without the refused tokens, so r is the same token.
+        2. If there is no top-k and no top-p, and the likeliest token (by which min-p measures) is allowed, r is q
+           restricted to the allowed tokens. A token that is drawn from q and, if refused, drawn again from r has the
+           probability q(t) + q(refused) r(t) = r(t).
         If the likeliest token is refused, the grammar may name its replacement.
         """
         if self._constraint is None:

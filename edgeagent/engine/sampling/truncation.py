@@ -134,7 +134,7 @@ def _at_least(values: Floats, floor: float) -> Indices:
 def index_at(weights: Floats, fraction: float) -> int:
     """Return the index at which the running sum of the weights first exceeds `fraction` (in [0, 1)) of the whole.
 
-    It never names a weight of zero. Blocks are summed first, so only one block is walked.
+    The weight at that index is never zero. Blocks are summed first, so that only one block is searched.
     """
     if len(weights) <= 2 * _BLOCK:
         running = weights.cumsum(dtype=np.float64)

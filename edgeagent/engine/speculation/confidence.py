@@ -1,4 +1,4 @@
-"""Ends a draft when the draft model is unsure. How much its probabilities tell is learnt from verified drafts."""
+"""Ends a draft when the draft model is unsure. How reliable its probabilities are is learnt from verified drafts."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class DraftPlan:
     """The expected times of a step's parts, and how many tokens are drafted in it.
 
     `target_s[n]` is the time of the target's step with n draft tokens, `steps_s[n]` that of a draft step for n
-    sequences. `gain`: the factor by which the drafts raise the tokens per second; 0 if they are a trial. The step may
-    take `max_s`.
+    sequences. `gain`: the factor by which the drafts raise the tokens per second; 0 if they are a trial. `max_s`: the
+    most that the step may take.
     """
 
     target_s: Items[float]

@@ -52,7 +52,7 @@ class _Draft:
     fed: list[int] = field(default_factory=list)
 
     def num_stood(self, tokens: Items[int]) -> int:
-        """Return how many of `fed` equal the sequence's tokens, of which the last one does not count."""
+        """Return how many leading tokens of `fed` equal the sequence's next tokens, its last token left out."""
         actual = tokens[self.num_agreed : len(tokens) - 1]
         stood = 0
         while stood < min(len(self.fed), len(actual)) and self.fed[stood] == actual[stood]:

@@ -265,7 +265,7 @@ class Proposals:
         return known
 
     def _end_early(self, guesses: Items[tuple[Sequence, int]], plan: DraftPlan) -> list[tuple[Sequence, int]]:
-        """Set when the drafts end early because the draft model is unsure (see DraftPlan); return their most tokens."""
+        """Let drafts end early where the draft model is unsure (see DraftPlan); return their new maximum lengths."""
         num_drafting, found = sum(count > 0 for _, count in guesses), []
         for sequence, count in guesses:
             if count:
@@ -304,7 +304,7 @@ class Proposals:
         return counts, 0.0
 
     def _fix(self, candidates: Items[_Candidate], counts: list[int]) -> None:
-        """Set `counts` to the number that the client asked for, for sequences whose clients did."""
+        """Set `counts` of the sequences whose clients asked for a number of draft tokens."""
         for index, candidate in enumerate(candidates):
             if asked := candidate.sequence.spec.draft_tokens:
                 counts[index] = min(asked, len(candidate.offer.chances))
@@ -313,8 +313,8 @@ class Proposals:
     def _decide_catching_up(self, candidates: Items[_Candidate], counts: Items[int], saved_s: float) -> None:
         """Choose the sequences for which the draft model should catch up, so that it can draft for them.
 
-        If it did for all, `counts` tokens would be drafted, and a token of each would come `saved_s` sooner. An answer
-        is expected to get as many tokens as it has now.
+        If it did for all, `counts` tokens would be drafted, and each stream's time per token would fall by `saved_s`.
+        An answer is expected to get as many further tokens as it has now.
         """
         num_drafting = max(1, sum(map(bool, counts)))
         for candidate, count in zip(candidates, counts, strict=True):

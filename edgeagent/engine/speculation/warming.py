@@ -1,7 +1,7 @@
 """Computes prompts of prefill-only requests with the draft model too, in idle moments.
 
-Such a request has no answer, so the draft model would not compute its prompt otherwise. Then the first answer to that
-prompt can have drafts from its first token on, even after a restart.
+Such a request has no answer, so the draft model would not compute its prompt otherwise. Once it has, the first answer
+to that prompt can have drafts from its first token on, even after a restart.
 """
 
 from __future__ import annotations

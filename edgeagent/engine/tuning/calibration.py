@@ -135,7 +135,7 @@ class Calibration:
     def _compare(
         self, candidates: Sequence[Attention], works: Sequence[Work], started_s: float, budget_s: float
     ) -> list[_Times]:
-        """Measure candidates in turn. Leave out each work that not all of them completed."""
+        """Measure candidates in turn. Leave out each kind of work that not all of them completed."""
         all_times = [_Times(candidate) for candidate in candidates]
         deadline_s = started_s + budget_s
         with ExitStack() as stack:

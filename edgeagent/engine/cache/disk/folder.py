@@ -95,7 +95,7 @@ class Folder:
 
     @property
     def obstacle(self) -> str | None:
-        """Why the folder's notes or some blocks cannot be written; other blocks are written all the same."""
+        """Why the folder's notes or some blocks cannot be written. Other blocks are still written."""
         return self._budget.obstacle or self._obstacle
 
     def open(self) -> None:

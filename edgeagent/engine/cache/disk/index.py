@@ -17,7 +17,7 @@ from edgeagent.engine.cache.disk.retention import Held
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """Epochs at one moment. To be found, a block's epoch must be that of all partitions plus that of its own."""
+    """Epochs at one moment. A block is found if its epoch is that of all partitions plus that of its own partition."""
 
     of_all: int
     of_root: Mapping[bytes, int]

@@ -43,7 +43,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """Blocks were used."""
+    """Note that blocks were used."""
 
     keys: tuple[BlockKey, ...]
 
@@ -65,7 +65,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Introduce:
-    """The description of a root."""
+    """Set the description of a root."""
 
     root: BlockKey
     about: About
@@ -237,7 +237,7 @@ class DiskWriter:
         self.closed.put(None)
 
     def _await(self, command: Write, block: Block | None) -> None:
-        """Queue a write: for now if the block is full or important, else for when the conversation has been quiet."""
+        """Queue a write. It is due now if the block is full or important, else after the conversation was quiet."""
         if block is None:
             return  # withdrawn
         if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:
