@@ -74,7 +74,7 @@ class Engine:
         drafters = (drafters or Drafters()).within(runner.max_drafts, are_even=runner.memory_kind not in CUTTABLE)
         self._stores = [self._prefixes] if drafters.model is None else [self._prefixes, drafters.model.prefixes]
         self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock)
-        """Proposes drafts, and records how they do."""
+        """Proposes drafts, and records how many of their tokens are accepted."""
         self._verifier = Verifier(runner, self._prefixes, self.proposals, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)

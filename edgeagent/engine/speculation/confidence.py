@@ -1,4 +1,4 @@
-"""Ends a draft when the draft model is unsure. How reliable its probabilities are is learnt from verified drafts."""
+"""Ends a draft when the draft model is unsure. Verified drafts show how reliable its probabilities are."""
 
 from __future__ import annotations
 
