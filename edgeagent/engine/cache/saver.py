@@ -25,7 +25,7 @@ from edgeagent.types import MemoryKind
 MAX_GAP = 512
 # Checkpoints of one full context take at most this part of host memory.
 _CHECKPOINT_SHARE = 8
-# Memory is kept ready for the next read-outs: enough for 1/4 of the cells, at most 1/8 of host memory and its free bytes.
+# Memory kept ready for the next read-outs: for 1/4 of the cells, at most 1/8 of host memory, within its free bytes.
 _READY_CELLS = 4
 _READY_SHARE = 8
 
