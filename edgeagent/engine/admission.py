@@ -20,7 +20,7 @@ _MIN_SHARED = 32
 
 
 class Admission:
-    """Claims, restores and joins for one runner."""
+    """Claims and restores cached prefixes for one runner's sequences, and finds prefills that they can wait for."""
 
     def __init__(self, runner: Runner, prefixes: PrefixStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._runner = runner
@@ -28,9 +28,10 @@ class Admission:
         self._clock = clock
 
     def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether a running sequence will soon have computed more of this one's prompt than is cached now.
+        """Whether to wait for a running sequence that will compute more of this one's prompt than is cached now.
 
-        If so, the running one gets this one's urgency, and saves a state at that position if its memory is recurrent.
+        If so, the running sequence takes over this one's tier if that is more urgent. Unless memory is attention alone,
+        it also ends a chunk where the shared prefix ends, so that a state can be saved there.
         """
         if sequence.follows is not None:
             leader, length = sequence.follows
@@ -57,9 +58,9 @@ class Admission:
         return True
 
     def claim(self, sequence: Sequence, *, is_alone: bool) -> bool:
-        """Give a sequence an id with the cached part of its prompt, and begin to restore blocks; False if it must wait.
+        """Give a sequence a seq_id with the cached part of its prompt, and begin to restore its blocks.
 
-        If no other sequence runs, there is room for it.
+        Return False if it must wait. `is_alone`: no other sequence runs, so there is room for it.
         """
         started_s = self._clock()
         found = self._find(sequence)
@@ -76,7 +77,8 @@ class Admission:
     def make_way(self, sequence: Sequence, *, is_alone: bool) -> None:
         """Evict idle prefixes from the cells for a sequence that was just claimed, before its prefix is restored.
 
-        Prefixes that are not in blocks yet are saved first, where that delays this sequence least and no stream.
+        Only prefixes that are in blocks are evicted. If no stream runs (`is_alone`), others are first read out into
+        blocks, for as long as ReadOutPolicy allows.
         """
         if is_alone:
             restored = (
@@ -87,7 +89,10 @@ class Admission:
         self._prefixes.shed()
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
-        """Restore for about this long; True when the sequence may be computed. The first call records its usage."""
+        """Restore blocks for about `budget_s` seconds; return True when the sequence may be computed.
+
+        A sequence's cached tokens and cache time are recorded when this first returns True for it.
+        """
         assert sequence.seq_id is not None
         if sequence.restoring is not None:
             if not self._prefixes.reload(sequence.restoring, budget_s):
@@ -107,14 +112,14 @@ class Admission:
         return True
 
     def checkpoint(self, sequence: Sequence, start: int) -> None:
-        """Save what cannot be read out later, after the tokens from `start` on were computed."""
+        """Save the state that cannot be read out later, after the tokens from `start` on were computed."""
         if sequence.keeps_prefix:
             assert sequence.seq_id is not None
             is_boundary = sequence.num_computed in sequence.chunk_ends
             self._prefixes.save(sequence.seq_id, start, sequence.spec.cache_priority, is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:
-        """End a sequence; its tokens stay as a cached prefix if they may."""
+        """End a sequence. Its tokens stay as a cached prefix if the request allows it."""
         assert sequence.seq_id is not None
         self._prefixes.release(
             sequence.seq_id, sequence.restoring, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority
@@ -127,14 +132,17 @@ class Admission:
     def _add_stops(self, sequence: Sequence) -> None:
         """Choose where a prompt's chunks end, for a memory whose state can only be saved at its current position.
 
-        1. At boundaries that the text names (the end of the system prompt, of the last message). A state is also kept
-        2. before the last token, if there are no boundaries, for the same prompt again; 3. where the prompt leaves
-        another that was seen; 4. every so often.
+        1. At boundaries that the text names: the end of the system prompt, the end of the last message.
+        2. Before the last token if there are no boundaries, for a request that repeats the prompt.
+        3. Where the prompt differs from an earlier prompt that begins in the same way.
+        4. At regular intervals.
+
+        Rules 2 to 4 are not for memory that can be cut near its end.
         """
         kind, spec = self._runner.memory_kind, sequence.spec
         if kind is MemoryKind.FULL_ATTENTION or not spec.write_cache:
             return
-        # Cells can be cut near their end, so that needs no step of its own.
+        # Cells that can be cut near their end need no step of their own for a boundary there.
         last = sequence.num_prompt - (_MIN_SHARED if kind in CUTTABLE else 1)
         for boundary in spec.boundaries:
             if _MIN_SHARED <= boundary <= last:

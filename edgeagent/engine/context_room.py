@@ -9,8 +9,8 @@ from edgeagent.errors import ContextLengthExceeded, InternalError
 def output_room(spec: SequenceSpec, context_length: int, num_trained: int) -> int:
     """Return the most tokens that a sequence may generate.
 
-    `num_trained` as for `longer_context`. Raise ContextLengthExceeded for a prompt that can never fit, InternalError
-    for one that the text layer should have refused.
+    `num_trained`: see `longer_context`. Raise ContextLengthExceeded for a prompt that can never fit, InternalError for
+    one that the text layer should have refused.
     """
     num_prompt = len(spec.prompt)
     room = context_length - num_prompt
@@ -30,8 +30,10 @@ def output_room(spec: SequenceSpec, context_length: int, num_trained: int) -> in
 
 
 def longer_context(num_tokens: int, num_trained: int) -> str:
-    """Return advice on how this many tokens would fit; beyond `num_trained` (0: unknown) no context of this model
-    helps."""
+    """Return advice on how to make this many tokens fit.
+
+    `num_trained`: the longest context, in tokens, that the model was trained for; 0 if unknown.
+    """
     if not num_trained:
         return "start edgeagent with a larger --ctx"
     if num_tokens > num_trained:

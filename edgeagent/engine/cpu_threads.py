@@ -1,8 +1,8 @@
 """Chooses how many CPU threads a decode uses while other programs use the machine too.
 
-llama.cpp's threads meet at a barrier after every operation and spin there: a thread that has lost its core to another
-program makes all others wait, so two threads on one free core are several times slower than one. So the number of
-threads follows the number of cores that other programs leave free.
+llama.cpp's threads meet at a barrier after every operation and spin there. A thread that has lost its core to another
+program makes all others wait, so two threads on one free core are several times slower than one. Therefore the number
+of threads follows the number of cores that other programs leave free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psutil
 
 # Long compared with the operating system's clock ticks (10 ms), short compared with a sentence.
 _PERIOD_S = 0.5
-# A core is used if others take less than half of it; it is taken again only when they leave three quarters of it.
+# A core stays in use while other programs take less than half of it. It is taken again when they leave three quarters.
 _TAKE = 0.5
 _TAKE_BACK = 0.25
 
@@ -41,7 +41,7 @@ def read_cpu() -> CpuSample:
 
 
 class ThreadGovernor:
-    """Chooses the number of threads, at most `max_threads`, by the cores of `num_cores` that others leave free."""
+    """Chooses the number of threads, at most `max_threads`, by how many of `num_cores` other programs leave free."""
 
     def __init__(
         self,

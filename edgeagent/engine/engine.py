@@ -36,7 +36,7 @@ _LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
 
 
 class Engine:
-    """Runs sequences on a runner. Commands in (`add`, `cancel`), outputs out of `step`."""
+    """Runs sequences on a runner. `add` and `cancel` are its commands; `step` returns the outputs."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Engine:
         open_side: OpenSideContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prefixes` are those of this runner, with the costs of its steps (None: what is evicted from its cells is
-        lost). `drafters` draft no more than the memory can take back, which may be nothing. `num_trained`: the model's
-        trained context in tokens (0: unknown). `adapters` are those that sequences may name. `open_side` makes
-        contexts for long prompts beside streams (None: there are none).
+        """`prefixes`: this runner's prefixes and step costs. If None, prefixes evicted from its cells are lost.
+        `drafters` draft at most what the memory can take back, which may be nothing. `num_trained`: the model's trained
+        context in tokens; 0 if unknown. `adapters`: the names that sequences may use. `open_side` makes contexts for
+        long prompts beside streams; if None, there are no such contexts.
         """
         self._num_trained = num_trained
         self._runner = runner
@@ -63,7 +63,7 @@ class Engine:
         """Sequences that run at a time."""
         self._prefixes = prefixes or PrefixStore(runner, clock=clock)
         self.cost_model = self._prefixes.costs
-        """What steps of the runner cost."""
+        """The measured costs of the runner's steps."""
         self._scheduler = Scheduler(
             runner.max_batch, itl_budget_s, self.cost_model, max_outputs=runner.max_outputs, row_cost=runner.row_cost
         )
@@ -74,7 +74,7 @@ class Engine:
         drafters = (drafters or Drafters()).within(runner.max_drafts, are_even=runner.memory_kind not in CUTTABLE)
         self._stores = [self._prefixes] if drafters.model is None else [self._prefixes, drafters.model.prefixes]
         self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock)
-        """Drafts, and what they have shown."""
+        """Proposes drafts, and records how many of their tokens are accepted."""
         self._verifier = Verifier(runner, self._prefixes, self.proposals, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
@@ -85,7 +85,7 @@ class Engine:
         self._turns = AdapterTurns()
         self._waiting, self._running = dict[str, Sequence](), dict[str, Sequence]()
         self._num_added = self._num_steps = 0
-        self._unsettled: list[tuple[Sequence, int]] = []  # the works of the latest step, each with its first position
+        self._unsettled: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
         self._unsettled_s, self._unsettled_tokens = 0.0, 0  # that step's duration and size
 
     @property
@@ -100,7 +100,7 @@ class Engine:
 
     @property
     def rest_s(self) -> float | None:
-        """Seconds after which to ask `has_work` again without a command; None: never."""
+        """Seconds after which to ask `has_work` again even without a command; None if that is not needed."""
         return _WAIT_FOR_DISK_S if any(prefixes.has_unsaved for prefixes in self._stores) else None
 
     @property
@@ -139,7 +139,7 @@ class Engine:
         return sequence
 
     def cancel(self, sequence_id: str) -> Sequence | None:
-        """End a sequence at once; return it, None for an unknown id. Its computed tokens stay as a prefix."""
+        """End a sequence at once and return it; None if the id is unknown. Its computed tokens stay as a prefix."""
         sequence = self._waiting.pop(sequence_id, None)
         if sequence is None:
             sequence = self._running.pop(sequence_id, None)
@@ -148,9 +148,9 @@ class Engine:
         return sequence
 
     def admit(self) -> list[Output]:
-        """Move waiting sequences to running while ids and cells last, in fair shares; return those that moved.
+        """Start waiting sequences in fair shares while ids and cells last; return an output for each that is ready.
 
-        `step` does so too; called before it, the cached part of a prompt can be reported before the prompt is computed.
+        `step` does this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
         """
         self.settle()
         raise_stalled((*self._running.values(), *self._waiting.values()), self._clock())
@@ -190,9 +190,9 @@ class Engine:
     def step(self, is_wanted: Callable[[], bool] = lambda: False) -> list[Output]:
         """Advance all sequences by one batch and return the outputs.
 
-        An interrupted batch (see Runner.decode) returns no outputs: its tokens are planned again, and the next step
-        cannot be interrupted. So at least every second step ends, however many cancels come. A long step is put off if
-        `is_wanted` reports a waiting command, but never twice in a row.
+        An interrupted batch (see Runner.decode) returns no outputs. Its tokens are planned again, and the next step
+        cannot be interrupted, so at least every second step completes, however many cancels arrive. A long step is put
+        off if `is_wanted` reports a waiting command, but never twice in a row.
         """
         outputs = self.admit()
         if not self._side.wait(is_wanted):
@@ -239,9 +239,9 @@ class Engine:
         return outputs
 
     def settle(self) -> None:
-        """Save states and blocks of the latest step; `step` and `admit` call it first if it was not called.
+        """Save states and blocks of the latest step. `step` and `admit` call it first if the caller did not.
 
-        It takes milliseconds, and finished tokens should be sent before that.
+        It takes milliseconds, so send finished tokens before you call it.
         """
         if not self._unsettled:
             return
@@ -257,7 +257,7 @@ class Engine:
             prefixes.run_beside(self._unsettled_s, self._unsettled_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     def close(self) -> None:
-        """Save what a tier can keep after the process ends; afterwards no method is called."""
+        """Cancel all sequences, and save prefixes to a tier below. No method is called afterwards."""
         for sequence_id in [*self._waiting, *self._running]:
             self.cancel(sequence_id)
         self._warmer.pause()
@@ -266,11 +266,11 @@ class Engine:
         self._prefixes.close_below()
 
     def purge(self, partition: str | None = None) -> int:
-        """Forget the cached prefixes of a partition (None: of all); return how many blocks were removed.
+        """Forget the cached prefixes of a partition (None: of all partitions); return how many blocks were removed.
 
         Running sequences continue, and leave no prefix when they end.
         """
-        # A preempted sequence waits, and has computed tokens before.
+        # A preempted sequence waits too, but has already computed tokens.
         begun = [sequence for sequence in self._waiting.values() if sequence.marks.claimed_s]
         for sequence in (*self._running.values(), *begun):
             if partition is None or sequence.spec.partition == partition:
@@ -280,7 +280,7 @@ class Engine:
         return sum(prefixes.purge(part) for prefixes in self._stores for part in parts)
 
     def _plan(self) -> list[Work]:
-        """Return the next batch, with cells reserved for it; preempt the least urgent while they do not suffice."""
+        """Return the next batch, with cells reserved for it. Preempt the least urgent sequences if cells are short."""
         while self._running:
             num_cells = self._prefixes.num_cells_used
             ready = [sequence for sequence in self._running.values() if sequence.restoring is None]
@@ -294,7 +294,7 @@ class Engine:
         return []
 
     def _take_side_chunks(self) -> list[Output]:
-        """Pause what a context of its own computes, copy it to its sequence's cells, and return the progress."""
+        """Pause the side context, copy its finished chunks to its sequence's cells, and return the progress."""
         self._side.pause()
         copied = self._side.copy(self._preempt_last)
         self._unsettled += copied
@@ -366,7 +366,7 @@ class Engine:
         self._prefixes.forget_idle()
 
     def _make_room(self, works: Items[Work]) -> list[Output]:
-        """llama.cpp found no cells although some were reserved: evict, else preempt, else fail the last sequence."""
+        """Evict a prefix, else preempt a sequence, else fail the only one: llama.cpp lacks the reserved cells."""
         if self._prefixes.evict_one():
             return []
         if len(self._running) > 1:

@@ -1,8 +1,9 @@
 """Repeats the batches that gave a sequence's output, so that a repeated computation gives the same answer.
 
-Results depend on the batch size: measured on the CPU with plain attention, chunks of two or more tokens give the same
-bits for any size, single tokens give others. So if the sampler is deterministic, generated tokens are computed again in
-their original batches, mostly of one token: by the next worker, after a preemption, or without their cached prefix.
+Results depend on the batch size. Measured on the CPU with plain attention: chunks of two or more tokens give the same
+bits for any size, and single tokens give others. So if the sampler is deterministic, generated tokens are computed
+again in their original batches, mostly of one token. This happens in the next worker, after a preemption, or if their
+cached prefix is gone.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ _MAX_STEPWISE = 512
 
 
 class BatchEnds:
-    """Where the batches ended that gave a sequence's output, rising."""
+    """The positions, ascending, where the batches that gave a sequence's output ended."""
 
     def __init__(self, ends: Iterable[int] = ()) -> None:
         self._ends = list(ends)
 
     @classmethod
     def of_steps(cls, num_prompt: int, lengths: Sequence[int]) -> BatchEnds:
-        """Return those of steps that gave this many tokens each; the first token follows from the prompt."""
+        """Return the ends of steps that gave these numbers of tokens. The prompt's last token gave the first one."""
         return cls(end for end in itertools.accumulate(lengths, initial=num_prompt - 1) if end >= num_prompt)
 
     def note(self, end: int) -> None:
@@ -31,20 +32,20 @@ class BatchEnds:
         self._ends.append(end)
 
     def forget(self) -> None:
-        """Compute all output again in chunks of any size."""
+        """Forget all ends, so that output is computed again in chunks of any size."""
         self._ends.clear()
 
     def forget_if_many(self, num_tokens: int) -> None:
-        """Do so if this many output tokens are to be computed again, and one by one would take too long."""
+        """Forget all ends if it would take too long to compute this many output tokens again one by one."""
         if num_tokens > _MAX_STEPWISE:
             self._ends.clear()
 
     def after(self, position: int) -> int | None:
-        """Return where the batch ended that computed the token at a position; None where that is not known."""
+        """Return where the batch that computed the token at a position ended; None if unknown."""
         index = bisect.bisect_right(self._ends, position)
         return self._ends[index] if index < len(self._ends) else None
 
     def around(self, position: int) -> tuple[int, int] | None:
-        """Return the ends before and after a position; None where one of them is not known."""
+        """Return the ends before and after a position; None if one of them is unknown."""
         index = bisect.bisect_right(self._ends, position)
         return (self._ends[index - 1], self._ends[index]) if 0 < index < len(self._ends) else None

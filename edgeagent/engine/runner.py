@@ -55,7 +55,7 @@ class Runner(Protocol):
     max_batch: int
     max_outputs: int  # tokens of a batch that may give logits
     row_cost: float  # cost of a row of logits in addition to its token, in tokens
-    max_drafts: int  # tokens of a batch that `rewind` can take back of a sequence; 0: drafts are not possible
+    max_drafts: int  # tokens of a sequence's part of a batch that `rewind` can take back; 0: no drafts are possible
     min_prompt_chunk: int  # smaller chunks of a prompt give different bits than larger ones (engine.replay)
 
     def decode(self, slices: Sequence[Slice]) -> None:
@@ -63,7 +63,7 @@ class Runner(Protocol):
         ...
 
     def use_adapter(self, adapter: str) -> None:
-        """Use this adapter for the batches that follow; "" is none. Cells that are already computed do not change."""
+        """Use this adapter ("" for none) for later batches. Cells that are already computed do not change."""
         ...
 
     def logits(self, index: int) -> Logits:
@@ -81,12 +81,12 @@ class Runner(Protocol):
     def rewind(self, seq_id: int, length: int) -> bool:
         """Forget refused drafts of the latest batch: positions from `length` on; False if this memory cannot.
 
-        Call it before the next decode, and once for each sequence.
+        Call it before the next decode, at most once for each sequence.
         """
         ...
 
     def clear(self, seq_id: int) -> None:
-        """Forget a whole sequence; every memory can."""
+        """Forget a whole sequence. Every memory can do this."""
         ...
 
     def copy(self, source: int, target: int, length: int) -> bool:
@@ -94,7 +94,7 @@ class Runner(Protocol):
         ...
 
     def can_save(self, seq_id: int, start: int, end: int) -> bool:
-        """Whether `save` can read this range, so that loading it later is exact. It has no side effect."""
+        """Whether `save` can read this range, and a restore of it will be exact. No side effect."""
         ...
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
@@ -102,7 +102,7 @@ class Runner(Protocol):
         ...
 
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:
-        """Prepare memory for a later `save` of `num_bytes`; False if `max_bytes` are ready, or none is needed."""
+        """Prepare memory for a later `save` of `num_bytes`; False if `max_bytes` are ready or no memory is needed."""
         ...
 
     def state_bytes(self, seq_id: int) -> int:
@@ -112,7 +112,7 @@ class Runner(Protocol):
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
         """Load a saved range into a sequence that holds exactly the positions before it, up to `end`.
 
-        False if the memory refuses it; then the sequence is unchanged.
+        Return False if the memory refuses it; then the sequence is unchanged.
         """
         ...
 
@@ -135,23 +135,23 @@ class Chunk:
 
 
 class SideContext(Protocol):
-    """A context that computes one prompt on a thread of its own. The engine's thread calls it; it begins paused."""
+    """A context that computes one prompt on a separate thread. The engine's thread calls it. It starts paused."""
 
     is_over: bool
-    """Whether it computes nothing more: the prompt is complete, or it failed."""
+    """Whether it has ended: the prompt is complete, or the computation failed."""
     num_bytes: int
     """How much memory it may take."""
 
     def give(self, chunk: Chunk) -> None:
-        """Give it the next cells of the prompt's beginning, which need not be computed."""
+        """Give it the next cells of the prompt that were computed elsewhere."""
         ...
 
     def resume(self) -> None:
-        """Compute until `pause`."""
+        """Start to compute, until `pause`."""
         ...
 
     def pause(self) -> None:
-        """Return when it does not compute."""
+        """Stop computing, and wait until it has stopped."""
         ...
 
     def wait(self, timeout_s: float) -> None:
@@ -168,9 +168,9 @@ class SideContext(Protocol):
 
 
 class OpenSideContext(Protocol):
-    """Makes a context for a prompt's tokens, of which `num_known` will be given to it, and a chunk has `chunk`.
+    """Makes a context that computes `tokens` in chunks of `chunk` tokens; the first `num_known` will be given to it.
 
-    None if there is not enough memory.
+    Returns None if there is not enough memory.
     """
 
     def __call__(self, tokens: Sequence[int], num_known: int, chunk: int) -> SideContext | None: ...

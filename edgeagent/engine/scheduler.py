@@ -1,9 +1,10 @@
-"""Decides what the next batch holds. Pure: it reads sequences and returns a plan; the engine acts.
+"""Decides what the next batch contains. It only reads sequences and returns a plan; the engine acts.
 
 1. Every decoding sequence gets its one token (and its drafts), so that no stream waits for another's prompt.
-2. Prompt tokens follow, in the order of `by_share`: as many as keep the step within the inter-token-latency budget
-   while a sequence decodes, and within MAX_STEP_S when none does, so that the next request waits for one step at most,
-   and a slow machine shows progress. The budget is larger while an answer waits that its client has a part of.
+2. Prompt tokens follow, in the order of `by_share`. While a sequence decodes, the step must stay within the
+   inter-token-latency budget, which is larger while a client waits for the rest of its answer. If no sequence decodes,
+   the step must stay within MAX_STEP_S, so that the next request waits for one step at most, and a slow machine shows
+   progress.
 """
 
 from __future__ import annotations
@@ -22,33 +23,35 @@ from edgeagent.types import Tier
 # The smallest useful prompt chunk: a smaller one does not fill a CPU kernel's tile and costs the same.
 MIN_CHUNK = 32
 
-# The same beside streams whose budget it would exceed: half of a tile takes a little more than half of its time.
+# The smallest chunk beside streams if MIN_CHUNK would exceed their budget. Half a tile takes a little more than half of
+# a tile's time.
 MIN_CHUNK_BESIDE = 16
 
-# The longest step, as predicted. Smaller chunks cost a slow machine more time in total: measured on a 0.5 B model,
-# chunks of 508 tokens took 21 s for a prompt, of 124 tokens 25 s, of 28 tokens 50 s.
+# The longest predicted step. Smaller chunks take a slow machine more time in total: measured on a 0.5 B model, a prompt
+# took 21 s in chunks of 508 tokens, 25 s in chunks of 124, and 50 s in chunks of 28.
 MAX_STEP_S = 2.0
 
-# The smallest chunk if MIN_CHUNK takes longer than that. A batch of four costs a CPU little more than one of two.
+# The smallest chunk if MIN_CHUNK takes longer than MAX_STEP_S. A batch of four costs a CPU little more than one of two.
 MIN_SLOW_CHUNK = 4
 
 # How much larger the next chunk may be than any chunk so far. After the warm-up's 32 tokens a full batch is allowed.
 _MAX_GROWTH = 16
 
-# The most prompt tokens of one sequence to score in a step: each costs a pass over the vocabulary beside the decode.
+# The most prompt tokens of one sequence to score in a step. Each costs a pass over the vocabulary in addition.
 MAX_SCORED = 32
 
-# The fewest prompt tokens in a step while a sequence decodes.
+# The fewest prompt tokens of one sequence to score in a step while a sequence decodes.
 _MIN_SCORED = 4
 
-# The longest step beside streams, as predicted, while an answer that began elsewhere waits to go on: its client sees a
-# pause too. Of 16 that came back from a remote at once the last waited 0.6 s within the budget, and 0.3 s so.
+# The longest predicted step beside streams while an answer that began elsewhere waits to continue, since its client
+# sees a pause too. When 16 answers came back from a remote at once, the last waited 0.6 s with steps within the budget,
+# and 0.3 s with this limit.
 _RESUMING_STEP_S = 0.25
 
-# How long more urgent sequences or other clients' may keep a sequence from progress.
+# How long more urgent sequences, or those of other clients, may keep a sequence from progress.
 _MAX_STALL_S = 60.0
 
-_OVERHEAD_WEIGHT = 0.1  # of the latest step's
+_OVERHEAD_WEIGHT = 0.1  # of the latest step's overhead
 
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
@@ -57,8 +60,8 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 class Work:
     """A sequence's share of a batch: its next `num_tokens` known tokens, then `drafts`.
 
-    The last `num_logits` of them give logits: all from the last known token on, none while the prompt is incomplete. In
-    a prompt that is scored every token gives logits; the first `num_scored` rows are for scoring, the others for
+    The last `num_logits` of them give logits: those from the last known token on, none while the prompt is incomplete.
+    If the prompt is scored, each token gives logits. Then the first `num_scored` rows are for scoring, the others for
     sampling.
     """
 
@@ -97,15 +100,15 @@ def rank(sequence: Sequence) -> int:
 
 
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Return sequences with raised ones first, then by tier and arrival."""
+    """Return sequences sorted by urgency: raised ones first, then by tier and arrival."""
     return sorted(sequences, key=lambda sequence: (rank(sequence), sequence.order))
 
 
 def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
-    """Return sequences in the order in which they get a place: raised ones, tier, then fair shares, then arrival.
+    """Return sequences in the order in which they get a place: raised ones first, then by tier, fair share and arrival.
 
-    A client's n-th sequence is ordered with the n-th sequences of the other clients; `running` ones count. Each client
-    has a partition of its own.
+    A client's n-th sequence is ordered with the n-th sequences of the other clients. Its `running` sequences count too.
+    Each client has its own partition.
     """
     places = Counter(sequence.spec.partition for sequence in running)
     ranked = []
@@ -116,11 +119,11 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
 
 
 def raise_stalled(live: Items[Sequence], now_s: float) -> None:
-    """Put a sequence without progress for a minute before all others, until it ends.
+    """Raise one sequence that made no progress for a minute: it runs before all others until it ends.
 
-    One at a time: more urgent requests cannot delay it forever, and wait for at most one such sequence. While it lacks
-    cells, which may last until a stream ends, realtime requests pass it. A sequence that follows another's prefill
-    progresses with it.
+    So more urgent requests cannot delay it forever. Only one is raised at a time, so that they wait for at most one
+    such sequence. While it lacks cells, perhaps until a stream ends, realtime requests may start before it. A sequence
+    that follows another's prefill progresses with that one, and is not raised.
     """
     if len(live) > 1 and not any(sequence.is_raised for sequence in live):
         own = [sequence for sequence in live if sequence.follows is None]
@@ -130,9 +133,9 @@ def raise_stalled(live: Items[Sequence], now_s: float) -> None:
 
 
 class Scheduler:
-    """Plans batches of at most `max_batch` tokens and `max_outputs` rows of logits (by default as many).
+    """Plans batches of at most `max_batch` tokens and `max_outputs` rows of logits (default: `max_batch`).
 
-    `row_cost` is what a row of logits costs, in tokens: see Runner.
+    `row_cost`: the cost of a row of logits, in tokens; see Runner.
     """
 
     def __init__(
@@ -162,8 +165,8 @@ class Scheduler:
     ) -> list[Work]:
         """Return the next batch. `drafts` proposes tokens by sequence id, for decoding sequences only.
 
-        No more sequences may run than a batch has tokens. `num_cells` of the cache are in use. `num_turns`: how many
-        groups of sequences take turns, of which `running` is one; `is_awaited`: a sequence of another group decodes.
+        At most `max_batch` sequences may run. `num_cells`: cells of the cache in use. `num_turns`: how many groups of
+        sequences take turns; `running` is one of them. `is_awaited`: a sequence of another group decodes.
         """
         decoding = [sequence for sequence in running if sequence.is_decoding]
         works = []
@@ -183,7 +186,7 @@ class Scheduler:
             budget_s = max(budget_s, _RESUMING_STEP_S)
         depth = max(sequence.num_computed for sequence in prompts)
         room = min(room, self._prompt_budget(beside, depth, budget_s))
-        # Each sampling sequence needs a row of logits; scoring uses the rows that are left.
+        # Each sampling sequence needs a row of logits; scoring uses the remaining rows.
         num_spare = self._max_outputs - sum(work.num_logits for work in works) - len(prompts)
         for sequence in by_share(prompts):
             num_tokens = min(sequence.num_until_chunk_end, room)
@@ -198,19 +201,20 @@ class Scheduler:
         return works
 
     def note_overhead(self, seconds: float) -> None:
-        """Note what the latest step took beside its decode; the budget is for both."""
+        """Note how many seconds the latest step took in addition to its decode. The budget is for both."""
         self._overhead_s += _OVERHEAD_WEIGHT * (seconds - self._overhead_s)
 
     def _most_scored(self, room: int, *, is_alone: bool) -> int:
-        """Return how many of a prompt's tokens to score, given `room` for this many tokens without scores."""
+        """Return how many of a prompt's tokens to score in a step that has `room` for tokens without scores."""
         if is_alone:
             return MAX_SCORED
         return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))
 
     def _prompt_budget(self, beside: StepShape, depth: int, budget_s: float | None) -> int:
-        """Return how many prompt tokens the step may have, of sequences with `depth` tokens before.
+        """Return how many prompt tokens the step may have, of sequences with `depth` earlier tokens.
 
-        `beside` is what else it computes; it may take `budget_s` if a stream waits for its end (None: none does).
+        `beside`: the shape of the rest of the step. `budget_s`: how long the step may take; None if no stream waits for
+        its end.
         """
         costs = self._cost_model
         if costs.predict(beside.plus(MIN_CHUNK, depth)) is None:

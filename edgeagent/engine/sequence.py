@@ -15,7 +15,7 @@ from edgeagent.types import Tier
 
 
 def partition_of(partition: str, adapter: str) -> str:
-    """Return the partition of the prefix cache for what an adapter ("": none) computes for a caller."""
+    """Return the partition of the prefix cache for prefixes that an adapter ("" for none) computes for a caller."""
     return f"{partition}\n{adapter}" if adapter else partition
 
 
@@ -23,16 +23,20 @@ def partition_of(partition: str, adapter: str) -> str:
 class SequenceSpec:
     """A request to the engine.
 
-    `max_tokens` bounds the output (None: until the context is full). `partition` separates the prefixes of callers that
-    must not see each other's. With `prefill_only` the prompt is computed and nothing is sampled. `delivered` are output
-    tokens that another engine generated, in steps of `step_lengths`; the sampler has accepted them. With
-    `num_prompt_logprobs` each prompt token but the first is scored, with this many alternatives; scored tokens must be
-    computed, so `read_cache` must be false. With `reports_progress` each part of the prompt gives an output.
-    `boundaries` are positions in the prompt where other prompts are likely to diverge: the end of the system prompt,
-    then others; `num_system` is the first of them, 0 where there are no instructions. Its cached prefix may be written
-    to disk if `persist`, stays until it is purged if `pin`, and until the next of its `lane` ends if that has a name.
-    `adapter` is the identity of the adapter that computes it, "" without one. `draft_tokens` are drafted for it at each
-    step, if that many can be (0: none, None: as many as pay).
+    - `max_tokens` limits the output; None: until the context is full.
+    - `partition` separates the prefixes of callers that must not see each other's.
+    - `prefill_only`: compute the prompt and sample nothing.
+    - `delivered`: output tokens that another engine generated, in steps of `step_lengths` tokens. The sampler has
+      accepted them.
+    - `num_prompt_logprobs`: score each prompt token but the first, with this many alternatives. Scored tokens must be
+      computed, so `read_cache` must be false.
+    - `reports_progress`: return an output for each part of the prompt.
+    - `boundaries`: positions in the prompt where other prompts are likely to diverge. The first is `num_system`, the
+      end of the system prompt (0 if there are no instructions).
+    - `persist`: the cached prefix may be written to disk. `pin`: it stays until it is purged. `lane`: if not "", it
+      stays until the next sequence of the lane ends.
+    - `adapter`: the identity of the adapter that computes the sequence; "" for none.
+    - `draft_tokens`: how many tokens to draft at each step, if possible; 0: none; None: as many as pay.
     """
 
     id: str
@@ -58,7 +62,7 @@ class SequenceSpec:
 
     @property
     def cache_partition(self) -> str:
-        """What its cached prefix is found under: cells that another adapter computed are other cells."""
+        """The partition of its cached prefix. Each adapter has its own partition, since it computes other cells."""
         return partition_of(self.partition, self.adapter)
 
     @property
@@ -72,8 +76,8 @@ class SequenceSpec:
 class Marks:
     """When a sequence reached each stage, time.monotonic seconds; 0 until it does."""
 
-    claimed_s: float = 0.0  # first got a sequence id
-    cache_s: float = 0.0  # duration of that lookup and claim
+    claimed_s: float = 0.0  # its cached prefix was claimed and restored
+    cache_s: float = 0.0  # duration of that lookup, claim and restore
     prefill_s: float = 0.0  # its first step began
     first_token_s: float = 0.0
     last_token_s: float = 0.0
@@ -81,11 +85,11 @@ class Marks:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and what has been generated; the engine moves `num_computed` towards `len(tokens)`.
+    """A prompt and its generated tokens. The engine moves `num_computed` towards `len(tokens)`.
 
-    invariant:  0 ≤ num_computed ≤ len(tokens) ≤ max_length;  num_cached ≤ num_prompt ≤ len(tokens) A waiting sequence
-    has no seq_id and num_computed 0. `num_cached` is what its first lookup found; it does not change if the sequence is
-    preempted and admitted again.
+    Invariants: 0 ≤ num_computed ≤ len(tokens) ≤ max_length, and num_cached ≤ num_prompt ≤ len(tokens). A waiting
+    sequence has no seq_id, and its num_computed is 0. `num_cached` counts the prompt tokens that came from the cache at
+    the first admission; it does not change if the sequence is preempted and admitted again.
     """
 
     spec: SequenceSpec
@@ -101,17 +105,17 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)
-    tier: Tier = Tier.INTERACTIVE  # its own, or the more urgent one of a sequence that waits for its prompt
-    farthest: int = 0  # the largest `num_computed` so far, since `advanced_s`
+    tier: Tier = Tier.INTERACTIVE  # its own, or that of a more urgent sequence that waits for its prompt
+    farthest: int = 0  # the largest `num_computed` so far, reached at `advanced_s`
     advanced_s: float = 0.0
-    is_raised: bool = False  # before all tiers: others kept it from getting further for long
-    follows: tuple[Sequence, int] | None = None  # waits until that one has computed so many tokens
-    restoring: Restoring | None = None  # while blocks of its beginning are still to come
+    is_raised: bool = False  # it comes before all tiers: it made no progress for long
+    follows: tuple[Sequence, int] | None = None  # it waits until that one has computed this many tokens
+    restoring: Restoring | None = None  # set while blocks of its prefix are being restored
     restore_started_s: float = 0.0
     num_restored: dict[str, int] = field(default_factory=dict)  # number of tokens by the tier that held them
     is_purged: bool = False  # its computed tokens are forgotten when it ends
-    chunk_ends: list[int] = field(default_factory=list)  # where chunks of its prompt end, rising
-    batch_ends: BatchEnds = field(default_factory=BatchEnds)  # of those that gave its output
+    chunk_ends: list[int] = field(default_factory=list)  # where chunks of its prompt end, ascending
+    batch_ends: BatchEnds = field(default_factory=BatchEnds)  # of the batches that gave its output
 
     def __post_init__(self) -> None:
         self.tier = self.spec.tier
@@ -142,7 +146,7 @@ class Sequence:
     def num_usable(self) -> int:
         """How many leading tokens may come from a cache.
 
-        Leave enough prompt tokens uncached that logits match a full prefill.
+        The rest is computed: enough tokens that logits match those of a full prefill.
         """
         if not self.spec.read_cache:
             return 0
@@ -155,12 +159,12 @@ class Sequence:
             self.batch_ends.note(end)
 
     def note_progress(self, now_s: float) -> None:
-        """Note when it was computed further than ever before."""
+        """Note the time if it was computed further than ever before."""
         if self.num_computed > self.farthest:
             self.farthest, self.advanced_s = self.num_computed, now_s
 
     def leaves_one(self, position: int) -> bool:
-        """Whether a single token would be left after a position, of several that must be computed together."""
+        """Whether one token alone would be left after a position, of several that must be computed together."""
         if self.min_prompt_chunk == 1:
             return False
         start, end = 0, self.num_prompt
@@ -179,7 +183,7 @@ class Sequence:
 
     @property
     def num_until_chunk_end(self) -> int:
-        """Pending tokens up to where the next chunk must end."""
+        """Pending tokens up to the position where the next chunk must end."""
         end = len(self.tokens)
         index = bisect.bisect_right(self.chunk_ends, self.num_computed)
         if index < len(self.chunk_ends):

@@ -1,11 +1,12 @@
-"""Computes one long prompt beside live streams in a context of its own, which pauses while they have their steps.
+"""Computes one long prompt beside live streams in a separate context, which pauses during the streams' steps.
 
 A prompt's chunk in a step of the streams must fit into their budget, and small chunks are expensive: each reads all
-weights again, and flash attention on a CPU computes fewer than 64 tokens one by one. The context of its own computes
-large chunks and pauses within them, at llama.cpp's next graph node. Each computed chunk is copied to the cells of the
+weights again, and flash attention on a CPU computes fewer than 64 tokens one by one. The side context computes large
+chunks and pauses within them, at llama.cpp's next graph node. Each computed chunk is copied to the cells of the
 sequence, so the rest of the engine sees a prompt that progresses.
 
-The context exists as long as the prompt takes. The last tokens, which give logits, are left to a step of the engine.
+The side context exists until the prompt is computed. The last tokens, which give logits, are left to a step of the
+engine.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ from edgeagent.engine.sequence import Sequence
 _CHUNKS = (256, 128, 64, 32)
 # A prompt that takes less time alone is not worth a context, which takes about a tenth of a second.
 MIN_ALONE_S = 1.0
-# Nor is a prompt whose chunks keep the budget in the streams' steps, and there cost less than this multiple of their
-# cost alone.
+# A prompt is not worth a context either if its chunks fit the budget in the streams' steps, and cost less there than
+# this multiple of their cost alone.
 MIN_GAIN = 1.25
-# The part of the inter-token-latency budget that is planned; pauses differ in length.
+# The part of the inter-token-latency budget that is planned. The rest is a reserve, since pauses differ in length.
 _PLANNED_SHARE = 0.9
 _GIVEN_TOKENS = 128  # cached tokens that the context is given at a time: reading them takes milliseconds
-_WEIGHT = 0.2  # of the latest step, or pause, in what the next one is expected to take
-_POLL_S = 0.005  # how often a waiting command is looked for
-ALONE_S = 0.05  # how long one step of the engine waits where no stream runs
+_WEIGHT = 0.2  # of the latest step, or pause, in the expected duration of the next one
+_POLL_S = 0.005  # between two checks for a waiting command
+ALONE_S = 0.05  # how long one step of the engine waits if no stream runs
 
 
 class SidePrefill:
-    """Decides which prompt is computed in a context of its own, and shares the time between it and the streams.
+    """Decides which prompt is computed in a side context, and divides the time between it and the streams.
 
-    After each step of the streams it computes for the rest of their budget, and for as long as the step took at least.
+    After each step of the streams, the side context computes for the rest of their budget, or for as long as the step
+    took if that is longer.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class SidePrefill:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`open_context` is None where there can be no such context: prompts are computed in the streams' steps."""
+        """If `open_context` is None, there are no side contexts: prompts are computed in the streams' steps."""
         self._open = open_context
         self._runner = runner
         self._prefixes = prefixes
@@ -62,23 +64,26 @@ class SidePrefill:
         self._clock, self._sleep = clock, sleep
         self._context: SideContext | None = None
         self._chunks: list[Chunk] = []
-        self._num_given, self._num_known = 0, 0  # tokens that the context was given, of those that it will be
+        self._num_given, self._num_known = 0, 0  # computed tokens: those given to the context, and all
         self._step_s = self._pause_s = 0.0
         self._until_s = 0.0  # when the streams' next step is due
-        self._unfit: set[Sequence] = set()  # those of the running ones that could not be computed here
+        self._unfit: set[Sequence] = set()  # running sequences that could not be computed here
         self.sequence: Sequence | None = None
-        """The sequence whose prompt is computed here; no step of the engine computes it meanwhile."""
+        """The sequence whose prompt is computed here. No step of the engine computes it meanwhile."""
         self.has_turn = False
-        """Whether it computes after the next step: not beside a prompt of a more urgent sequence."""
+        """Whether it computes after the next step. It does not while a more urgent sequence's prompt is computed."""
 
     @property
     def num_bytes(self) -> int:
-        """How much memory the context may take; any thread may ask."""
+        """How much memory the context may take. Any thread may read it."""
         context = self._context
         return 0 if context is None else context.num_bytes
 
     def share(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
-        """Begin with a prompt that is worth a context, if none of this urgency runs; return the other sequences."""
+        """Open a side context for a prompt that is worth it; return the other sequences.
+
+        An open one is kept unless the prompt is more urgent.
+        """
         self._begin_with_one(running, num_cells)
         own = self.sequence
         others = [sequence for sequence in running if sequence is not own]
@@ -88,7 +93,7 @@ class SidePrefill:
         return others
 
     def wait(self, is_wanted: Callable[[], bool]) -> bool:
-        """Let it compute until the streams' next step is due; False if a command is waiting before that."""
+        """Let it compute until the streams' next step is due; return False if a command arrives before that."""
         while self._context is not None and (rest_s := self._until_s - self._clock()) > 0 and not self._context.is_over:
             if is_wanted():
                 return False
@@ -97,21 +102,21 @@ class SidePrefill:
         return True
 
     def wait_alone(self, most_s: float) -> None:
-        """Let it compute, where nothing else does, until the next chunk, or for `most_s`."""
+        """Let it compute until a chunk is complete, at most `most_s`. Call it if the engine has nothing to compute."""
         if self._context is not None:
             self._context.resume()
             if not self._give():
                 self._context.wait(most_s)
 
     def pause(self) -> None:
-        """Let the engine have a step."""
+        """Pause the side context, so that the engine can run a step."""
         if self._context is not None:
             started_s = self._clock()
             self._context.pause()
             self._pause_s += _WEIGHT * (self._clock() - started_s - self._pause_s)
 
     def resume(self, step_s: float) -> None:
-        """Compute again after a step of `step_s`, if it has a turn."""
+        """Let it compute again after a step of `step_s`, if it has a turn."""
         if self._context is None:
             return
         self._step_s = self._step_s + _WEIGHT * (step_s - self._step_s) if self._step_s else step_s
@@ -122,9 +127,10 @@ class SidePrefill:
             self._context.resume()
 
     def copy(self, make_room: Callable[[], None]) -> list[tuple[Sequence, int]]:
-        """Copy the computed chunks to the sequence's cells; return it for each, with where the chunk began.
+        """Copy the computed chunks to the sequence's cells; return (sequence, start of the chunk) for each.
 
-        `make_room` frees cells, or ends this. After the last chunk the engine computes the sequence again.
+        `make_room` preempts a sequence: another one, which frees cells, or this one, which ends the side context. After
+        the last chunk, the engine's steps compute the sequence again.
         """
         copied: list[tuple[Sequence, int]] = []
         while self._context is not None and self.sequence is not None:
@@ -149,7 +155,7 @@ class SidePrefill:
         return copied
 
     def leave(self, sequence: Sequence) -> None:
-        """End the computation of a sequence's prompt, if it is the one; what was copied stays."""
+        """Close the side context if it computes this sequence's prompt. Copied cells stay."""
         if self._context is not None and sequence is self.sequence:
             self._context.close()
             self._context, self.sequence, self.has_turn = None, None, False
@@ -189,7 +195,7 @@ class SidePrefill:
         sequence.marks.prefill_s = sequence.marks.prefill_s or self._until_s
 
     def _give(self) -> bool:
-        """Give the side context the next cells that are computed already; return False if it has all of them."""
+        """Give the side context the next cells that were already computed; return False if it has all of them."""
         if self._num_given == self._num_known or self._context is None or self.sequence is None:
             return False
         assert self.sequence.seq_id is not None
@@ -215,7 +221,7 @@ class SidePrefill:
         if small_s is None or none_s is None:
             return 0
         is_cheap = (small_s - none_s) * num_tokens < MIN_GAIN * alone_s * fitting
-        # Beside a context of its own, the streams' step would come after the budget, or after twice its time.
+        # With a side context, the streams' next step would begin after the budget, or after twice a step's time.
         if is_cheap and small_s <= max(self._budget_s, 2 * none_s):
             return 0
         for chunk in _CHUNKS:
@@ -226,5 +232,8 @@ class SidePrefill:
 
 
 def _end_of(sequence: Sequence) -> int:
-    """Return up to where a prompt may be computed without logits: too few tokens left would give other ones."""
+    """Return up to which position a prompt may be computed without logits.
+
+    If fewer tokens were left for the step that gives logits, its logits would differ.
+    """
     return sequence.num_prompt - max(2, sequence.min_prompt_chunk)

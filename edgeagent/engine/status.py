@@ -22,12 +22,12 @@ class EngineStatus:
     step_error: PredictionError | None
     drafts: tuple[DraftCounts, ...]
     draft_gain: float
-    num_side_bytes: int  # what a long prompt's own context may take
+    num_side_bytes: int  # memory that a side context may take
     host: CacheStatus
 
 
 def sum_up(caches: Iterable[CacheStatus]) -> CacheStatus:
-    """Return the counts of a model's cache and its draft's together; neither has a rate or a trouble."""
+    """Return the sums of the counts of a model's cache and its draft's. Host memory has no read rate and no trouble."""
     each = list(caches)
     return CacheStatus(
         num_blocks=sum(cache.num_blocks for cache in each),

@@ -1,4 +1,4 @@
-"""What an engine's steps cost: the shapes of its batches, and the rates that follow from the measured costs."""
+"""The costs of an engine's steps: the shapes of its batches, and the rates that follow from measured steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEPS_PER_RATES = 8  # measured rates change slowly
 
 
 class StepCosts:
-    """Shapes of batches on one runner, beside the cells in use, and what they are expected to take."""
+    """Computes the shapes of one runner's batches and their expected times."""
 
     def __init__(self, runner: Runner, prefixes: PrefixStore, itl_budget_s: float) -> None:
         self._runner = runner
@@ -23,8 +23,10 @@ class StepCosts:
         self._itl_budget_s = itl_budget_s
         self._num_steps = 0
         self.rates = self._measured_rates(())
-        """Prompt tokens a second, and seconds a token of one more sequence; 0 where none were measured. Other threads
-        may read it."""
+        """Prompt tokens per second, and seconds per token of one more sequence; each 0 if none were measured.
+
+        Other threads may read it.
+        """
 
     def shape(self, works: Items[Work], *, with_drafts: bool = True) -> StepShape:
         """Return the shape of a batch."""
@@ -35,20 +37,23 @@ class StepCosts:
         return StepShape(num_tokens, self._prefixes.num_cells_used, sum(work.num_pairs for work in works))
 
     def plain_s(self, works: Items[Work]) -> float | None:
-        """Return what a step of decoding sequences would take without its drafts; None if others are among them."""
+        """Return the expected seconds of a step without its drafts; None if a sequence of the step does not decode."""
         if not all(work.sequence.is_decoding for work in works):
             return None
         return self._prefixes.costs.predict(self.shape(works, with_drafts=False))
 
     def observe(self, shape: StepShape, step_s: float, running: Collection[Sequence]) -> None:
-        """Note how long a step took, and what runs after it."""
+        """Note how long a step took, and update the rates for the sequences that run after it."""
         self._prefixes.costs.observe(shape, step_s)
         self._num_steps += 1
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
             self.rates = self._measured_rates(running)
 
     def _measured_rates(self, running: Collection[Sequence]) -> tuple[float, float]:
-        """With running streams, a prompt gets the part of each step that the inter-token-latency budget leaves."""
+        """Return the new `rates`.
+
+        If streams run, a prompt gets the part of each step that the inter-token-latency budget leaves.
+        """
         costs = self._prefixes.costs
         depths = [sequence.num_computed for sequence in running]
         beside = StepShape(len(depths), self._prefixes.num_cells_used, float(sum(depths)))

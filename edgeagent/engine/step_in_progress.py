@@ -1,6 +1,6 @@
 """The running step as other threads see it: whether a command may interrupt it, and its expected time.
 
-The engine's thread writes, others read without a lock; each field's comment says what they may miss.
+The engine's thread writes it, and other threads read it without a lock. Each field's comment says what they may miss.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 # A step expected to take longer than this is worth interrupting for a cancel.
 _LONG_S = 0.03
-_LONG_TOKENS = 32  # the same, while nothing has been measured
+_LONG_TOKENS = 32  # the same limit in tokens, until a step was measured
 
 
 @dataclass(slots=True)
 class StepInProgress:
-    """The running step of an engine. Between two steps all fields are false or 0.
+    """The running step of an engine. Between two steps `is_long` is False and `expected_s` is 0.
 
     At least every second step runs to its end, however many commands arrive: a step after an interrupted one is never
     `is_long`, and no step is put off twice in a row.
     """
 
     can_be_interrupted: bool
-    is_long: bool = False  # and may be interrupted; a command queued before it is set is seen before the step starts
+    is_long: bool = False  # and may be interrupted; a command queued before it is set is read before the step begins
     is_urgent: bool = False  # has a realtime request; keeps its value until the next step
     expected_s: float = 0.0  # 0: not known
     _was_interrupted: bool = False
@@ -31,7 +31,7 @@ class StepInProgress:
     def begin(
         self, num_tokens: int, expected_s: float | None, *, is_urgent: bool, is_wanted: Callable[[], bool]
     ) -> bool:
-        """Begin a step; False if it is put off because it is long and `is_wanted` says that there is a command."""
+        """Begin a step; return False if it is put off because it is long and `is_wanted` reports a command."""
         is_long = num_tokens > _LONG_TOKENS if expected_s is None else expected_s > _LONG_S
         self.is_urgent = is_urgent
         self.is_long = is_long and self.can_be_interrupted and not self._was_interrupted

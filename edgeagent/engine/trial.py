@@ -24,11 +24,12 @@ from edgeagent.errors import InternalError, ModelLoadFailed
 _TEXT = "The quick brown fox's 12345 jumps:\n\n\tÄpfel, 漢字 и 🦊!"
 # Large enough to touch every weight's page once and fill a kernel tile; fast compared with a load.
 _NUM_TOKENS = 32
-# Steps of so many tokens check drafts. They are measured up to the first that may take longer than this.
+# Steps of these sizes verify drafts. They are measured up to the first that may take longer than _MAX_DRAFT_STEP_S.
 _DRAFT_STEPS = (1, 2, 4, 8, 16)
 _MAX_DRAFT_STEP_S = 0.3
-_TRIES = 2  # of each; the quicker one counts
-# A sequence that took drafts back may differ from one that never had them by this part of what drafts that stay change.
+_TRIES = 2  # of each size; the quicker one counts
+# Logits after drafts were taken back may differ from those without drafts, by this part of the difference that the
+# drafts would make if they stayed.
 _MAX_DIFFERENCE = 0.1
 _NUM_BEFORE, _NUM_DRAFTS = 4, 4  # tokens before those drafts, and the most drafts
 TOKENIZER, FIRST_STEPS = "the tokenizer", "the first tokens"
@@ -38,9 +39,9 @@ def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], co
     """Tokenize a text, then compute a token, a batch and another token; the cells are empty afterwards.
 
     The first prompt's chunks are chosen by the time of the batch, which takes a slow machine a few seconds at most.
-    `on_try` gets the name of each part before it begins: llama.cpp may end the process there. Return how many bytes of
-    a block each token takes, 0 where all are a state. Raise ModelLoadFailed, which names the file and what is wrong
-    with it.
+    `on_try` gets the name of each part before it begins, since llama.cpp may end the process there. Return how many
+    bytes of a block each token takes; 0 if a block is only a state. Raise ModelLoadFailed, which names the file and
+    what is wrong with it.
     """
     path = model.path
     on_try(f"{TOKENIZER} of {path}")
@@ -72,7 +73,7 @@ def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], co
 
 
 def try_adapter(runner: LlamaRunner, path: Path) -> None:
-    """Compute two tokens with the adapter that is in use; the cells are empty afterwards.
+    """Compute two tokens with the current adapter. The cells are empty afterwards.
 
     Raise ModelLoadFailed, OutOfCells or InternalError.
     """
@@ -83,8 +84,11 @@ def try_adapter(runner: LlamaRunner, path: Path) -> None:
 
 
 def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
-    """Measure the steps that drafting chooses among, so that it need not learn from requests; the cells are empty
-    before and after. Those that are known are not measured. Raise OutOfCells or InternalError."""
+    """Measure steps with different numbers of drafts, so that their costs need not be learnt from requests.
+
+    The cells must be empty, and are empty afterwards. If the sizes are already known, nothing is measured. Raise
+    OutOfCells or InternalError.
+    """
     if costs.knows(_DRAFT_STEPS):
         return
     took_s = 0.0
@@ -102,11 +106,10 @@ def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
 
 
 def can_take_back(runner: LlamaRunner) -> bool:
-    """Whether two sequences that take drafts back continue as if they never had them; the cells are empty before and
-    after.
+    """Whether two sequences that take drafts back continue as if they never had them.
 
-    llama.cpp keeps the states for that in each architecture's own code, on each backend, and was wrong in some.
-    Raise OutOfCells or InternalError.
+    The code with which llama.cpp keeps states for that differs by architecture and backend, and was wrong for some. The
+    cells must be empty, and are empty afterwards. Raise OutOfCells or InternalError.
     """
     num_drafts = min(runner.max_drafts, _NUM_DRAFTS)
     if runner.memory_kind in CUTTABLE or num_drafts < 1:
@@ -136,7 +139,7 @@ def can_take_back(runner: LlamaRunner) -> bool:
 
 
 def _feed(runner: LlamaRunner, tokens: list[list[int]], num_drafts: int = 0) -> list[Logits]:
-    """Compute these tokens of the first sequences; return the logits behind each."""
+    """Compute these tokens of the first sequences; return the logits after the last token of each."""
     runner.decode([Slice(index, runner.length(index), each, 1, num_drafts) for index, each in enumerate(tokens)])
     return [runner.logits(index).copy() for index in range(len(tokens))]
 

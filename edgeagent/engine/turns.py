@@ -1,4 +1,4 @@
-"""Which adapter's sequences the next step computes: llama.cpp applies one to a whole batch, so they take turns."""
+"""Chooses the adapter of the next step: llama.cpp applies one adapter to a whole batch, so adapters take turns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TURN_S = 0.01
 
 
 class AdapterTurns:
-    """Gives each adapter with sequences a turn, in the order in which they had their last ones.
+    """Gives turns to the adapters that have sequences. The one whose last turn is longest ago is next.
 
-    "" is the model without an adapter: its sequences take turns like the others.
+    "" is the model without an adapter; its sequences take turns like the others.
     """
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class AdapterTurns:
         self._last_turns: dict[str, int] = {}
 
     def take(self, ready: Items[Sequence]) -> list[Sequence]:
-        """Return the sequences of the next step, out of those that can be computed; `current` is their adapter."""
+        """Return the sequences of the next step, out of those that can be computed. `current` is then their adapter."""
         adapters = {sequence.spec.adapter for sequence in ready}
         others = adapters - {self.current}
         if others and (self.current not in adapters or self._turn_s >= TURN_S):
             self._num_turns += 1
             self._last_turns[self.current] = self._num_turns
             self._turn_s = 0.0
-            # One that never had a turn comes first; of several the one whose sequence came first.
+            # An adapter without a turn so far comes first; of several, the one whose sequence arrived first.
             order = {sequence.spec.adapter: sequence.order for sequence in sorted(ready, key=lambda each: -each.order)}
             self.current = min(others, key=lambda each: (self._last_turns.get(each, 0), order[each]))
         return [sequence for sequence in ready if sequence.spec.adapter == self.current]
@@ -52,9 +52,9 @@ class AdapterTurns:
         num_cells: int,
         num_others: int = 0,
     ) -> list[Work]:
-        """Return the batch of the adapter whose turn it is; `num_cells` of the cache are in use.
+        """Return the batch of the adapter whose turn it is. `num_cells`: cells of the cache in use.
 
-        Nothing is drafted for sequences with an adapter. `num_others` have a turn too, outside of batches.
+        Nothing is drafted for sequences with an adapter. `num_others`: how many side contexts take turns too.
         """
         chosen = self.take(running)
         drafts = {} if self.current else proposals.propose(chosen, num_cells)

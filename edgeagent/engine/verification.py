@@ -1,6 +1,6 @@
 """Turns a step's logits into the next tokens, the accepted drafts and the prompt's log probabilities.
 
-It records computed tokens, for one work at a time; the engine plans which sequences run.
+It handles one work at a time, and records its computed tokens. The engine plans which sequences run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from edgeagent.types import FinishReason
 
 @dataclass(slots=True)
 class Output:
-    """One sequence's result of a step. After `finish_reason` or `error` the engine no longer has the sequence.
+    """One sequence's result of a step. After an output with `finish_reason` or `error`, the sequence has ended.
 
-    `prompt_logprobs` are those of the prompt's next tokens, in order, from its second token on.
+    `prompt_logprobs` are those of the prompt's next tokens, in order. The first token of a prompt has none.
     """
 
     sequence: Sequence
@@ -35,7 +35,7 @@ class Output:
 
     @property
     def is_last(self) -> bool:
-        """Whether the sequence ends with it."""
+        """Whether the sequence ends with this output."""
         return self.finish_reason is not None or self.error is not None
 
 
@@ -49,7 +49,7 @@ class Verifier:
         self._clock = clock
 
     def verify(self, work: Work, row: int) -> Output:
-        """Record a work's computed tokens, then sample from its rows of logits, the first of which is `row`."""
+        """Record a work's computed tokens, then sample from its rows of logits. `row`: the first of them."""
         sequence, output = work.sequence, Output(work.sequence)
         if work.num_scored:
             self._score(work, row, output)
@@ -70,7 +70,7 @@ class Verifier:
         sequence.num_computed = self._prefixes.rewind(sequence.seq_id)
 
     def _score(self, work: Work, row: int, output: Output) -> None:
-        """Return the log probabilities of the prompt tokens that follow the ones just computed."""
+        """Add to `output` the log probabilities of the prompt tokens that follow those just computed."""
         sequence, num_top = work.sequence, work.sequence.spec.num_prompt_logprobs
         assert num_top is not None
         first = sequence.num_computed + 1

@@ -4,9 +4,10 @@ While requests run, reading out may take a hundredth of the steps' time, so that
 one step in many, so that it does not affect the tail of the gaps between tokens. Nothing is read out like this while a
 client waits for a first token.
 
-Idle prefixes may slow every step: with plain attention, each token is multiplied with all cells in use. The time that
-they have taken is a debt, and reading out may take as long as that. So both together take at most twice as long as the
-better of two choices: to read a prefix out at once, or to leave it in the cells for good (the ski rental problem).
+Idle prefixes may slow every step: with plain attention, each token is multiplied with all cells in use. The time lost
+to them is a debt, and reading out may take as long as the debt. So the lost time and the read-outs together take at
+most twice as long as the better of two choices: to read a prefix out at once, or to leave it in the cells for good
+(the ski rental problem).
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from collections.abc import Callable
 from edgeagent.engine.cache.saver import Saver
 
 _SHARE = 0.01  # of the time of steps
-_NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer: the 95th percentile is not
+_NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer, which does not change the 95th percentile
 # A smaller debt is no reason to pause: it may be rounding.
 _LEAST_S = 0.0001
-_IDLE_BUDGET_S = 0.003  # then commands are read again
+_IDLE_BUDGET_S = 0.003  # per call of `run_idle`; then commands are read
 
 
 class BackgroundWork:
-    """Spends spare time on one saver's work."""
+    """Reads out one saver's prefixes in spare time."""
 
     def __init__(self, saver: Saver, clock: Callable[[], float] = time.monotonic) -> None:
         self._saver = saver
         self._clock = clock
         self._credit_s = 0.0
-        self._debt_s = 0.0  # taken by idle prefixes since the last pause
+        self._debt_s = 0.0  # time lost to idle prefixes, less the time of read-outs
         self._num_steps = 0
         self._is_ready = not saver.needs_memory  # whether memory for the next block is ready
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing to use a moment for now."""
+        """Whether there is no background work to do now."""
         return self._is_ready and self._is_saved
 
     @property
@@ -44,10 +45,10 @@ class BackgroundWork:
         return not self._saver.has_unsaved or self._saver.is_waiting
 
     def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
-        """Do the work allowed after a step of this length.
+        """Do the background work that is allowed after a step of `step_s` seconds with `num_tokens` tokens.
 
-        `num_tokens` were computed. A pause for the debt may last `pause_s`, or one block. `is_awaited`: a client waits
-        for a first token.
+        A pause for the debt may last `pause_s`, or as long as one block takes. `is_awaited`: a client waits for a first
+        token.
         """
         if not self._saver.has_something:
             self._credit_s = self._debt_s = self._num_steps = 0
@@ -55,7 +56,7 @@ class BackgroundWork:
         self._num_steps += 1
         is_rare = self._num_steps >= _NUM_STEPS_BETWEEN
         self._debt_s += self._saver.crowding_s(num_tokens)
-        # A step with a prompt is long already.
+        # While a first token is awaited, a step has prompt tokens and is long anyway.
         if is_rare or is_awaited:
             self._pay(pause_s)
         if is_awaited:
@@ -69,7 +70,7 @@ class BackgroundWork:
             self._credit_s = self._num_steps = 0
 
     def _pay(self, most_s: float) -> None:
-        """Read out idle prefixes for as long as the debt and `most_s` allow, or one block."""
+        """Read out idle prefixes for at most the debt and `most_s`; the first block alone may exceed `most_s`."""
         left_s = most_s
         while not self._is_saved and (save_s := max(_LEAST_S, self._saver.next_save_s)) <= self._debt_s:
             if save_s > left_s and left_s < most_s:
@@ -91,7 +92,7 @@ class BackgroundWork:
         self._is_ready = False
 
     def run_idle(self) -> None:
-        """Use a moment without other work."""
+        """Do background work for about 3 ms. Call it when there is no other work."""
         started_s = self._clock()
         while not self._is_saved and self._clock() - started_s < _IDLE_BUDGET_S:
             self._save_one()

@@ -1,4 +1,4 @@
-"""Blocks of host memory that the tier below has taken and not yet written. It evicts nothing."""
+"""Blocks of host memory that the tier below has accepted and not yet written."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier
 
 
 class Backlog:
-    """Blocks pending in a tier below; without such a tier (None) it is always empty."""
+    """Blocks pending in a tier below, in the order in which it accepted them. Always empty if there is no such tier.
+
+    It evicts nothing.
+    """
 
     def __init__(self, below: LowerTier | None) -> None:
         self._below = below
-        self._sizes: dict[BlockKey, int] = {}  # bytes, in the order in which they were taken
+        self._sizes: dict[BlockKey, int] = {}  # bytes by key, oldest first
         self._num_bytes = 0
 
     def __contains__(self, key: BlockKey) -> bool:
@@ -23,16 +26,16 @@ class Backlog:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all blocks that were on their way at the last look."""
+        """Bytes of all blocks that were pending at the last `settle`, or were offered since."""
         return self._num_bytes
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the tier below writes none of them at the moment."""
+        """Whether the tier below is not writing at the moment."""
         return self._below is not None and self._below.is_stalled
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """Offer a block whose parent was offered before; False if it is not taken."""
+        """Offer a block whose parent was offered before; return False if it is not accepted."""
         if self._below is None or not self._below.offer(block, importance):
             return False
         self.forget(block.key)
@@ -58,15 +61,15 @@ class Backlog:
         return done
 
     def is_there(self, key: BlockKey) -> bool:
-        """Whether the tier below has a block."""
+        """Whether the tier below holds a block."""
         return self._below is not None and self._below.num_bytes(key) is not None
 
     def is_taken(self, key: BlockKey) -> bool:
-        """Whether the tier below has a block, or is about to."""
+        """Whether the tier below holds a block, or has accepted it."""
         return self._is_pending(key) or self.is_there(key)
 
     def is_pending(self, key: BlockKey) -> bool:
-        """Whether a block was offered here and is still on its way."""
+        """Whether a block was offered here and is still pending."""
         return key in self._sizes and self._is_pending(key)
 
     def _is_pending(self, key: BlockKey) -> bool:

@@ -1,13 +1,14 @@
 """Blocks: pieces of computed prefixes outside the KV cells, their keys, and the interface of tiers.
 
-The seam between the engine (which makes blocks and restores them), host memory (`engine.cache.host`) and
-disk (`engine.cache.disk`). It knows neither llama.cpp nor files.
+This is the interface between the engine, which makes and restores blocks, host memory (`engine.cache.host`) and disk
+(`engine.cache.disk`). It knows neither llama.cpp nor files.
 
-A prefix is a chain of blocks, which are restored in order. Each covers consecutive tokens: up to a number chosen by the
-model where memory is attention alone, any number where a state belongs to it (then a block may reach back to the
-beginning). Its key is a keyed hash of its parent's key and its own tokens, so one key stands for the whole prefix that
-ends with the block. A chain begins at the root key of a cache partition. Blocks are found by their tokens, which one
-tree keeps for the cells and all tiers (`engine.cache.radix_tree`).
+A prefix is a chain of blocks, which are restored in order. Each block covers consecutive tokens. Where memory is
+attention alone, a block has at most the number of tokens that `choose_block_tokens` returns. Where a state belongs to
+the block, it has any number of tokens, and may reach back to the beginning. A block's key is a keyed hash of its
+parent's key and its own tokens, so one key stands for the whole prefix that ends with the block. A chain begins at the
+root key of a cache partition. Blocks are found by their tokens, in one tree that the cells and all tiers share
+(`engine.cache.radix_tree`).
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ MIN_BLOCK_TOKENS = 32
 MAX_BLOCK_TOKENS = 256
 _BLOCK_BYTES = 4 << 20
 MIN_PART = 16
-"""Fewer tokens than this are computed in the step that the rest of the prompt needs anyway; no block is so short."""
+"""No block is shorter: fewer tokens than this are computed in the step that the rest of the prompt needs anyway."""
 
 
 def choose_block_tokens(token_bytes: float) -> int:
     """Return how many tokens a full block has if each takes `token_bytes`: a power of two, of 4 MiB at most.
 
     Large enough that the costs of a file, a hash and a call of llama.cpp are small; small enough for fine-grained
-    queues, read-ahead and cuts. The smallest has no bound in bytes.
+    queues, read-ahead and cuts. A block of MIN_BLOCK_TOKENS may be larger than 4 MiB.
     """
     num_tokens = MAX_BLOCK_TOKENS
     while num_tokens > MIN_BLOCK_TOKENS and num_tokens * token_bytes > _BLOCK_BYTES:
@@ -53,9 +54,9 @@ class Importance(IntEnum):
     """Why a block is kept; a more important one is written sooner and kept longer."""
 
     VOLATILE = -1
-    """Its owner wants it in memory only; never offered to a tier that outlives the process."""
+    """For memory only; never offered to a tier that outlives the process."""
     ONCE = 0
-    """Seen once, and about to be lost here."""
+    """Used once, and about to be evicted from memory."""
     IDLE = 1
     """Part of a conversation that went idle."""
     REUSED = 2
@@ -68,10 +69,11 @@ class Importance(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CachePriority:
-    """The importance of a sequence's blocks; those of its instructions are more important.
+    """The importance of a sequence's blocks. The blocks of its instructions are more important than the others.
 
-    `num_system`: tokens of the system prompt and the tool definitions (0: none, or not known). `lane`: the conversation
-    whose latest response it is, which stays until the next one ("": it is of no lane).
+    `num_system`: tokens of the system prompt and the tool definitions; 0 if there are none or the number is unknown.
+    `lane`: the conversation whose latest response the sequence is. Its blocks stay until the conversation's next
+    response. "" if it belongs to no lane.
     """
 
     importance: Importance = Importance.IDLE
@@ -79,7 +81,7 @@ class CachePriority:
     lane: str = ""
 
     def cut(self, block_tokens: int) -> int:
-        """Where to end a block early, so that others with these instructions share it; 0: nowhere."""
+        """Return where to end a block early, so that other prompts with these instructions share it; 0 if nowhere."""
         return self.num_system if self.num_system % block_tokens >= MIN_PART else 0
 
     def at(self, end: int) -> Importance:
@@ -88,13 +90,13 @@ class CachePriority:
         return max(self.importance, Importance.SYSTEM) if is_system else self.importance
 
     def block_end(self, start: int, block_tokens: int) -> int:
-        """Return where a full block of attention that begins at a position ends."""
+        """Return where a full block that begins at `start` ends, for memory that is attention alone."""
         cut = self.cut(block_tokens)
         is_near = start + MIN_PART <= cut < start + block_tokens
         return cut if is_near else start + block_tokens
 
     def has_block_end(self, before: int, now: int, block_tokens: int) -> bool:
-        """Whether a block of attention ends in (before, now]."""
+        """Whether a block ends in (before, now], for memory that is attention alone."""
         cut = self.cut(block_tokens)
         first = cut if now > cut else 0
         return before < cut <= now or (now - first) // block_tokens > (before - first) // block_tokens
@@ -104,9 +106,9 @@ class CachePriority:
 class Head:
     """A block without its payload: the fields that lookups need.
 
-    `root` is the root key of its partition: it tells partitions apart (quota, purge) without naming anyone. `start` is
-    the position of `tokens[0]` in the prefix. `is_draft`: it is of a model that drafts for another. Such blocks have
-    roots of their own too; the flag only says which of a worker's two caches is told of it.
+    `root` is the root key of its partition. It distinguishes partitions (for quota and purge) without naming a client.
+    `start` is the position of `tokens[0]` in the prefix. `is_draft`: the block belongs to a draft model. Such blocks
+    also have their own roots; the flag only selects which of a worker's two caches is told of the block.
     """
 
     root: BlockKey
@@ -143,7 +145,7 @@ _DEPTH_THAT_DOUBLES = 4096
 
 
 def value_of(block: Block, importance: Importance) -> float:
-    """Return the cost of computing a block again, in tokens at depth 0 for each byte, times its importance."""
+    """Return a block's value per byte: the cost to compute it again, in tokens at depth 0, times its importance."""
     cost = len(block.tokens) * (1 + block.start / _DEPTH_THAT_DOUBLES)
     return _FACTORS[importance] * cost / max(1, block.num_bytes)
 
@@ -163,9 +165,9 @@ class PayloadCodec(Protocol):
 class BlockTier(Protocol):
     """A place that keeps blocks below the cells.
 
-    All but `read` and `close` are called on the engine's thread between two tokens: they
-    answer from an index in memory in microseconds, do no I/O and never wait. `read` may take its time: unless the tier
-    is memory it is called on the loader's thread, beside the others.
+    All methods but `read` and `close` are called on the engine's thread between two tokens: they answer from an index
+    in memory in microseconds, do no I/O and never wait. `read` may be slow. Unless the tier is memory, it is called on
+    the loader's thread, at the same time as other methods.
     """
 
     def num_bytes(self, key: BlockKey) -> int | None:
@@ -173,32 +175,32 @@ class BlockTier(Protocol):
         ...
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Take note that these blocks were used just now."""
+        """Note that these blocks were used just now."""
         ...
 
     def read(self, key: BlockKey) -> Block | None:
         """Return a checked and authenticated block; None if it is gone or damaged.
 
-        The block has this key, and the caller compares its tokens with those it wanted before a byte of payload goes to
-        llama.cpp. A block that fails its check is never found again.
+        The caller compares the block's tokens with those it wanted before any of the payload goes to llama.cpp. A block
+        that fails its check is never found again.
         """
         ...
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """Take a block to keep; False if it is not taken, and may be offered again later. Never waits.
+        """Accept a block to keep; return False if it is not accepted, and may be offered again. Never waits.
 
-        Parents are offered before their children; a block without its parent is useless and not taken.
+        Parents are offered before their children. A block without its parent is useless and not accepted.
         """
         ...
 
     def discard(self, key: BlockKey) -> None:
-        """Drop a block without children, if it is held: a longer one took its place. Never waits."""
+        """Drop a block, if it is held, because a longer one replaces it. It has no children. Never waits."""
         ...
 
     def purge(self, root: BlockKey | None = None) -> int:
-        """Forget all blocks of a partition (None: of all) and return how many.
+        """Forget all blocks of a partition, or of all partitions if None; return how many.
 
-        None of them is found after that, including those being read or written; their bytes are freed soon.
+        Later lookups find none of them, not even those being read or written now. Their bytes are freed soon.
         """
         ...
 
@@ -207,30 +209,30 @@ class BlockTier(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish the work that takes a second or two at most; afterwards no method is called."""
+        """Finish pending work, for a second or two at most. No method is called afterwards."""
         ...
 
 
 class LowerTier(BlockTier, Protocol):
-    """A tier that keeps a block some time after it has taken it: a disk.
+    """A tier that stores a block some time after it has accepted it: a disk.
 
-    Pending blocks are in memory; the tier that offered them holds them, and counts their bytes.
+    Until then the block is pending. The tier that offered it holds it in memory and counts its bytes.
     """
 
     def take_found(self, max_heads: int, *, is_draft: bool = False) -> Iterable[Head]:
         """Return heads of blocks that the tier holds and this process did not offer, parents first.
 
         They were written by earlier processes, or by others. `is_draft` selects the blocks of draft models or those of
-        targets. Each head is returned once, and a call returns at most `max_heads`. A block may have gone since.
+        targets. Each head is returned once, and a call returns at most `max_heads`. A block may be gone by then.
         """
         ...
 
     def is_pending(self, key: BlockKey) -> bool:
-        """Whether a block was taken and is not kept yet."""
+        """Whether a block was accepted and is not stored yet."""
         ...
 
     def withdraw(self, key: BlockKey) -> None:
-        """Take back an offer: the block's memory is needed. Its children were taken back before."""
+        """Take back the offer of a block whose memory is needed. Its children were taken back before."""
         ...
 
     @property
@@ -239,13 +241,15 @@ class LowerTier(BlockTier, Protocol):
         ...
 
     def wait_written(self) -> bool:
-        """Wait until less is pending; False if that takes longer than the process has. Only for the end of the
-        process."""
+        """Wait until fewer blocks are pending. Only for the end of the process.
+
+        Return False if nothing is pending, nothing is being written, or the time to close is over.
+        """
         ...
 
 
 def to_array(tokens: Sequence[int]) -> array[int]:
-    """Return tokens as the compact form used here."""
+    """Return tokens as a compact array of integers. An array is returned unchanged, not copied."""
     return tokens if isinstance(tokens, array) else array("i", tokens)
 
 

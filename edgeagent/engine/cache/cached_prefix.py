@@ -1,6 +1,6 @@
-"""Descriptions of a cached prefix: where its parts are, and how far its restore is. Plain data.
+"""Descriptions of a cached prefix: where its parts are, and how far it is restored. Plain data.
 
-PrefixStore makes these and moves what they describe; others read them.
+PrefixStore makes these and moves the cells and blocks that they describe. Other modules read them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgeagent.engine.cache.block import BlockKey, BlockTier
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A prefix in cells: the first `length` tokens of a sequence (None: no tokens, of none)."""
+    """A prefix in cells: the first `length` tokens of a sequence. If there is none, `seq_id` is None."""
 
     length: int = 0
     seq_id: int | None = None
@@ -24,7 +24,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class BlockReference:
-    """A block to restore at position `start`: the first `num_tokens` of its `length` tokens are wanted."""
+    """A block to restore at position `start`. The first `num_tokens` of its `length` tokens are wanted."""
 
     tier: BlockTier
     key: BlockKey
@@ -35,7 +35,7 @@ class BlockReference:
 
     @property
     def end(self) -> int:
-        """Positions that are restored after it."""
+        """Where its wanted tokens end."""
         return self.start + self.num_tokens
 
     @property
@@ -46,7 +46,7 @@ class BlockReference:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The cached part of a prompt: `source` in cells, then blocks `to_restore`; `known` are all its blocks."""
+    """The cached part of a prompt: `source` in cells, then the blocks `to_restore`. `known`: all its blocks."""
 
     root: BlockKey
     source: Source
@@ -55,31 +55,31 @@ class CachedPrefix:
 
     @property
     def end(self) -> int:
-        """Tokens that need not be computed."""
+        """How many tokens need not be computed."""
         return self.to_restore[-1].end if self.to_restore else self.source.length
 
 
 @dataclass(slots=True)
 class Restoring:
-    """A live sequence that is being restored, with its remaining blocks."""
+    """A live sequence that is being restored, with the blocks still to restore."""
 
     seq_id: int
     tokens: array[int]
     references: deque[BlockReference]
-    epoch: int  # of its partition when it began
-    unasked: deque[BlockReference] = field(default_factory=deque)  # to be asked of the loader, in order
-    requested: set[BlockKey] = field(default_factory=set)  # of the loader, and not taken yet
-    read: set[BlockKey] = field(default_factory=set)  # came from the tier below
+    epoch: int  # of its partition, at the beginning of the restore
+    unasked: deque[BlockReference] = field(default_factory=deque)  # still to request from the loader, in order
+    requested: set[BlockKey] = field(default_factory=set)  # from the loader, and not received yet
+    read: set[BlockKey] = field(default_factory=set)  # received from the tier below
     num_restored: dict[str, int] = field(default_factory=dict)  # tokens by tier
 
     @property
     def num_tokens(self) -> int:
-        """Restored tokens."""
+        """How many tokens were restored."""
         return sum(self.num_restored.values())
 
 
 class Chain:
-    """The blocks at the beginning of a sequence: their keys, by where they end. The next one begins there."""
+    """The blocks at the beginning of a sequence: the key and the end of each. The next block begins at that end."""
 
     def __init__(self, blocks: Iterable[tuple[int, BlockKey]] = ()) -> None:
         self._ends: list[int] = []
@@ -95,7 +95,7 @@ class Chain:
 
     @property
     def key(self) -> BlockKey | None:
-        """The last block's key; None where there is none."""
+        """The last block's key; None if there are no blocks."""
         return self._keys[-1] if self._keys else None
 
     def append(self, end: int, key: BlockKey) -> None:

@@ -34,14 +34,14 @@ class _Entry:
     block: Block
     importance: Importance
     priority: float = 0.0
-    item: _Item | None = None  # its place in its partition's heap, while it may go
-    is_offered: bool = False  # to the tier below, which took it
-    is_below: bool = False  # held there, when last checked
+    item: _Item | None = None  # its place in its partition's heap, while it may be evicted
+    is_offered: bool = False  # the tier below accepted it
+    is_below: bool = False  # the tier below held it when last checked
 
 
 @dataclass(slots=True)
 class _Partition:
-    """A partition's leaves by rising priority; items of `heap` that are no leaf's `place` are out of date."""
+    """The evictable blocks of a partition by priority. A heap item that is not its entry's `item` is outdated."""
 
     heap: list[_Item]
     num_bytes: int = 0
@@ -51,13 +51,14 @@ class _Partition:
 class HostTier:
     """A BlockTier in memory.
 
-    It evicts leaves and blocks that the tier below keeps, so that every block's ancestors can be reached. Blocks that
-    wait for the tier below stay until they are written, up to half of all bytes. Partitions with more than an equal
-    share lose blocks first, in the order of GreedyDual-Size (Cao and Irani 1997): a block's priority is the cost of
-    computing it again for each byte, plus the priority of the last evicted block at its last use. Pinned blocks stay,
-    and so do blocks pinned for lanes, which have a part of the memory.
+    It evicts only leaves and blocks that the tier below also holds, so every block's ancestors stay within reach.
+    Blocks that wait for the tier below stay until they are written, up to half of all bytes. Partitions with more than
+    an equal share lose blocks first, in the order of GreedyDual-Size (Cao and Irani 1997): a block's priority is its
+    value per byte, plus the highest priority of a block evicted before its last use. Pinned blocks are not evicted.
+    Blocks that are pinned for lanes are not evicted either; they may take half of all bytes.
 
-    With `can_cut` (a memory that can be cut anywhere) a block that is the beginning of a longer sibling is removed.
+    `can_cut`: the memory can be cut anywhere. Then a block whose tokens are the beginning of a longer sibling's is
+    removed.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class HostTier:
         self._is_waiting = False
         self._pins = Pins(int(max_bytes * _HELD_SHARE))
         self._order = itertools.count()
-        self._floor = 0.0  # priority of what was evicted last
+        self._floor = 0.0  # the highest priority of a block evicted so far
         self._num_bytes = 0
         self._num_hits = self._num_misses = self._num_offered = self._num_dropped = self._num_evicted = 0
 
@@ -89,7 +90,7 @@ class HostTier:
         return None if entry is None else entry.block.num_bytes
 
     def read(self, key: BlockKey) -> Block | None:
-        """See BlockTier; takes no time here."""
+        """See BlockTier. It takes no time here."""
         entry = self._entries.get(key)
         if entry is None:
             self._num_misses += 1
@@ -105,7 +106,7 @@ class HostTier:
                 self._rank(entry)
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """See BlockTier; evicts others to make room."""
+        """See BlockTier. It evicts other blocks to make room."""
         self._num_offered += 1
         if block.key in self._entries:
             self.keep((block.key,), importance)
@@ -118,7 +119,7 @@ class HostTier:
         self._entries[block.key] = entry
         self._children[block.parent].append(block.key)
         if block.parent in self._entries:
-            self._queue(self._entries[block.parent])  # no leaf any more
+            self._queue(self._entries[block.parent])  # it is no longer a leaf
         self._num_bytes += block.num_bytes
         self._partition(block.root).num_bytes += block.num_bytes
         self._rank(entry)
@@ -130,18 +131,18 @@ class HostTier:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is no room until the tier below has written more blocks of this one."""
+        """Whether a block found no room, and must wait until the tier below has written more blocks."""
         if self._is_waiting:
             self._look_below()
         return self._is_waiting
 
     @property
     def was_waiting(self) -> bool:
-        """Whether the last block that came found no room until the tier below has written more."""
+        """`is_waiting` as it was known, without asking the tier below again."""
         return self._is_waiting
 
     def discard(self, key: BlockKey) -> None:
-        """See BlockTier; here and below."""
+        """See BlockTier. The block is dropped from the tier below too."""
         entry = self._entries.get(key)
         if entry is not None and key not in self._children:
             self._remove(entry)
@@ -149,11 +150,10 @@ class HostTier:
             self._below.discard(key)
 
     def promote(self, keys: Iterable[BlockKey], importance: Importance) -> None:
-        """Note that these blocks, given from the first of their chain on, were used and are at least this important.
+        """Note that a request used these blocks, parents first, and that they are at least this important.
 
-        A block that a second request uses is offered to the tier below; one of a higher importance than ONCE was
-        already. A block that must not be written stays so, even if a request uses it that may be written: it may have
-        more tokens than that request.
+        Blocks more important than ONCE are offered to the tier below. A VOLATILE block stays VOLATILE, even if the
+        request may be written to disk: the block may have more tokens than the request.
         """
         for key in keys:
             entry = self._entries.get(key)
@@ -161,16 +161,17 @@ class HostTier:
                 self._raise(entry, entry.importance if entry.importance is Importance.VOLATILE else importance)
 
     def keep(self, keys: Iterable[BlockKey], importance: Importance) -> None:
-        """As `promote`, for blocks of a sequence that may be written: all their tokens are in it, so they may be
-        written too."""
+        """As `promote`, for blocks that may be written: all their tokens are in a sequence that may be written.
+
+        So even a VOLATILE block gets the importance.
+        """
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None:
                 self._raise(entry, importance)
 
     def hold(self, lane: str, keys: Iterable[BlockKey]) -> None:
-        """Pin blocks, given from the first of their chain on, until this lane pins others or other lanes need the
-        room."""
+        """Pin blocks, parents first, for a lane until it pins others or other lanes need the room."""
         blocks = [self._entries[key].block for key in keys if key in self._entries]
         if blocks:
             freed = self._pins.pin(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
@@ -185,7 +186,7 @@ class HostTier:
             self._hand_down(entry)
 
     def flush(self) -> None:
-        """Offer everything to the tier below, parents first."""
+        """Offer all blocks to the tier below, parents first."""
         for entry in sorted(self._entries.values(), key=lambda entry: entry.block.start):
             self._hand_down(entry)
 
@@ -225,7 +226,7 @@ class HostTier:
         return partition
 
     def _rank(self, entry: _Entry) -> None:
-        """Give a block that was used just now its priority."""
+        """Set the priority of a block that was used just now."""
         block, partition = entry.block, self._partition(entry.block.root)
         value = value_of(block, entry.importance)
         entry.priority = self._floor + value * (_KEPT_BELOW if entry.is_below else 1.0)
@@ -233,7 +234,7 @@ class HostTier:
         self._queue(entry)
 
     def _queue(self, entry: _Entry) -> None:
-        """Give a block its place among those that may be evicted; none if it must stay."""
+        """Put a block into the heap of blocks that may be evicted, unless it must stay."""
         entry.item = None
         if not self._may_go(entry):
             return
@@ -254,7 +255,7 @@ class HostTier:
         return entry is not None and entry.item == item
 
     def _make_room(self, block: Block) -> bool:
-        """Evict until a block fits; False if it never will."""
+        """Evict until a block fits; return False if it does not fit now."""
         if block.num_bytes > self.max_bytes:
             return False
         self._is_waiting = False
@@ -272,7 +273,7 @@ class HostTier:
         return True
 
     def _is_needed(self, victim: _Entry) -> bool:
-        """Whether a block cannot be evicted after all: the tier below has lost it, or has only now taken it."""
+        """Whether a block cannot be evicted after all: the tier below has lost it, or has only now accepted it."""
         key = victim.block.key
         if victim.is_below and not self._backlog.is_there(key):
             victim.is_below = victim.is_offered = False
@@ -299,7 +300,7 @@ class HostTier:
         return self._backlog.is_stalled or self._backlog.num_bytes > self.max_bytes * PENDING_SHARE
 
     def _choose_pending(self, block: Block) -> _Entry | None:
-        """Return the lowest leaf that waits for the tier below, if such leaves may be evicted."""
+        """Return the leaf of the lowest priority that waits for the tier below; None if no such leaf may be evicted."""
         if not self._has_to_give_way:
             return None
         kept = {block.parent, *self._children}
@@ -308,9 +309,9 @@ class HostTier:
         return min(leaves, key=lambda entry: entry.priority, default=None)
 
     def _choose_victim(self, block: Block) -> _Entry | None:
-        """Return the leaf to evict for a block: of the partitions over their share with it, or else of all, the lowest.
+        """Return the block of the lowest priority to evict for `block`; None if no block may be evicted.
 
-        The block's own parent stays.
+        Partitions that exceed their share, with `block` included, lose blocks first. The parent of `block` stays.
         """
         now_s = self._clock()
         stale = {root for root, partition in self._partitions.items() if now_s - partition.used_s >= _STALE_S}
@@ -327,7 +328,7 @@ class HostTier:
         return None
 
     def _first_leaf(self, partition: _Partition, keep: BlockKey) -> _Entry | None:
-        """Return a partition's leaf of the lowest priority except `keep`; outdated heap items are dropped."""
+        """Return the block of the lowest priority in a partition's heap, except `keep`. Drop outdated heap items."""
         heap, kept, found = partition.heap, None, None
         while heap and found is None:
             if not self._is_current(heap[0]):
@@ -357,12 +358,12 @@ class HostTier:
             return  # the children of a block that must not be written are useless without it
         for each in reversed(chain):
             if not self._backlog.offer(each.block, each.importance):
-                return  # nor its children
+                return  # its children would not be accepted either
             each.is_offered = True
             self._queue(each)
 
     def _drop_beginnings(self, block: Block) -> None:
-        """Forget siblings without children that are the beginning of a block."""
+        """Forget a block's siblings whose tokens are the beginning of its own, unless they have children."""
         is_volatile = self._entries[block.key].importance is Importance.VOLATILE
         for key in tuple(self._children[block.parent]):
             sibling = self._entries[key]

@@ -1,8 +1,8 @@
 """Counts the KV cells in use when sequences share prefixes.
 
-It repeats llama.cpp's own count, which the API no longer reports. Computing a token takes a cell. Sharing a prefix tags
-the source's cells for the target. Trimming frees the cells that no other sequence holds. Like llama.cpp, it takes the
-lowest free cells, so that it can estimate the highest used one.
+It repeats llama.cpp's own count, which llama.cpp's API no longer reports. Computing a token takes a cell. Sharing a
+prefix tags the source's cells for the target. Trimming frees the cells that no other sequence holds. Like llama.cpp,
+this count takes the lowest free cells, so it also estimates which used cell is the highest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class KvCells:
-    """Cells by holder; a cell is used as long as one holder has it."""
+    """The cells of each holder. A cell is used while at least one holder has it."""
 
     def __init__(self, num_cells: int) -> None:
         self.num_cells = num_cells
@@ -39,7 +39,7 @@ class KvCells:
         return int(used[-1]) + 1 if len(used) else 0
 
     def highest(self, holder: int, length: int | None = None) -> int:
-        """Return a holder's highest cell (of its first `length`), -1 if it has none."""
+        """Return the highest of a holder's first `length` cells (None: of all); -1 if there are none."""
         cells = self._cells.get(holder)
         return int(np.frombuffer(cells, np.int32)[:length].max()) if cells and length != 0 else -1
 
@@ -48,7 +48,7 @@ class KvCells:
         return len(self._cells.get(holder, ()))
 
     def num_unshared(self, holder: int) -> int:
-        """Return how many cells would become free without this holder."""
+        """Return how many cells only this holder has."""
         cells = self._cells.get(holder)
         return int((self._num_holders[np.frombuffer(cells, np.int32)] == 1).sum()) if cells else 0
 
@@ -69,7 +69,7 @@ class KvCells:
         self._cells[target] = cells
 
     def trim(self, holder: int, length: int) -> None:
-        """Take a holder's cells from `length` on."""
+        """Remove a holder's cells after the first `length`."""
         cells = self._cells.get(holder)
         if cells is None or len(cells) <= length:
             return

@@ -1,4 +1,4 @@
-"""Finds the blocks that restore a prefix, whichever tier holds them. It moves nothing between tiers and cells."""
+"""Finds the blocks that restore a prefix, in all tiers. It moves nothing between tiers and cells."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edgeagent.engine.cache.radix_tree import Place, RadixTree, Walk
 from edgeagent.types import MemoryKind
 
 _MAX_HOST_BYTES = 2 << 30
-# How many blocks of the tier below are added to the tree before one lookup: 10 µs each.
+# At most this many blocks of the tier below are added to the tree before one lookup; each takes 10 µs.
 _MAX_HEADS = 200
 # Once the tree has more blocks than this, blocks that no tier holds are removed from it.
 _MIN_SWEEP = 256
@@ -38,14 +38,14 @@ _MIN_SWEEP = 256
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What follows a chain: the next block that a child may extend, and a block that has all tokens asked for."""
+    """Blocks that follow a chain: the next one that a child may extend, and one that has all tokens asked for."""
 
     extendable: BlockReference | None
     complete: BlockReference | None
 
 
 class BlockCache:
-    """Blocks by the tokens they stand for, in host memory and in the tier below, if there is one."""
+    """The blocks of one model by their tokens, in host memory and in the tier below, if there is one."""
 
     def __init__(
         self,
@@ -59,29 +59,30 @@ class BlockCache:
         is_draft: bool = False,
         codec: PayloadCodec | None = None,
     ) -> None:
-        """`can_cut`: whether the memory may be cut anywhere after a restore. `block_tokens`: of a full block.
+        """`can_cut`: the memory may be cut anywhere after a restore. `block_tokens`: tokens of a full block.
 
-        `token_bytes`: bytes of a token in a block (0: unknown, or all is a state). `is_draft`: of a model that drafts
-        for another, which uses the tier below too. `codec` packs payloads (None: they are kept as they are).
+        `token_bytes`: bytes per token in a block; 0 if unknown, or if a block is only a state. `is_draft`: the blocks
+        belong to a draft model, whose target uses the tier below too. `codec` packs payloads; None keeps them as they
+        are.
         """
         self.block_tokens = block_tokens
         self.token_bytes = token_bytes
         self.host = host
         self.below = below
         self.tree = RadixTree()
-        """Of these blocks, and of the sequences in the cells of the engine that uses them."""
+        """The tree of these blocks, and of the sequences in the cells of the runner that uses them."""
         self._keyring = keyring
         self._can_cut = can_cut
         self._is_draft = is_draft
         self._codec = codec
         self._tiers: tuple[BlockTier, ...] = (host,) if below is None else (host, below)
         self._sweep_at = _MIN_SWEEP
-        self._num_purges: Counter[BlockKey | None] = Counter()  # by root; None: of all
+        self._num_purges: Counter[BlockKey | None] = Counter()  # by root; None: purges of all partitions
         self._roots: dict[str, BlockKey] = {}
 
     @property
     def is_enabled(self) -> bool:
-        """Whether anything can be kept at all."""
+        """Whether host memory can keep any block."""
         return self.host.max_bytes > 0
 
     def root(self, partition: str) -> BlockKey:
@@ -92,7 +93,7 @@ class BlockCache:
         return root
 
     def walk(self, root: BlockKey, tokens: Sequence[int]) -> Walk:
-        """Look up tokens in the tree; `find` says what blocks there are of them."""
+        """Look up tokens in the tree. `find` returns the blocks for the result."""
         self.refresh(_MAX_HEADS)
         return self.tree.walk(root, tokens)
 
@@ -115,7 +116,7 @@ class BlockCache:
         return references[::-1]
 
     def continuation(self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
-        """Look for `own` tokens after a chain that ends at `at` with the block `key` (None: an empty chain).
+        """Look up the tokens `own` after a chain that ends at `at` with the block `key` (None: an empty chain).
 
         A child may extend a block that is full, ends at `cut`, or has children already.
         """
@@ -143,12 +144,14 @@ class BlockCache:
         return list(references) if last.is_whole and is_end else before
 
     def is_held(self, key: BlockKey) -> bool:
-        """Whether a tier has a block and lookups find it: a block that returned to the tier below is added to the tree
-        later."""
+        """Whether lookups find a block and a tier holds it.
+
+        A block that comes back in the tier below is not found until it is added to the tree again.
+        """
         return key in self.tree.blocks and any(tier.num_bytes(key) is not None for tier in self._tiers)
 
     def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: Payload) -> Block:
-        """Make the block of these tokens behind `parent` (None: the root)."""
+        """Return a block of the tokens `own` after `parent` (None: the root)."""
         parent = parent or root
         key = self._keyring.key(parent, own)
         if self._codec is not None:
@@ -160,7 +163,7 @@ class BlockCache:
         return block.payload if self._codec is None else self._codec.unpack(block.payload)
 
     def add(self, block: Block, importance: Importance) -> bool:
-        """Take a block into host memory; False if there is no room for it."""
+        """Add a block to host memory; return False if it is not accepted."""
         if not self.host.offer(block, importance):
             return False
         self.tree.add(block)
@@ -178,14 +181,14 @@ class BlockCache:
             self._sweep_at = _MIN_SWEEP + 2 * len(self.tree.blocks)
 
     def purge(self, root: BlockKey | None) -> int:
-        """Forget a partition's blocks (None: those of all) in all tiers; return how many."""
+        """Forget the blocks of a partition (None: of all partitions) in all tiers; return how many."""
         self._num_purges[root] += 1
         self.refresh()
         self.tree.purge(root)
         return sum(tier.purge(root) for tier in self._tiers)
 
     def epoch(self, root: BlockKey) -> int:
-        """Return a number that rises with each purge of a partition: older blocks must not be kept again."""
+        """Return a number that rises with each purge of a partition. Blocks read before a purge must not be kept."""
         return self._num_purges[None] + self._num_purges[root]
 
     def use(self, references: Sequence[BlockReference]) -> None:
@@ -196,9 +199,10 @@ class BlockCache:
             self.below.touch(keys)
 
     def _part(self, walk: Walk, num_blocks: dict[int, int], end: int) -> BlockReference | None:
-        """Return the block that reaches furthest along a walk, from one of these positions beyond `end`, cut there.
+        """Return the block that reaches furthest along a walk beyond `end`, cut where it leaves the walk.
 
-        Of several: one in host memory first, then after the fewest blocks, then with the fewest tokens to cut off.
+        It begins at one of the positions in `num_blocks`. Among blocks that reach equally far, prefer one in host
+        memory, then one after the fewest blocks, then one with the fewest tokens to cut off.
         """
         best: BlockReference | None = None
         best_rank: tuple[bool, int, int] | None = None
@@ -220,7 +224,7 @@ class BlockCache:
         return best
 
     def _reference(self, place: Place, end: int) -> BlockReference | None:
-        """Return a block as a reference up to a position, if a tier holds it."""
+        """Return a reference to a block's tokens up to position `end`; None if no tier holds the block."""
         for tier in self._tiers:
             num_bytes = tier.num_bytes(place.key)
             if num_bytes is not None:
@@ -241,11 +245,12 @@ def make_blocks(
     is_draft: bool = False,
     codec: PayloadCodec | None = None,
 ) -> BlockCache:
-    """Return the blocks of one model as configured, with a share of the memory; for the last three see BlockCache.
+    """Return a model's BlockCache as configured.
 
-    A tier `below` needs a keyring that outlives the process.
+    `share`: its part of the host memory for blocks. A tier `below` needs a keyring that outlives the process. For
+    `token_bytes`, `is_draft` and `codec` see BlockCache.
     """
-    # Of windowed layers a block has the cells in the window at its end.
+    # A block of windowed layers has only the cells in the window at its end, so it cannot be cut.
     can_cut = memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(int(_host_bytes(config) * share), can_cut=can_cut, below=below)
     keyring = keyring or Keyring(b"", os.urandom(32))

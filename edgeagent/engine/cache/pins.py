@@ -1,6 +1,6 @@
 """Pins blocks for lanes: the latest response of a conversation stays until its next one.
 
-It limits all pins together. It evicts nothing and knows only the keys and sizes of blocks.
+It limits the bytes of all pins together. It evicts nothing and knows only the keys and sizes of blocks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ class _Pin:
 
 
 class Pins:
-    """Pinned blocks by lane, at most `max_bytes` together; the oldest lane of the largest partition is unpinned
-    first."""
+    """Pinned blocks by lane, at most `max_bytes` together.
+
+    The least recently used lane of the largest partition is unpinned first.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -34,10 +36,9 @@ class Pins:
         return key in self._num_pins
 
     def pin(self, lane: str, root: BlockKey, sizes: Mapping[BlockKey, int]) -> set[BlockKey]:
-        """Pin blocks of a partition for a lane instead of its earlier ones; return the blocks that no lane pins any
-        more.
+        """Replace a lane's pinned blocks by these blocks of one partition; return the blocks that are now unpinned.
 
-        Blocks that are larger than the limit of all lanes are not pinned.
+        Blocks that together exceed the limit of all lanes are not pinned.
         """
         freed = self._unpin(lane)
         if sizes and sum(sizes.values()) <= self._max_bytes:
@@ -50,7 +51,7 @@ class Pins:
         return freed - self._num_pins.keys()
 
     def release(self, root: BlockKey | None) -> set[BlockKey]:
-        """Unpin all blocks of a partition (None: of all); return them."""
+        """Unpin all blocks of a partition (None: of all partitions); return them."""
         lanes = [lane for lane, pin in self._pins.items() if root in (None, pin.root)]
         freed: set[BlockKey] = set()
         return freed.union(*[self._unpin(lane) for lane in lanes])
@@ -63,8 +64,10 @@ class Pins:
             self._num_bytes -= sizes[0]
 
     def _choose_lane(self, latest: str) -> str:
-        """Return the least recently used lane of the partition with the most bytes; of any, if that has only the latest
-        lane."""
+        """Return the least recently used lane of the partition with the most bytes, but not `latest`.
+
+        If that partition has no other lane, return the least recently used lane of all partitions.
+        """
         num_bytes: Counter[BlockKey] = Counter()
         for pin in self._pins.values():
             num_bytes[pin.root] += sum(pin.sizes.values())

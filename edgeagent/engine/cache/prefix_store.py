@@ -1,8 +1,8 @@
 """The prefix cache as the engine and the drafters see it: KV cells of one runner, and the blocks below them.
 
-A prefix goes one way round. `match` finds it, `claim` makes it a live sequence, `reload` brings its blocks into the
-cells, `save` reads out what could not be read later, `release` leaves it for others. Saver reads it out of the cells
-when there is time; Slots, BlockCache and the tiers keep it.
+The life of a prefix: `match` finds it, `claim` makes it a live sequence, `reload` restores its blocks into the cells,
+`save` reads out a state that could not be read later, and `release` leaves it in the cells as an idle prefix. Saver
+reads idle prefixes out of the cells when there is time. Slots, BlockCache and the tiers keep them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ class PrefixStore:
         costs: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` keeps what is evicted from the cells (None: it is lost). `costs`: measured costs of the runner's
-        steps."""
+        """`blocks` keeps the prefixes that are evicted from the cells; if None, they are lost."""
         self.costs = costs or CostModel(runner.max_batch)
-        """What steps of the runner cost."""
+        """The measured costs of the runner's steps."""
         self._runner = runner
         self._blocks = blocks or no_blocks()
         self._cells = Slots(runner, self._blocks.tree, self._save_evicted)
@@ -54,7 +53,7 @@ class PrefixStore:
     def match(self, partition: str, tokens: Sequence[int], max_length: int) -> CachedPrefix:
         """Return how much of a prompt to take from cells, and the blocks to restore after that. No side effect.
 
-        Blocks are left out that would take longer to restore than to compute.
+        Blocks that would take longer to restore than to compute are left out.
         """
         root = self._blocks.root(partition)
         walk = self._blocks.walk(root, tokens[:max_length])
@@ -73,7 +72,7 @@ class PrefixStore:
         return CachedPrefix(root, before, beyond, references)
 
     def num_shared(self, partition: str, tokens: Sequence[int]) -> int:
-        """Return how many of the leading tokens were seen before, whether or not a restore can end there."""
+        """Return how many leading tokens an earlier prefix shares, whether or not a restore can end there."""
         return self._blocks.walk(self._blocks.root(partition), tokens).depth
 
     def claim(self, tokens: array[int], found: CachedPrefix) -> Restoring | None:
@@ -93,7 +92,7 @@ class PrefixStore:
         return restoring
 
     def reload(self, restoring: Restoring, budget_s: float) -> bool:
-        """Restore blocks for about this long, at least one; True when nothing is left to restore."""
+        """Restore blocks for about `budget_s`, at least one block; return True when no block remains."""
         return self._restorer.advance(restoring, budget_s)
 
     def stop_reload(self, restoring: Restoring) -> None:
@@ -101,20 +100,20 @@ class PrefixStore:
         self._restorer.stop(restoring)
 
     def wait_for_blocks(self, restorings: Sequence[Restoring], timeout_s: float) -> None:
-        """Wait, at most `timeout_s`, if none of these can continue before another block is read."""
+        """Wait until another block is read, at most `timeout_s`, if none of these can continue before that."""
         self._restorer.wait(restorings, timeout_s)
 
     def save(self, seq_id: int, since: int, priority: CachePriority, *, is_boundary: bool = False) -> None:
-        """Save what of a live sequence cannot be read out later, after the tokens from `since` on were computed."""
+        """Save the part of a live sequence that cannot be read out later. `since`: its length before the last step."""
         now = self._cells.length(seq_id)
         if is_boundary or priority.has_block_end(since, now, self._blocks.block_tokens):
             self._saver.save_live(seq_id, priority, is_boundary=is_boundary)
 
     def release(self, seq_id: int, restoring: Restoring | None, *, keep: bool, priority: CachePriority) -> None:
-        """End a live sequence; its prefix stays for others if `keep`. `restoring`: what it still waits for."""
+        """End a live sequence. Its prefix stays in the cells if `keep`. `restoring`: its unfinished restore, if any."""
         if restoring is not None:
             self._restorer.stop(restoring)
-        # The runner may hold tokens that are not recorded: drafts after an end token, those of an interrupted step.
+        # The runner may hold tokens that are not recorded: drafts after an end token, or tokens of an interrupted step.
         self._cells.rewind(seq_id)
         self._cells.release(seq_id, keep=keep)
         self._saver.end(seq_id, priority)
@@ -131,7 +130,7 @@ class PrefixStore:
         return self._cells.length(seq_id)
 
     def can_hold(self, num_tokens: int) -> bool:
-        """Whether evicting idle prefixes could free `num_tokens` cells (an underestimate while they share)."""
+        """Whether evicting idle prefixes could free `num_tokens` cells. Cells that prefixes share are not counted."""
         return self._cells.can_hold(num_tokens)
 
     def reserve(self, num_cells: int) -> bool:
@@ -162,37 +161,40 @@ class PrefixStore:
 
     @property
     def checkpoint_interval(self) -> int:
-        """After how many tokens of a prompt to keep a state, so that a whole context's fit host memory."""
+        """How many prompt tokens to leave between two saved states, so that those of a full context fit host memory."""
         return self._saver.checkpoint_interval
 
     def make_way(self, num_tokens: int, depth: int) -> None:
-        """Read out idle prefixes that would slow a prompt's next `num_tokens`, from a depth on, by more than that."""
+        """Read out idle prefixes before a prompt is computed, for as long as the policy allows.
+
+        `num_tokens` of the prompt are about to be computed, from position `depth` on.
+        """
         self._saver.make_way(num_tokens, depth)
 
     def shed(self) -> None:
-        """Let idle prefixes that are in blocks leave the cells."""
+        """Remove idle prefixes that are in blocks from the cells."""
         self._saver.shed()
 
     def forget_idle(self) -> None:
-        """Drop all idle sequences without reading them out; their blocks stay."""
+        """Drop all idle sequences from the cells without reading them out. Blocks stay."""
         self._saver.forget_partition(None)
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether an idle prefix is still to be read out."""
+        """Whether an idle prefix has not been read out yet."""
         return self._saver.has_unsaved
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing to use an idle moment for."""
+        """Whether there is no background work to do now."""
         return self._background.is_done
 
     def run_idle(self) -> None:
-        """Use a moment without other work."""
+        """Do background work for about 3 ms. Call it when there is no other work."""
         self._background.run_idle()
 
     def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
-        """Read out what may be read out after a step; see BackgroundWork."""
+        """Do the background work that is allowed after a step; see BackgroundWork."""
         self._background.run_beside(step_s, num_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     # All prefixes.
@@ -211,15 +213,17 @@ class PrefixStore:
         self._blocks.refresh()
 
     def purge(self, partition: str | None) -> int:
-        """Forget a partition's idle prefixes and blocks (None: those of all); return how many blocks went."""
+        """Forget the idle prefixes and blocks of a partition (None: of all partitions); return the number of blocks."""
         root = None if partition is None else self._blocks.root(partition)
         self._saver.forget_growing()
         self._saver.forget_partition(root)
         return self._blocks.purge(root)
 
     def close(self) -> None:
-        """Save what a tier can keep after the process ends, and end the reading. The tier below stays open: see
-        `close_below`."""
+        """Save prefixes to a tier below, if there is one, and stop reading blocks.
+
+        The tier below stays open until `close_below`.
+        """
         if self._blocks.below is not None:
             self._saver.close()
         self._restorer.close()
@@ -233,9 +237,10 @@ class PrefixStore:
         self._saver.save_evicted(seq_id)
 
     def _is_better_lower(self, source: Source, references: Sequence[BlockReference]) -> bool:
-        """Whether to restore a prefix that the cells hold too, since it would keep the used cells far apart.
+        """Whether to restore a prefix into lower cells although the cells hold it, because there is a gap below it.
 
-        Every token pays for a gap, and a restore is paid once: a gap as long as the prefix is worth a restore.
+        Each step attends to the unused cells of a gap too, and a restore is paid only once. So it is worth a restore to
+        avoid a gap that is longer than the prefix.
         """
         if source.seq_id is None or not self._saver.is_saved(source.seq_id):
             return False
@@ -258,6 +263,6 @@ def make_prefix_store(
     is_draft: bool = False,
     codec: PayloadCodec | None = None,
 ) -> PrefixStore:
-    """Return the prefix store of a runner as configured; for the blocks see `make_blocks`."""
+    """Return the prefix store of a runner as configured. `make_blocks` describes the arguments for blocks."""
     blocks = make_blocks(runner.memory_kind, config, keyring, below, share, token_bytes, is_draft=is_draft, codec=codec)
     return PrefixStore(runner, blocks, costs)

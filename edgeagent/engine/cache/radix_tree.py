@@ -1,9 +1,9 @@
 """A radix tree over token ids: which sequences and which blocks hold which prefix.
 
-Every holder's whole prefix is one path from the root of its partition, and ends at a node. Edges are compressed: a node
-owns the tokens between its parent and itself, for all whose path goes through it. So one walk along some tokens finds
-them in KV cells, host memory and disk. The tree knows nothing of cells, memories, tiers or time: its owners remove what
-is gone.
+The prefix of each sequence and block is a path from the root of its partition to a node. Edges are compressed: a node
+owns the tokens between its parent and itself, for all prefixes whose path goes through it. So one walk along some
+tokens finds them in KV cells, host memory and disk. The tree knows nothing of cells, memories, tiers or time. Its users
+must remove sequences and blocks that are gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from edgeagent.engine.cache.block import BlockKey, Head, common_length, to_array
 
-# Most nodes to look at for a block that goes on from where a walk ends; the nodes of sequences come on top.
+# At most this many nodes, in addition to those of sequences, are searched for a block that continues beyond a walk.
 _MAX_VISITS = 256
 
 
@@ -31,25 +31,26 @@ class Place:
 
 
 class Node:
-    """A position where a prefix ends or several diverge."""
+    """A position where a prefix ends or prefixes diverge."""
 
     __slots__ = ("blocks", "children", "depth", "parent", "sequences", "tokens")
 
     def __init__(self, parent: Node | None, tokens: array[int], depth: int) -> None:
         self.parent = parent
-        self.tokens = tokens  # of the edge that leads here
+        self.tokens = tokens  # of the edge that ends here
         self.depth = depth  # tokens from the root to the end of the edge
         self.children: dict[int, Node] = {}
-        self.blocks: dict[BlockKey, Place] = {}  # that end exactly here
-        self.sequences: frozenset[int] = frozenset()  # that end here or below; few, so a linear search is fast
+        self.blocks: dict[BlockKey, Place] = {}  # the blocks that end exactly here
+        self.sequences: frozenset[int] = frozenset()  # those that end here or below; few, so a linear search is fast
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The part of some tokens that a tree has: `nodes` are wholly on their path; all below `deepest` share `depth`
-    tokens.
+    """The path of looked-up tokens through a tree.
 
-    The tree must not change while it is read, except that blocks may be taken out before `sequences` is called.
+    `nodes` are the nodes that lie wholly on the path. `depth` tokens are in the tree, and all prefixes below `deepest`
+    share them. The tree must not change while a walk is used, except that blocks may be removed before `sequences` is
+    called.
     """
 
     nodes: list[Node]
@@ -57,25 +58,25 @@ class Walk:
     deepest: Node
 
     def sequences(self, max_length: int) -> Iterator[tuple[int, int]]:
-        """Yield (length, sequence) for all that share any of the first `max_length` tokens, longest first."""
+        """Yield (shared length, seq_id) of sequences that share any of the first `max_length` tokens, longest first."""
         seen: frozenset[int] = frozenset()
         ends = ((node, node.depth) for node in reversed(self.nodes))
         for node, depth in itertools.chain(((self.deepest, self.depth),), ends):
             length = min(depth, max_length)
             if not length:
                 return
-            if len(node.sequences) > len(seen):  # those of a node below are among them
+            if len(node.sequences) > len(seen):  # it includes the sequences of the node below
                 yield from ((length, seq_id) for seq_id in node.sequences - seen)
                 seen = node.sequences
 
     def blocks(self) -> Iterator[Place]:
-        """Yield the blocks that are wholly on the path, by their ends."""
+        """Yield the blocks that are wholly on the path, in the order of their ends."""
         return (place for node in self.nodes for place in node.blocks.values())
 
     def across(self, min_depth: int) -> Iterator[tuple[Place, int]]:
-        """Yield blocks that leave the path in their middle, with the depth up to which they agree, the deepest first.
+        """Yield blocks that leave the path in their middle, each with the depth at which it leaves; the deepest first.
 
-        Those that agree up to `min_depth` or less are left out.
+        Blocks that leave at `min_depth` or before are left out.
         """
         # A sequence adds a node where it ends and one where it leaves the others.
         max_visits = _MAX_VISITS + 2 * len(self.nodes[0].sequences)
@@ -85,7 +86,7 @@ class Walk:
                     yield place, depth
 
     def _beside(self, min_depth: int) -> Iterator[tuple[Node, int]]:
-        """Yield (node, depth) for nodes that share the path up to a depth beyond `min_depth` and end no earlier."""
+        """Yield (node, depth) of nodes that share the path up to `depth` > `min_depth` and end there or later."""
         if self.depth <= min_depth:
             return
         yield from ((node, self.depth) for node in _subtree([self.deepest]))
@@ -100,7 +101,7 @@ class Walk:
 
 
 def _subtree(nodes: Iterable[Node]) -> Iterator[Node]:
-    # A node may have thousands of children, of which a caller looks at a few: the latest.
+    # A node may have thousands of children. A caller looks at a few of them, so the latest come first.
     stack: list[Iterator[Node]] = [iter(nodes)]
     while stack:
         node = next(stack[-1], None)
@@ -119,11 +120,14 @@ class RadixTree:
         self._sequences: dict[int, Node] = {}  # where each ends
         self._partitions: dict[int, BlockKey] = {}
         self.blocks: dict[BlockKey, Node] = {}
-        """Where each block ends. To be read only."""
+        """The node where each block ends. Read-only for other modules."""
         self._num_children: Counter[BlockKey] = Counter()
 
     def walk(self, partition: BlockKey, tokens: Sequence[int], behind: BlockKey | None = None) -> Walk:
-        """Go down as far as a partition has `tokens`, from its root or from where a block ends. No side effect."""
+        """Follow `tokens` through a partition as far as they match, from its root or from the end of block `behind`.
+
+        This has no side effect.
+        """
         node = self._roots.get(partition) if behind is None else self.blocks[behind]
         if node is None:
             node = Node(None, array("i"), 0)
@@ -199,7 +203,7 @@ class RadixTree:
         self._compact(node)
 
     def add(self, head: Head) -> bool:
-        """Record a block; False where its parent is not here, or does not end where it begins."""
+        """Record a block; return False if its parent is unknown or does not end where the block begins."""
         if head.key in self.blocks:
             return True
         if head.parent == head.root and head.start == 0:
@@ -214,7 +218,7 @@ class RadixTree:
         return True
 
     def discard(self, key: BlockKey) -> None:
-        """Forget a block, if it is here. Its children stay, since another block may have its tokens."""
+        """Forget a block, if it is known. Its children stay, since another block may have its tokens."""
         node = self.blocks.pop(key, None)
         if node is not None:
             parent = node.blocks.pop(key).parent
@@ -224,7 +228,7 @@ class RadixTree:
             self._compact(node)
 
     def purge(self, partition: BlockKey | None) -> None:
-        """Forget all blocks of a partition (None: of all)."""
+        """Forget all blocks of a partition (None: of all partitions)."""
         roots = [root for name, root in self._roots.items() if partition in (None, name)]
         for key in [key for node in _subtree(roots) for key in node.blocks]:
             self.discard(key)
@@ -254,13 +258,13 @@ class RadixTree:
             node = node.parent
 
     def _node_at(self, node: Node, length: int) -> Node:
-        """Return the node at `length` tokens on the way to a node; one is made where none is."""
+        """Return the node at `length` tokens on the path to a node; create it if there is none."""
         while node.parent is not None and node.depth - len(node.tokens) >= length:
             node = node.parent
         return node if node.depth == length else self._split(node, len(node.tokens) - (node.depth - length))
 
     def _descend(self, node: Node, tokens: Sequence[int], sequences: frozenset[int]) -> Node:
-        """Return the node where tokens behind a node end, with what is missing on the way; `sequences` go there."""
+        """Return the node where `tokens` after a node end; create missing nodes. Add `sequences` to each on the way."""
         rest, at = to_array(tokens), 0
         while at < len(rest):
             child = node.children.get(rest[at])
@@ -276,7 +280,7 @@ class RadixTree:
         return node
 
     def _split(self, child: Node, length: int) -> Node:
-        """Put a node `length` tokens into a child's edge; return it."""
+        """Split a child's edge after `length` tokens; return the new node."""
         parent = child.parent
         assert parent is not None
         upper = Node(parent, child.tokens[:length], parent.depth + length)
@@ -288,11 +292,11 @@ class RadixTree:
         return upper
 
     def _compact(self, node: Node) -> None:
-        """Remove nodes where nothing ends or parts, from `node` upwards."""
+        """Remove nodes where no prefix ends or diverges, from `node` upwards."""
         while len(node.children) < 2 and not node.blocks:
             child = next(iter(node.children.values()), None)
             if len(node.sequences) > (0 if child is None else len(child.sequences)):
-                return  # one ends here
+                return  # a sequence ends here
             parent = node.parent
             if parent is None:
                 if child is None:

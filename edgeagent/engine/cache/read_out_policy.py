@@ -1,4 +1,4 @@
-"""Decides about idle prefixes that are not in blocks while others need cells or time. Pure predictions, no action."""
+"""Decides whether to read out idle prefixes while other sequences need cells or time. It only predicts costs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from edgeagent.engine.cache.block import CachePriority, Importance
 from edgeagent.engine.cache.transfer_rate import TransferRate
 from edgeagent.engine.costs.cost_model import CostModel
 
-# Of a prompt's predicted seconds, for others' prefixes. Measured on an 8B model's KV, two cores, flash attention: a
-# prefix as long as the prompt slows it by 7 % if it stays in the cells, and takes 1 to 7 % to read out.
+# The share of a prompt's predicted time that reading out other prefixes may take. Measured on an 8B model's KV, two
+# cores, flash attention: a prefix as long as the prompt slows it by 7 % if it stays in the cells, and takes 1 to 7 % of
+# the prompt's time to read out.
 _SHARE = 0.03
 _FIRST_HIT_RATE = 0.5  # before the first prompt
-_WEIGHT = 0.05  # of a prompt's
+_WEIGHT = 0.05  # of one prompt in the average
 
 
 class ReadOutPolicy:
     """The costs of one runner's idle prefixes: of reading one out, of leaving it in the cells, of losing it.
 
-    In idle time everything is read out, without rules. Otherwise a client waits:
+    In idle time all prefixes are read out. These rules are for the time when a client waits:
 
-    1. A live sequence needs the cells. The prefix must go. It is read out first if it is pinned, or if reading takes no
-       longer than computing it again would, times the probability that it is asked for again. That is the share of
-       prompts' tokens that were found cached lately; it is 1 for instructions and for the latest response of a lane.
-    2. A prompt is about to be computed, and the cells suffice. The prefix is read out first if that takes no longer
+    1. If a live sequence needs the cells, the prefix must leave them. It is read out first if it is pinned, or if
+       reading takes no longer than the time to compute it again times the probability that it is requested again. The
+       probability is the recent share of prompt tokens that were found cached. For instructions and for the latest
+       response of a lane it is 1.
+    2. If a prompt is about to be computed and the cells suffice, the prefix is read out first if that takes no longer
        than a small share of the prompt's own time, or than the time by which the prefix would slow the prompt.
-       Otherwise it stays until there is time, or until it has slowed steps by as much (see background).
-    3. What was never measured counts as free.
+       Otherwise it stays until there is time, or until it has slowed steps by as much time (see `background`).
+    3. Before a first measurement, reading out counts as free, and computing a prompt as infinitely slow.
     """
 
     def __init__(self, costs: CostModel) -> None:
@@ -36,7 +38,7 @@ class ReadOutPolicy:
         self._hit_rate = _FIRST_HIT_RATE
 
     def observe_read(self, num_bytes: int, seconds: float) -> None:
-        """Note how long reading out a block took, with all related work."""
+        """Note how long reading out a block took, including all related work."""
         self._rate.observe(num_bytes, seconds)
 
     def observe_prompt(self, num_tokens: int, num_cached: int) -> None:
@@ -48,7 +50,7 @@ class ReadOutPolicy:
         return self._rate.seconds(num_bytes)
 
     def crowding_s(self, num_tokens: int, num_idle: int) -> float:
-        """Return the expected seconds that this many idle cells add to a step; 0 where that was never measured."""
+        """Return the expected seconds that this many idle cells add to a step; 0 if that was never measured."""
         return self._costs.crowding_s(num_tokens, num_idle)
 
     def is_worth_reading(self, num_bytes: float, start: int, end: int, priority: CachePriority) -> bool:
@@ -60,7 +62,10 @@ class ReadOutPolicy:
         return again_s is None or self.read_s(num_bytes) <= (1.0 if is_sure else self._hit_rate) * again_s
 
     def allowance_s(self, num_tokens: int, depth: int, num_idle: int) -> float:
-        """Return how long to read out `num_idle` tokens before a prompt's next `num_tokens`, from a depth on."""
+        """Return how many seconds to spend on reading out `num_idle` tokens before a prompt's next `num_tokens`.
+
+        `depth`: how many tokens come before them.
+        """
         prompt_s = self._costs.prefill_s(num_tokens, depth)
         if prompt_s is None:
             return math.inf

@@ -1,7 +1,7 @@
-"""Brings blocks back into the cells of a live sequence.
+"""Restores blocks into the cells of a live sequence.
 
-Restoring happens on the engine's thread between two steps, a block at a time, within what the caller grants. Blocks of
-the tier below are read meanwhile, on a thread of its own, so that no token waits for a disk.
+Restoring happens on the engine's thread between two steps, a block at a time, within the caller's time budget. A
+separate thread reads blocks of the tier below, so that no token waits for a disk.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from edgeagent.engine.cache.transfer_rate import TransferRate
 from edgeagent.engine.runner import Runner
 from edgeagent.errors import InternalError
 
-# Bytes that are read ahead of being restored, for all sequences together; each may have one block beyond that.
+# Limit of the bytes that are read ahead for all sequences together. Each sequence may exceed it by one block.
 _MAX_AHEAD_BYTES = 64 << 20
 
 
 class BlockLoader:
-    """Reads blocks of a slow tier by key. The engine's thread calls all methods; another thread reads."""
+    """Reads blocks of a slow tier by key. The engine's thread calls the public methods; another thread reads."""
 
     def __init__(self, tier: BlockTier) -> None:
         self._tier = tier
@@ -34,12 +34,12 @@ class BlockLoader:
         self._num_wanted: dict[BlockKey, int] = {}
         self._sizes: dict[BlockKey, int] = {}
         self.num_bytes = 0
-        """Bytes of all blocks that are asked for and not taken yet."""
+        """Bytes of all blocks that are requested and not taken yet."""
         self._thread = threading.Thread(target=self._run, name="block loader", daemon=True)
         self._thread.start()
 
     def request(self, key: BlockKey, num_bytes: int) -> None:
-        """Request a block of `num_bytes`; each request ends with one `take` that finds it, or with `forget`."""
+        """Request a block of `num_bytes`. The caller must end each request by one `take` or `forget`."""
         self._num_wanted[key] = self._num_wanted.get(key, 0) + 1
         if self._num_wanted[key] == 1:
             self._sizes[key] = num_bytes
@@ -47,7 +47,7 @@ class BlockLoader:
             self._asked.put(key)
 
     def is_loaded(self, key: BlockKey) -> bool:
-        """Whether a request is answered."""
+        """Whether a requested block was read, or could not be read."""
         self._collect(timeout_s=None)
         return key in self._loaded
 
@@ -70,7 +70,7 @@ class BlockLoader:
         self._collect(timeout_s)
 
     def close(self) -> None:
-        """End the thread, after the read that is under way."""
+        """End the thread, after the reads that are queued."""
         self._asked.put(None)
         self._thread.join()
 
@@ -88,7 +88,7 @@ class BlockLoader:
         while (key := self._asked.get()) is not None:
             try:
                 block = self._tier.read(key)
-            except Exception:  # the thread's outermost call: a tier that fails counts as one without the block
+            except Exception:  # the thread must survive; a failed read counts as a missing block
                 block = None
             self._read.put((key, block))
 
@@ -111,14 +111,15 @@ class Restorer:
         self._rate = TransferRate()
 
     def begin(self, restoring: Restoring) -> None:
-        """Ask for the first blocks that must be read from the tier below."""
+        """Request the first blocks that must be read from the tier below."""
         restoring.unasked.extend(each for each in restoring.references if each.tier is self._blocks.below)
         self._read_ahead(restoring)
 
     def advance(self, restoring: Restoring, budget_s: float) -> bool:
-        """Restore blocks for about this long, at least one; True when nothing is left to restore.
+        """Restore blocks for about `budget_s`, at least one block; return True when no block remains.
 
-        A block that is gone, or does not fit, ends it early: the restored part is correct, and the rest is computed.
+        If no block is read yet, return without waiting. If a block is gone or does not fit, the restore ends early: the
+        restored part is correct, and the rest is computed.
         """
         started_s = self._clock()
         while restoring.references:
@@ -145,7 +146,7 @@ class Restorer:
         restoring.requested.clear()
 
     def wait(self, restorings: Sequence[Restoring], timeout_s: float) -> None:
-        """Wait, at most `timeout_s`, if none of these can continue before another block is read."""
+        """Wait until another block is read, at most `timeout_s`, if none of these can continue before that."""
         heads = [(each, each.references[0]) for each in restorings if each.references]
         if self._loader is not None and heads and not any(self._is_loaded(*head) for head in heads):
             self._loader.wait(timeout_s)
@@ -160,7 +161,7 @@ class Restorer:
         return seconds
 
     def close(self) -> None:
-        """End the reading; the tier below stays open."""
+        """Stop reading blocks. The tier below stays open."""
         if self._loader is not None:
             self._loader.close()
 
@@ -170,7 +171,7 @@ class Restorer:
         )
 
     def _take(self, restoring: Restoring, reference: BlockReference) -> Block | None:
-        """Return a reference's block; one from the tier below is in host memory from here on."""
+        """Return a reference's block; None if it is gone. Add a block from the tier below to host memory."""
         if reference.key not in restoring.requested:
             return reference.tier.read(reference.key)
         assert self._loader is not None
@@ -178,13 +179,13 @@ class Restorer:
         restoring.read.add(reference.key)
         block = self._loader.take(reference.key)
         self._read_ahead(restoring)
-        # A block that was purged meanwhile serves the sequence that began with it, and is not kept for others.
+        # A block that was purged meanwhile is used by this sequence only, and is not kept for others.
         if block is not None and restoring.epoch == self._blocks.epoch(self._cells.root(restoring.seq_id)):
             self._blocks.add(block, Importance.IDLE)
         return block
 
     def _read_ahead(self, restoring: Restoring) -> None:
-        """Ask the loader for the next blocks of a sequence: for one at least, for more within the bytes for all."""
+        """Request a sequence's next blocks: at least one, and more as long as the limit for all sequences allows."""
         while restoring.unasked and self._loader is not None:
             reference = restoring.unasked[0]
             if restoring.requested and self._loader.num_bytes + reference.num_bytes > _MAX_AHEAD_BYTES:

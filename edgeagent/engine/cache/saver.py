@@ -1,9 +1,9 @@
-"""Reads idle prefixes out of the cells into blocks, and lets them leave the cells.
+"""Reads idle prefixes out of the cells into blocks, and removes them from the cells.
 
-Every used cell slows every token of every sequence, so cells are for live sequences: an idle prefix is read out in idle
+Every used cell slows every token of every sequence, so cells are for live sequences. An idle prefix is read out in idle
 time, and leaves the cells when another sequence computes. Reading out happens on the engine's thread between two steps,
-a block at a time. The saver decides what stays in the cells (`read_out_policy` says at what cost), not when there is
-time, nor which blocks are restored.
+a block at a time. The saver decides which prefixes stay in the cells, by the costs that `read_out_policy` predicts. It
+does not decide when there is time to read out, or which blocks are restored.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
 
-# A step attends to all cells up to the last one used; so many unused ones in between are worth a restore.
+# A step attends to all cells up to the last used one. A restore is worth its time if it avoids this many unused cells.
 MAX_GAP = 512
 # Checkpoints of one full context take at most this part of host memory.
 _CHECKPOINT_SHARE = 8
-# Memory that is ready for what is read out next: for a part of the cells, at most a part of host memory's free bytes.
+# Memory kept ready for the next read-outs: for 1/4 of the cells, at most 1/8 of host memory, within its free bytes.
 _READY_CELLS = 4
 _READY_SHARE = 8
 
@@ -58,20 +58,20 @@ class Saver:
         self._has_state = runner.memory_kind not in CUTTABLE
         self._chains: dict[int, Chain] = {}  # of live and idle sequences, where memory is attention
         self._priorities: dict[int, CachePriority] = {}  # of idle sequences' prefixes
-        self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, in the order in which they became so
+        self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, the longest idle first
         self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
-        self._saved: set[int] = set()  # idle sequences that may leave the cells at no loss
+        self._saved: set[int] = set()  # idle sequences in blocks; dropping their cells loses nothing
         self._cell_bytes = blocks.token_bytes  # of a token, as of the last block
         self._state_bytes = 0
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether an idle prefix is still to be read out."""
+        """Whether an idle prefix has not been read out yet."""
         return bool(self._unsaved)
 
     @property
     def has_something(self) -> bool:
-        """Whether there is anything to read out, of idle or live sequences."""
+        """Whether idle or live sequences have tokens to read out."""
         return bool(self._unsaved or self._growing)
 
     @property
@@ -93,23 +93,25 @@ class Saver:
         return self._policy.read_s(self._unread_bytes(seq_id))
 
     def is_saved(self, seq_id: int) -> bool:
-        """Whether an idle sequence may leave the cells at no loss."""
+        """Whether an idle sequence is in blocks, so that dropping its cells loses nothing."""
         return seq_id in self._saved
 
     @property
     def needs_memory(self) -> bool:
-        """Whether memory for a block may have to be prepared before the first is read out."""
+        """Whether memory may have to be prepared before the first block is read out."""
         return bool(self._blocks.token_bytes)
 
     def begin(self, seq_id: int, known: Sequence[BlockReference]) -> None:
-        """Note a sequence that was just claimed. `known` are the blocks that its prompt begins with: those saved of it
-        extend them."""
+        """Note that a sequence was just claimed.
+
+        `known`: the blocks that its prompt begins with. Blocks that are saved from the sequence extend them.
+        """
         self._forget(seq_id)
         if not self._has_state:
             self._chains[seq_id] = Chain((reference.end, reference.key) for reference in self._blocks.extendable(known))
 
     def end(self, seq_id: int, priority: CachePriority) -> None:
-        """Note a sequence that was just released."""
+        """Note that a sequence was just released."""
         self._growing.pop(seq_id, None)
         if not self._cells.is_idle(seq_id):
             self._chains.pop(seq_id, None)
@@ -118,7 +120,7 @@ class Saver:
             self._unsaved[seq_id] = None
 
     def save_one(self) -> None:
-        """Read one block out of the cells: of an idle sequence, which can leave them then, before a live one's."""
+        """Read one block out of the cells. Idle sequences come first, since they can then leave the cells."""
         if not self._unsaved:
             seq_id, priority = next(iter(self._growing.items()))
             if self._save_next(seq_id, priority, is_whole=False) is not _Saved.MORE:
@@ -143,8 +145,8 @@ class Saver:
     def save_live(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
         """Read out the part of a live sequence that cannot be read later; all of it at a boundary.
 
-        Attention can be read at any time: only a tier that outlives the process wants it before the sequence ends, and
-        `save_one` does that when there is time.
+        Attention can be read at any time. If there is a tier below, `save_one` reads full blocks out before the
+        sequence ends, when there is time.
         """
         if not self._blocks.is_enabled:
             return
@@ -161,7 +163,10 @@ class Saver:
                 pass
 
     def make_way(self, num_tokens: int, depth: int) -> None:
-        """Read out idle prefixes that would slow a prompt's next `num_tokens`, from a depth on, by more than that."""
+        """Read out idle prefixes before a prompt is computed, for as long as the policy allows.
+
+        `num_tokens` of the prompt are about to be computed, from position `depth` on.
+        """
         started_s, num_idle = self._clock(), 0
         for seq_id in tuple(self._unsaved):
             num_idle += self._cells.num_unshared(seq_id)
@@ -172,37 +177,37 @@ class Saver:
                 self.save_one()
 
     def shed(self) -> None:
-        """Let idle prefixes that are in blocks leave the cells."""
+        """Remove idle prefixes that are in blocks from the cells."""
         for seq_id in tuple(self._saved):
             self._drop(seq_id)
 
     def compact(self) -> None:
-        """Let idle prefixes leave the cells, the one furthest up first, until the used ones have no large gaps.
+        """Remove saved idle prefixes from the cells, the highest first, until there is no large gap between used cells.
 
-        Prefixes that return are restored into the lowest free cells.
+        When such a prefix is needed again, it is restored into the lowest free cells.
         """
         while self._saved and self._cells.span > self._cells.num_cells_used + MAX_GAP:
             self._drop(max(self._saved, key=self._cells.highest_cell))
 
     @property
     def checkpoint_interval(self) -> int:
-        """After how many tokens of a prompt to keep a state, so that a whole context's fit host memory."""
+        """How many prompt tokens to leave between two saved states, so that those of a full context fit host memory."""
         budget = max(1, self._blocks.host.stats().max_bytes // _CHECKPOINT_SHARE)
         num_blocks = -(-self._runner.num_cells // MAX_BLOCK_TOKENS)
         return MAX_BLOCK_TOKENS * max(1, -(-self._state_bytes * num_blocks // budget))
 
     def forget_growing(self) -> None:
-        """Read no more out of live sequences until they grow again."""
+        """Stop reading out live sequences until they grow again."""
         self._growing.clear()
 
     def forget_partition(self, root: BlockKey | None) -> None:
-        """Drop a partition's idle sequences (None: all) without reading them out."""
+        """Drop the idle sequences of a partition (None: of all partitions) without reading them out."""
         for seq_id in self._cells.idle_ids:
             if root in (None, self._cells.root(seq_id)):
                 self._drop(seq_id)
 
     def save_evicted(self, seq_id: int) -> None:
-        """Read out an idle sequence that is about to be evicted, if that is worth its time."""
+        """Read out an idle sequence that is about to be evicted, if the policy finds it worth the time."""
         if seq_id in self._unsaved:
             start, end, priority = self._chain_end(seq_id), self._cells.length(seq_id), self._priorities[seq_id]
             if self._policy.is_worth_reading(self._unread_bytes(seq_id), start, end, priority):
@@ -218,9 +223,9 @@ class Saver:
         self._blocks.host.close()
 
     def _below_goes_on(self) -> bool:
-        """Wait until the tier below has written something; whether there may be room now."""
+        """Wait until the tier below has written a block; return whether there may be room now."""
         below = self._blocks.below
-        # Nothing to wait for can also mean that everything has just been written.
+        # `wait_written` also returns False if all pending blocks were written before the call.
         return below is not None and (below.wait_written() or not self._blocks.host.is_waiting)
 
     def _unread_bytes(self, seq_id: int) -> float:
@@ -249,7 +254,7 @@ class Saver:
         self._saved.discard(seq_id)
 
     def _save_next(self, seq_id: int, priority: CachePriority, *, is_whole: bool) -> _Saved:
-        """Read the next block of a sequence out of the cells; without `is_whole` only a full one."""
+        """Read the next block of a sequence out of the cells. Unless `is_whole`, only a full block is read."""
         chain = self._stateful_chain(seq_id) if self._has_state else self._chain(seq_id, priority)
         end = self._next_end(seq_id, chain, priority, is_whole=is_whole)
         if end is None:
@@ -265,7 +270,7 @@ class Saver:
         try:
             payload = self._runner.save(seq_id, chain.end, end)
         except (InternalError, MemoryError):
-            return _Saved.REFUSED  # no answer needs it
+            return _Saved.REFUSED  # answers do not need the block
         block = self._blocks.make(self._cells.root(seq_id), chain.key, chain.end, own, payload)
         self._state_bytes = self._runner.state_bytes(seq_id)
         self._cell_bytes = max(0, len(block.payload) - self._state_bytes) / len(own)
@@ -273,15 +278,15 @@ class Saver:
         self._policy.observe_read(len(block.payload), self._clock() - started_s)
         if is_kept:
             if not self._has_state and len(own) == self._blocks.block_tokens:
-                chain.append(end, block.key)  # as the next look would find
+                chain.append(end, block.key)  # as the next call of `_chain` would
             return _Saved.MORE
-        # `was_waiting` is from the time of the offer: there may be room by now.
+        # `was_waiting` tells why the offer failed; by now there may be room.
         return _Saved.LATER if self._blocks.host.was_waiting else _Saved.REFUSED
 
     def _chain(self, seq_id: int, priority: CachePriority) -> Chain:
-        """Return the chain that a sequence's next block extends, brought up to date.
+        """Update and return the chain that a sequence's next block extends.
 
-        Only blocks that came since the last call are looked at: a long context costs no more than a short one.
+        Only blocks added since the last call are looked up, so a long context costs no more than a short one.
         """
         chain, length = self._chains.setdefault(seq_id, Chain()), self._cells.length(seq_id)
         while chain.key is not None and not self._blocks.is_held(chain.key):
@@ -299,7 +304,7 @@ class Saver:
         return self._blocks.continuation(self._cells.root(seq_id), chain.key, chain.end, own, priority.cut(size))
 
     def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, is_whole: bool) -> int | None:
-        """Return where the next block of a sequence ends; None where there is none yet, or nothing is left."""
+        """Return where the next block of a sequence ends; None if it is too short yet, or no tokens are left."""
         length = self._cells.length(seq_id)
         if self._has_state:
             return length if length >= MIN_PART and chain.end < length else None
@@ -311,9 +316,9 @@ class Saver:
         return None if is_held else end
 
     def _keep(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
-        """Give the blocks of a sequence that is wholly in blocks its priority, and hold them for its lane.
+        """Give a sequence's priority to its blocks, and pin them for its lane, once the whole sequence is in blocks.
 
-        They may be written then, too, even if a sequence made them that must not be written.
+        If this sequence may be written, so may these blocks, even those that were VOLATILE before.
         """
         length = self._cells.length(seq_id)
         keys = list(chain.keys_until(length))
@@ -333,9 +338,11 @@ class Saver:
             self._blocks.host.hold(priority.lane, keys)
 
     def _stateful_chain(self, seq_id: int) -> Chain:
-        """Return the best chain for a block that ends here, with the state, to extend; one that ends here if there is.
+        """Return the chain that a block with the sequence's current state should extend.
 
-        Each block has a state, and a restore reads them all: so reach back until the cells take as many bytes.
+        If blocks already end at the sequence's length, return their chain. Otherwise choose a chain whose end is so far
+        back that the block's cells take more bytes than its state: each block of a chain has a state, and a restore
+        reads them all.
         """
         length = self._cells.length(seq_id)
         references = self._blocks.find(self._blocks.walk(self._cells.root(seq_id), self._cells.tokens(seq_id)))

@@ -1,9 +1,9 @@
 """Owns the runner's sequence ids, and finds prefixes in its cells that can be used again.
 
 A sequence id is free, live (a running sequence owns it) or idle (a finished one left its tokens there). Live and idle
-sequences are in the radix tree, which also has the blocks; a new prompt takes over or shares the longest prefix found
-there. Idle prefixes are evicted, least recently used first, when ids or cells run out; `on_evict` is called first, to
-keep them elsewhere.
+sequences are in the radix tree, which also has the blocks. A new prompt takes over or shares the longest prefix found
+there. When ids or cells run out, idle prefixes are evicted, least recently used first. `on_evict` is called before
+that, so that it can save the prefix.
 
 Invariant: live + idle + free ids = runner.num_sequences; sequences in the tree = live + idle; cells of each = its
 length.
@@ -23,7 +23,7 @@ from edgeagent.engine.runner import Runner
 
 
 class Slots:
-    """Sequence ids, cells and prefixes of one runner. The only caller of the runner's memory operations."""
+    """Sequence ids, cells and prefixes of one runner. Only this class copies, cuts and clears sequences there."""
 
     def __init__(self, runner: Runner, tree: RadixTree, on_evict: Callable[[int], None] | None = None) -> None:
         """`on_evict` is called with the id of an idle sequence before the sequence is evicted."""
@@ -50,22 +50,22 @@ class Slots:
         return self._tree.length(seq_id)
 
     def num_unshared(self, seq_id: int) -> int:
-        """Return how many cells a sequence alone holds."""
+        """Return how many cells only this sequence holds."""
         return self._cells.num_unshared(seq_id)
 
     @property
     def span(self) -> int:
-        """About how far up the used cells reach."""
+        """The estimated number of cells up to the highest used one."""
         return self._cells.span
 
     def highest_cell(self, seq_id: int) -> int:
-        """Return about how far up a sequence's cells reach."""
+        """Return the estimated index of a sequence's highest cell."""
         return self._cells.highest(seq_id)
 
     def gap_below(self, seq_id: int, length: int) -> int:
-        """Return about how many cells would lie unused below an idle sequence's first `length` without other idle ones.
+        """Return about how many unused cells would lie below the end of an idle sequence's first `length` tokens.
 
-        0 where a live one reaches as far up anyway.
+        Cells of other idle sequences count as unused. Return 0 if a live sequence reaches as far up anyway.
         """
         top = self._cells.highest(seq_id, length)
         if any(self._cells.highest(live) >= top for live in self._live):
@@ -81,9 +81,10 @@ class Slots:
         return self._tree.partition(seq_id)
 
     def match(self, walk: Walk, max_length: int) -> Source:
-        """Return the longest prefix of what was looked up whose sequence's memory can be cut there. No side effect.
+        """Return the longest prefix of the looked-up tokens at which its sequence's memory can be cut. No side effect.
 
-        Among equals an idle sequence that ends there is best (taken over without a copy), then any idle one.
+        Among equally long ones, prefer an idle sequence that ends there, since it is taken over without a copy, then
+        any other idle sequence.
         """
         best, best_rank = Source(), -1
         for length, seq_id in walk.sequences(max_length):
@@ -101,13 +102,13 @@ class Slots:
         return seq_id in self._idle
 
     def can_hold(self, num_tokens: int) -> bool:
-        """Whether evicting idle prefixes could free `num_tokens` cells (an underestimate while they share)."""
+        """Whether evicting idle prefixes could free `num_tokens` cells. Cells that prefixes share are not counted."""
         return num_tokens <= self._cells.num_free + sum(self._cells.num_unshared(seq_id) for seq_id in self._idle)
 
     def claim(self, root: BlockKey, source: Source) -> int | None:
-        """Return a live sequence with a prefix that `match` has just found; an empty one if that cannot be copied.
+        """Return a live sequence with a prefix that `match` has just found; None if every sequence id is live.
 
-        None if every sequence id is live.
+        The sequence is empty if the prefix cannot be copied.
         """
         former = source.seq_id
         if former is not None and former in self._idle:
@@ -144,15 +145,12 @@ class Slots:
         return False
 
     def drop(self, seq_id: int) -> None:
-        """Forget an idle sequence without calling `on_evict`: its prefix is kept elsewhere."""
+        """Forget an idle sequence without calling `on_evict`."""
         del self._idle[seq_id]
         self._forget(seq_id)
 
     def cut(self, seq_id: int, length: int) -> int:
-        """Remove a live sequence's tokens from `length` on; return its new length.
-
-        0 where the memory cannot be cut there.
-        """
+        """Remove a live sequence's tokens from `length` on; return its new length, 0 if memory cannot be cut there."""
         self._tree.truncate(seq_id, length)
         self._cells.trim(seq_id, length)
         return self.rewind(seq_id)
@@ -165,7 +163,7 @@ class Slots:
     def rewind(self, seq_id: int) -> int:
         """Cut the runner's memory of a live sequence to the recorded length, after refused drafts or an interruption.
 
-        Return the length it has afterwards: the recorded one, or 0 where the memory could not be cut.
+        Return the length it has afterwards: the recorded one, or 0 if the memory could not be cut.
         """
         length = self._tree.length(seq_id)
         if self._runner.length(seq_id) == length or self._runner.rewind(seq_id, length):
@@ -180,7 +178,7 @@ class Slots:
         self._cells.trim(seq_id, 0)
 
     def release(self, seq_id: int, *, keep: bool) -> None:
-        """End a live sequence; its prefix stays for others if `keep`."""
+        """End a live sequence. Its prefix stays in the cells as an idle one if `keep`."""
         self._live.remove(seq_id)
         if keep and self._tree.length(seq_id) > 0:
             self._idle[seq_id] = None

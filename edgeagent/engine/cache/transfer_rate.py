@@ -1,4 +1,4 @@
-"""The measured bytes a second of a repeated transfer."""
+"""Measures the speed of a repeated transfer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _WEIGHT = 0.2  # of a new measurement
 
 
 class TransferRate:
-    """Predicts seconds from bytes; optimistic until something was measured."""
+    """Predicts seconds from bytes. The prediction is 0 until a transfer was measured."""
 
     def __init__(self) -> None:
         self._seconds_per_byte = 0.0

@@ -1,12 +1,12 @@
-"""Learns how a step's time grows with its shape, as a sum of which no part is negative:
+"""Learns how a step's time grows with its shape, as a sum of terms that are never negative:
 
     seconds = a·tokens + b·tokens·cells + c·pairs + d, with another c in steps of whole tiles of flash attention
 
-What such a sum leaves out is a ratio for each size: kernels work in tiles, so five tokens may cost what eight do.
+A ratio for each size of step corrects the sum: kernels work in tiles, so five tokens may cost as much as eight.
 
-The measurements are kept as a table, one mean for each kind of step, so that what was learnt of large steps lasts
-through an hour of small ones. Younger ones weigh more. The error that is minimized is relative: a token's step counts
-as much as a prompt's.
+The measurements are kept as a table with one mean for each kind of step, so that measurements of large steps are not
+lost during an hour of small ones. Recent measurements weigh more. The fit minimizes the relative error: a step of one
+token counts as much as a step with a prompt.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edgeagent.engine.costs.step_shape import StepShape
 _Terms = tuple[float, float, float, float, float]
 _NUM_TERMS = 5
 FLASH_TILE = 64
-"""From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q), several times as
-quickly for each pair."""
+"""From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q). A pair then takes
+several times less."""
 _THOUSAND = 1e3  # cells and pairs are counted in thousands, so that all terms have a similar size
 _WEIGHT = 0.2  # of a new measurement in the mean of its kind, at least
 # A mean's weight halves with this many later measurements, down to the least weight.
@@ -31,12 +31,15 @@ _LEAST_WEIGHT = 0.05
 _MAX_KINDS = 128
 # Each fit starts from the previous one, so few rounds suffice.
 _NUM_ROUNDS = 60
-_MIN_S = 1e-4  # quicker steps are not told apart
+_MIN_S = 1e-4  # a shorter mean counts as this
 
 
 @dataclass(frozen=True, slots=True)
 class _Mean:
-    """The mean terms and seconds of a kind of step, and how many measurements ago it was last measured."""
+    """The mean terms and seconds of a kind of step.
+
+    `order`: the number of the latest one among all measurements. `num`: how many measurements this kind has.
+    """
 
     terms: _Terms
     seconds: float
@@ -54,7 +57,7 @@ class CostFit:
         self._ratios: dict[int, float] = {}
         self._num_observed = 0
         self.sizes: list[int] = []
-        """The sizes that were measured, rising; see size_of."""
+        """The measured sizes (see `size_of`), in ascending order."""
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Add a measured step."""
@@ -87,7 +90,8 @@ class CostFit:
                     matrix[i][j] += weight * scaled[i] * scaled[j]
         found = self._coefficients
         for _ in range(_NUM_ROUNDS):
-            # Tokens come first: a single measurement counts as a time for each, which overestimates larger steps.
+            # Tokens come first: the time of a single measurement is divided by its tokens, which overestimates larger
+            # steps.
             for i in range(_NUM_TERMS):
                 if matrix[i][i] > 0:
                     rest = sum(matrix[i][j] * found[j] for j in range(_NUM_TERMS) if j != i)
@@ -96,7 +100,7 @@ class CostFit:
             self._update_ratio(size)
 
     def means(self) -> list[tuple[StepShape, float]]:
-        """Return the mean shape and seconds of each kind of step, the one that was measured last at the end."""
+        """Return the mean shape and seconds of each kind of step, in the order of their latest measurements."""
         means = sorted((mean for kinds in self._means.values() for mean in kinds.values()), key=lambda mean: mean.order)
         return [(_shape_of(mean.terms), mean.seconds) for mean in means]
 
@@ -109,7 +113,7 @@ class CostFit:
         return self._coefficients[1] * num_tokens * num_cells / _THOUSAND
 
     def ratio(self, num_tokens: int) -> float:
-        """Return what the sum is to be multiplied by for this many tokens; between known sizes it is interpolated."""
+        """Return the factor that corrects the sum for this many tokens, interpolated between measured sizes."""
         size = size_of(num_tokens)
         if size in self._ratios:
             return self._ratios[size]
@@ -117,7 +121,10 @@ class CostFit:
         return interpolated([(each, self._ratios[each]) for each in self.sizes[max(0, place - 1) : place + 1]], size)
 
     def order(self, num_tokens: int) -> int:
-        """Return when this size, or the next larger one that is known, was measured last, in measurements before."""
+        """Return the number of the latest measurement of this size, or of the next larger measured size.
+
+        If no measured size is larger, use the largest.
+        """
         place = min(bisect.bisect_left(self.sizes, size_of(num_tokens)), len(self.sizes) - 1)
         return max(mean.order for mean in self._means[self.sizes[place]].values())
 
@@ -151,7 +158,10 @@ class CostFit:
 
 
 def interpolated(ratios: Items[tuple[int, float]], num_tokens: int) -> float:
-    """Return a ratio between those of known sizes, which rise; beyond them, that of the nearest; 1 if none is known."""
+    """Return the ratio for `num_tokens`, interpolated between pairs of (size, ratio) in ascending order.
+
+    Outside their range, return the ratio of the nearest size. Without pairs, return 1.
+    """
     if not ratios:
         return 1.0
     place = bisect.bisect_left(ratios, num_tokens, key=lambda each: each[0])
@@ -165,7 +175,7 @@ def interpolated(ratios: Items[tuple[int, float]], num_tokens: int) -> float:
 
 
 def size_of(num_tokens: int) -> int:
-    """Return the largest number of tokens of the same kind: four bits of it count."""
+    """Return the number of tokens rounded up to four significant bits. Steps of one size are measured together."""
     shift = max(0, num_tokens.bit_length() - 4)
     return max(1, -(-num_tokens >> shift) << shift)
 
@@ -176,7 +186,7 @@ def _level(number: float) -> int:
 
 
 def _shape_of(terms: _Terms) -> StepShape:
-    """Return the shape that has these terms, to whole tokens and cells."""
+    """Return the shape that has these terms, rounded to whole tokens and cells."""
     tokens, crowd, small, tiled, _ = terms
     num_tokens = max(1, round(tokens))
     return StepShape(num_tokens, round(crowd * _THOUSAND / num_tokens), (small + tiled) * _THOUSAND)

@@ -1,6 +1,6 @@
 """Predicts what a step costs from measured steps.
 
-What is learnt of steps (cost_fit) is multiplied by the pace: how fast the machine is at the moment, whatever the size.
+The time that `cost_fit` learnt is multiplied by the pace: how slow the machine is at the moment, for steps of any size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgeagent.engine.costs.cost_fit import CostFit, interpolated, size_of
 from edgeagent.engine.costs.step_shape import StepShape
 
 _PACE_WEIGHT = 0.3
-_MOST_OFF = 2.0  # a measurement further off counts as this: the machine slept, or was stopped
+_MOST_OFF = 2.0  # a measurement counts as off by this factor at most, since the machine may have slept
 # Each of the first measurements is followed by a fit. Later, a fit follows this many measurements, or fewer if the last
 # prediction was off by more than this share.
 _NUM_FIRST = 16
@@ -52,7 +52,7 @@ class CostModel:
 
     @property
     def error(self) -> PredictionError | None:
-        """How far the latest steps' predictions were off; None before there are enough."""
+        """How far the latest steps' predictions were off; None before there are 20."""
         if len(self._errors) < _ENOUGH_ERRORS:
             return None
         errors = sorted(self._errors)
@@ -77,11 +77,11 @@ class CostModel:
             self._fitted_at = self._num_observed
 
     def learned(self) -> list[tuple[StepShape, float]]:
-        """Return what was learnt of steps, for `learn` of another process."""
+        """Return the mean shapes and seconds of the measured steps, for `learn` in a later process."""
         return self._fit.means()
 
     def learn(self, steps: Items[tuple[StepShape, float]]) -> None:
-        """Begin with what an earlier process learnt. How fast the machine is now, the first steps tell."""
+        """Start with the steps that an earlier process measured. The pace is measured by this process's first steps."""
         for shape, seconds in steps:
             self._fit.observe(shape, seconds)
         if steps:
@@ -96,12 +96,15 @@ class CostModel:
         if not self._fit.sizes:
             return None
         if size_of(shape.num_tokens) < self._fit.sizes[0]:
-            # A step smaller than all that were measured costs no less than those: what it would save is not known.
+            # A step smaller than all measured ones counts as the smallest of them: what it would save is not known.
             shape = shape._replace(num_tokens=self._fit.sizes[0])
         return self._fit.sum_s(shape) * self._fit.ratio(shape.num_tokens) * self._pace
 
     def prefill_s(self, num_tokens: int, depth: int) -> float | None:
-        """Return the expected seconds of computing this many prompt tokens from a depth on; None as `predict`."""
+        """Return the expected seconds of computing this many prompt tokens from a depth on.
+
+        None if nothing was measured.
+        """
         per_step = max(1, min(num_tokens, self._max_batch))
         step_s = self.predict(StepShape.alone(per_step, depth + (num_tokens - per_step) // 2))
         return None if step_s is None else step_s * num_tokens / per_step
@@ -111,18 +114,18 @@ class CostModel:
         return self._fit.cells_s(num_tokens, num_idle) * self._pace
 
     def measured(self, shape: StepShape) -> float | None:
-        """Return the expected seconds of a step if one of as many tokens, or a few times more, was measured."""
+        """Return the expected seconds of a step; None if no step of its size, or up to 8 times larger, was measured."""
         place = bisect.bisect_left(self._fit.sizes, size_of(shape.num_tokens))
         if place == len(self._fit.sizes) or self._fit.sizes[place] > _SIMILAR * shape.num_tokens:
             return None
         return self.predict(shape)
 
     def compare(self, shape: StepShape, counts: Items[int], depth: float) -> list[float] | None:
-        """Return the expected seconds of a step with these ascending numbers of tokens more; None as `predict`.
+        """Return the expected seconds of a step with each of these ascending numbers of additional tokens.
 
-        No size costs less than a smaller one. If two measurements contradict that, one is out of date (a cold start, a
-        machine that was busy then or is now), and the later one is used. Otherwise a step that was slow once would be
-        avoided, and never be measured again.
+        None if nothing was measured. No step costs less than a smaller one. If two measurements contradict that, one is
+        outdated (a cold start, a machine that was busy then or is now), and the later one is used. Otherwise a step
+        that was slow once would be avoided, and never be measured again.
         """
         if not self._fit.sizes:
             return None
@@ -135,8 +138,10 @@ class CostModel:
         return found
 
     def _agreeing(self, shape: StepShape, most: int, depth: float) -> list[tuple[int, float]]:
-        """Return the table up to one size beyond `most`, with the ratios of steps that cost no less than smaller
-        ones."""
+        """Return (size, ratio) of the measured sizes up to one beyond `most`.
+
+        The ratios are adjusted so that no step costs less than a smaller one.
+        """
         sizes = self._fit.sizes[: bisect.bisect_left(self._fit.sizes, most) + 1]
         fitted = [self._fit.sum_s(shape.plus(size - shape.num_tokens, depth)) for size in sizes]
         costs = [max(0.0, each) * self._fit.ratio(size) for size, each in zip(sizes, fitted, strict=True)]
@@ -160,12 +165,12 @@ class CostModel:
         at_first: float | None = None,
         max_growth: int = 2,
     ) -> int:
-        """Return how many tokens, of a sequence at a depth, to add to a step so that it should take at most `seconds`.
+        """Return how many tokens of a sequence at `depth` to add to a step so that it should take at most `seconds`.
 
-        Whole tiles of tokens, at least `floor`: where even that takes longer, as many as take least. A size that was
-        never measured may be expected to take `at_first` seconds (None: `seconds`), and is at most `max_growth` times
-        the largest one measured. An old measurement is believed only as far as a later one of fewer tokens allows, in
-        proportion.
+        The step then has whole tiles of tokens, and at least `floor` are added. If even that takes longer, the number
+        that takes least time is returned. For a step larger than all measured ones the limit is `at_first` seconds
+        (None: `seconds`), and its tokens are at most `max_growth` times the largest measured size. The time of an old
+        measurement is limited by a later one of fewer tokens, in proportion to the tokens.
         """
         room = max(1, self._max_batch - shape.num_tokens)
         if not self._fit.sizes:
@@ -191,8 +196,10 @@ class CostModel:
 
 
 def _chunks(floor: int, most: int, num_tokens: int) -> list[int]:
-    """Return the numbers of tokens to try beside `num_tokens`, rising from `floor` to `most`: whole tiles where it is
-    more than one."""
+    """Return the numbers of tokens to try in addition to `num_tokens`, ascending from `floor` to `most`.
+
+    Beyond half a tile, the tokens together are whole tiles, except for `most`.
+    """
     chunks = [floor]
     while chunks[-1] < TILE // 2 and 2 * chunks[-1] <= most:
         chunks.append(2 * chunks[-1])

@@ -10,7 +10,7 @@ from edgeagent.engine.llama.bindings import abort_flags, lib
 
 
 class AbortFlag:
-    """One context's flag. `set` may be called from any thread; the others from the thread that computes."""
+    """One context's flag. Any thread may call `set`; only the computing thread calls the other methods."""
 
     def __init__(self, context: object) -> None:
         self._context = context
@@ -31,7 +31,10 @@ class AbortFlag:
         self._flag[0] = b"\0"
 
     def ask(self, must_stop: Callable[[], bool]) -> None:
-        """Ask a function instead of the flag before each graph node; it takes the interpreter's lock each time."""
+        """Call `must_stop` before each graph node instead of reading the flag.
+
+        Each call takes the interpreter's lock.
+        """
 
         def answer(_: int | None) -> bool:
             is_stopped = must_stop()
@@ -45,4 +48,4 @@ class AbortFlag:
     def forget(self) -> None:
         """Note that the context is freed."""
         abort_flags.remove(self._flag)
-        self._callback = None  # it may refer to this object, by the function that is asked
+        self._callback = None  # the function passed to `ask` may refer to this object

@@ -17,7 +17,7 @@ class Adapter:
     """A loaded adapter. llama.cpp frees it with its model."""
 
     def __init__(self, model: Model, path: Path) -> None:
-        """Load it. Raise ModelDamaged where it is not an adapter of this model."""
+        """Load the adapter. Raise ModelDamaged if it is not an adapter for this model."""
         self.path = path
         self.id = adapter_id(path)
         self._handle = lib.llama_adapter_lora_init(model.handle, str(path).encode())
@@ -30,5 +30,5 @@ class Adapter:
         self._scales = (ctypes.c_float * 1)(_SCALE)
 
     def use(self, context: object) -> None:
-        """Let a context of this model compute with it."""
+        """Apply the adapter to a context of this model."""
         lib.llama_set_adapters_lora(context, self._handles, 1, self._scales)

@@ -42,7 +42,7 @@ ggml: ctypes.CDLL = lib.load_shared_library("ggml-base", lib._base_path)
 
 _ERROR_LEVEL = 4  # ggml_log_level
 _last_errors: deque[str] = deque(maxlen=8)
-# The abort flags of all contexts: while one is set, llama.cpp reports the interruption as an error, in these words.
+# The abort flags of all contexts. While one is set, llama.cpp reports the interruption as an error with these words.
 abort_flags: list[ctypes.Array[ctypes.c_char]] = []
 _INTERRUPTIONS = ("failed to compute graph", "graph_compute_async failed", "failed to encode", "failed to decode")
 
@@ -63,7 +63,7 @@ _log_callback = lib.llama_log_callback(_log)  # kept alive: llama.cpp holds the 
 
 
 def listen() -> None:
-    """Let llama.cpp's messages come here; another listener had them."""
+    """Receive llama.cpp's log messages here, instead of another listener."""
     lib.llama_log_set(_log_callback, None)
 
 
@@ -97,10 +97,10 @@ class _DeviceProps(ctypes.Structure):
 
 @cache
 def _ggml(name: str) -> Any:
-    """Return one of ggml's shared libraries; which file holds which symbol differs by platform.
+    """Return one of ggml's shared libraries. Which library holds which symbol differs by platform.
 
-    A wheel holds a library under up to three names, as copies. llama.cpp has loaded one of them; another one would be
-    loaded beside it, with a registry and buffer types of its own.
+    A wheel holds copies of a library under up to three names. llama.cpp has loaded one of them. Another copy would be
+    loaded separately, with its own registry and buffer types.
     """
     folder = Path(sys.modules["llama_cpp"].__path__[0]) / "lib"
     if hasattr(os, "RTLD_NOLOAD"):
@@ -134,7 +134,7 @@ def node_name(node: int) -> bytes:
 
 
 def system_description() -> str:
-    """Return llama.cpp's line on the instruction sets and backends that it uses."""
+    """Return llama.cpp's line about the instruction sets and backends that it uses."""
     return str(lib.llama_print_system_info().decode())
 
 

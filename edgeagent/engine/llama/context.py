@@ -1,4 +1,4 @@
-"""The runner's llama.cpp form: one context with a unified KV cache, driven through the low-level bindings."""
+"""The runner on llama.cpp: one context with a unified KV cache, driven through the low-level bindings."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ KV_TYPES = {  # ggml_type
     "bf16": 30,
 }
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-# llama.cpp allows 256 sequences a context. An idle sequence costs nothing more in attention's memory, but a whole state
-# in recurrent memory; those are kept in host memory if there is any.
+# llama.cpp allows 256 sequences per context. An idle sequence takes no extra memory of attention, but a whole state of
+# recurrent memory. So idle states are kept in host memory if possible.
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
 _NUM_IDLE_STATES = 2
 _NUM_IDLE_STATES_WITHOUT_HOST = 8
@@ -52,7 +52,7 @@ def num_cells_of(model: Model, config: EngineConfig) -> int:
 
 
 def attention_candidates(model: Model, config: EngineConfig, num_cells: int | None = None) -> tuple[Attention, ...]:
-    """Return the forms of attention that a model's context may have, first the default."""
+    """Return the forms of attention that a model's context may have, the default first."""
     return possible_attention(
         config,
         # llama.cpp reports the first layer's value, which may be 0 in a hybrid; heads are rarely narrower than 64.
@@ -96,9 +96,9 @@ class LlamaRunner:
     ) -> None:
         """Make the context, with the default attention if none was chosen.
 
-        A memory that is a state keeps, for each sequence, the states before its last `num_back` tokens if llama.cpp
-        can do that for this architecture; `max_drafts` says how many it keeps.
-        Raise ModelLoadFailed when llama.cpp cannot (out of memory, impossible options).
+        If the memory is a state, keep the states before each sequence's last `num_back` tokens, as far as llama.cpp
+        can do that for this architecture. `max_drafts` is the number that is kept.
+        Raise ModelLoadFailed if llama.cpp cannot make the context (out of memory, impossible options).
         """
         self.model = model
         self.attention = attention or attention_candidates(model, config, num_cells)[0]
@@ -107,7 +107,7 @@ class LlamaRunner:
         self.num_threads = config.threads or num_usable_cores()
         num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
         self.num_sequences = config.num_parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
-        self._spare = self.num_sequences  # a sequence of our own, for tokens that are not kept
+        self._spare = self.num_sequences  # an additional sequence, for tokens that are not kept
         # With a window or a state, padding would add another sequence to a batch, with unknown effects.
         is_on_cpu = model.num_gpu_layers == 0
         self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
@@ -133,13 +133,13 @@ class LlamaRunner:
         params.n_ctx = num_cells or num_cells_of(self.model, config)
         params.n_batch, params.n_ubatch = config.batch, self.attention.micro_batch
         params.n_seq_max = self.num_sequences + 1
-        # Rows of logits to have room for: llama.cpp would take n_batch of them, 300 MB at a vocabulary of 150,000.
+        # Rows of logits to allocate. llama.cpp's default is n_batch of them, 300 MB at a vocabulary of 150,000.
         num_sampled = max(self.num_sequences, config.num_parallel * (1 + config.draft_tokens))
         self.max_outputs = min(num_sampled + MAX_SCORED, config.batch)
         # A row multiplies the width by the vocabulary; a token multiplies by the weights of all layers.
         row_params = self.model.num_tokens * self.model.embedding_length
         self.row_cost = min(_MAX_ROW_COST, row_params / max(1, self.model.num_params - row_params))
-        params.n_outputs_max = max(self.max_outputs, params.n_seq_max)  # it asserts that each sequence has a row
+        params.n_outputs_max = max(self.max_outputs, params.n_seq_max)  # llama.cpp asserts that each sequence has one
         params.n_threads = params.n_threads_batch = self.num_threads
         params.flash_attn_type = FLASH_ATTENTION[self.attention.flash]
         params.type_k, params.type_v = KV_TYPES[config.kv_type_k], KV_TYPES[config.kv_type_v]
@@ -171,7 +171,7 @@ class LlamaRunner:
     def set_num_threads(self, num_threads: int) -> None:
         """Use this many threads from the next decode on.
 
-        The number of threads changes the order in which llama.cpp sums attention: logits differ as between kernels.
+        The number of threads changes the order in which llama.cpp sums attention, so logits differ as between kernels.
         """
         self.num_threads = num_threads
         lib.llama_set_n_threads(self._context, num_threads, num_threads)
@@ -184,11 +184,11 @@ class LlamaRunner:
             self.abort_flag.forget()
 
     def add_adapter(self, adapter: Adapter) -> None:
-        """Make an adapter of this model known, for `use_adapter`."""
+        """Register an adapter of this model for `use_adapter`."""
         self._adapters[adapter.id] = adapter
 
     def use_adapter(self, adapter: str) -> None:
-        """Compute batches with a known adapter from now on; "" is none."""
+        """Compute batches with a registered adapter from now on; "" means none."""
         if adapter:
             self._adapters[adapter].use(self._context)
         else:
@@ -199,13 +199,13 @@ class LlamaRunner:
         self.abort_flag.set()
 
     def clear_abort(self) -> None:
-        """Undo `request_abort`. Call it before the commands are read, so that it undoes no abort that comes later."""
+        """Undo `request_abort`. Call it before commands are read, so that it does not undo a later abort."""
         self.abort_flag.clear()
 
     def decode(self, slices: Sequence[Slice]) -> None:
         """Compute a batch of at most `max_batch` tokens and wait for it (GPU backends return early).
 
-        Raise DecodeCancelled (parts may be computed: trim to what is known), OutOfCells (nothing was computed), or
+        Raise DecodeCancelled (parts may be computed: trim to the known length), OutOfCells (nothing was computed), or
         InternalError.
         """
         self._past.begin()
@@ -243,7 +243,7 @@ class LlamaRunner:
             raise DecodeCancelled
         if status != 0:
             raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
-        # Otherwise the step's time would be spent at the read of the logits, or in the next step.
+        # Otherwise the step's time would be counted where the logits are read, or in the next step.
         lib.llama_synchronize(self._context)
         return rows
 
@@ -338,7 +338,7 @@ class LlamaRunner:
                 return end == held  # a state exists only for its current position
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
-        """Return the bytes of positions [start, end), with the state at `end` where the memory is one."""
+        """Return the bytes of positions [start, end), including the state at `end` if the memory has one."""
         if not self._past.settle(seq_id):
             raise InternalError("llama.cpp could not read the state of a sequence")
         lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
@@ -367,7 +367,7 @@ class LlamaRunner:
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
         """Load a saved range into a sequence that holds exactly the positions before it, up to `end`.
 
-        False if llama.cpp refuses it (no room, other settings); then the sequence is unchanged.
+        Return False if llama.cpp refuses it (no room, other settings); then the sequence is unchanged.
         """
         if not self._past.settle(seq_id):
             return False

@@ -1,7 +1,7 @@
-"""Counts the cores to compute on: fast ones, each once, that this process may use, within its quota.
+"""Counts the cores to compute on: physical, fast cores that this process may use, within its CPU quota.
 
-llama.cpp's threads wait for each other after every operation: a thread that shares its core, runs on a slow one or is
-out of quota delays all others. Pure functions of a file system's root and a platform, which tests can replace.
+llama.cpp's threads wait for each other after every operation: a thread that shares its core, runs on a slow core or is
+out of quota delays all others. The functions take a file system's root and a platform, which tests can replace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def num_usable_cores(
 ) -> int:
     """Return how many threads to compute with, at least one.
 
-    `allowed` are the logical CPUs that the process may run on (None: asked of the system), `sysctl` answers for a name.
+    `allowed`: the logical CPUs that the process may run on; if None, the system is asked. `sysctl`: returns the value
+    that macOS's kernel has under a name.
     """
     if platform == "linux":
         cpus = quick_cpus(root, _allowed_cpus() if allowed is None else allowed)
@@ -55,9 +56,9 @@ def processor_name(root: Path = Path("/")) -> str:
 
 
 def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
-    """Return the logical CPUs without the efficient ones; all if there is only one kind.
+    """Return the logical CPUs without those on efficient cores; all if there is only one kind.
 
-    Linux shows it in /sys/devices/cpu_core for Intel's, and by cpu_capacity for Arm's.
+    Linux lists the fast CPUs of Intel processors in /sys/devices/cpu_core, and gives a cpu_capacity for Arm processors.
     """
     devices = root / "sys/devices"
     capacities = {cpu: _read_number(devices / f"system/cpu/cpu{cpu}/cpu_capacity") for cpu in cpus}
@@ -78,7 +79,7 @@ def num_physical_cores(root: Path, cpus: frozenset[int]) -> int:
 
 
 def cpu_quota(root: Path) -> float | None:
-    """Return how many CPUs' time the process's control groups grant it; None without a limit."""
+    """Return the CPU time that the process's control groups grant it, in CPUs; None without a limit."""
     mounts = root / "sys/fs/cgroup"
     quotas: list[float] = []
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
@@ -93,7 +94,7 @@ def cpu_quota(root: Path) -> float | None:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Return the numbers of a list such as 0-3,8; none where it is not one."""
+    """Return the numbers of a list such as 0-3,8; no numbers if it is not such a list."""
     try:
         bounds = [part.partition("-") for part in text.strip().split(",") if part]
         return frozenset(cpu for first, _, last in bounds for cpu in range(int(first), int(last or first) + 1))
@@ -138,7 +139,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read_sysctl(name: str) -> int | None:
-    """Return a number from macOS's kernel; None if it has none."""
+    """Return a number from macOS's kernel; None if there is none of that name."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     try:
         status = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)

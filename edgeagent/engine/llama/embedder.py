@@ -1,4 +1,4 @@
-"""Computes embeddings in a context of their own, a chunk at a time, so that other requests can run in between.
+"""Computes embeddings in a separate context, a chunk at a time, so that other requests can run in between.
 
 It knows token ids, not text. The context is made when it is needed, with the length that the text needs.
 """
@@ -37,16 +37,17 @@ class Pooling(StrEnum):
     LAST = "last"
 
 
-# llama_pooling_type: 1 mean, 2 cls, 3 last. If a file names none (or 0), the last token's, which attends to the whole
-# text: Ollama does the same (llamarunner falls back to the last token's embedding); llama-server refuses to choose.
+# llama_pooling_type: 1 mean, 2 cls, 3 last. If a file names none (or 0), the last token's vector is used, since that
+# token attends to the whole text. Ollama does the same (llamarunner falls back to the last token's embedding).
+# llama-server refuses to choose.
 _POOLINGS = {1: Pooling.MEAN, 2: Pooling.FIRST, 3: Pooling.LAST}
 _RANKING = 4
 
 
 def choose_pooling(model: Model) -> Pooling | None:
-    """Return how a model's vectors are pooled; None if it has none that can be computed in chunks.
+    """Return how a model's vectors are pooled; None if the model's texts cannot be embedded in chunks.
 
-    These are ranking models, and models whose tokens attend to later tokens.
+    They cannot for ranking models, and for models whose tokens attend to later tokens.
     """
     if model.pooling == _RANKING or not model.is_causal or model.has_encoder:
         return None
@@ -54,7 +55,7 @@ def choose_pooling(model: Model) -> Pooling | None:
 
 
 class Embedder:
-    """Computes one text's vector after another. All methods are for the engine's thread."""
+    """Computes one text's vector after another. Only the engine's thread may call it."""
 
     def __init__(
         self, model: Model, config: EngineConfig, max_tokens: int, clock: Callable[[], float] = time.monotonic
@@ -79,9 +80,9 @@ class Embedder:
         return self._context is not None
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Begin a text of 1 to `max_tokens` tokens; an unfinished one is dropped.
+        """Begin a text of 1 to `max_tokens` tokens. An unfinished text is dropped.
 
-        Raise BackendUnavailable where there is no memory for it.
+        Raise BackendUnavailable if there is no memory for it.
         """
         assert 0 < len(tokens) <= self.max_tokens
         if len(tokens) > self._num_cells:
@@ -92,7 +93,7 @@ class Embedder:
         self._sum = np.zeros(self._model.embedding_length)
 
     def advance(self, budget_s: float, num_threads: int) -> Rows | None:
-        """Compute a chunk that takes about this long; after the last one, return the text's vector, normalized.
+        """Compute a chunk that takes about `budget_s`. After the last one, return the text's normalized vector.
 
         Raise InternalError if llama.cpp fails or returns NaN.
         """
@@ -123,7 +124,7 @@ class Embedder:
         params.flash_attn_type = FLASH_ATTENTION[self._config.flash_attention]
         params.type_k, params.type_v = KV_TYPES[self._config.kv_type_k], KV_TYPES[self._config.kv_type_v]
         params.embeddings = True
-        params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE  # chunks are pooled here: llama.cpp would pool each alone
+        params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE  # pooled here: llama.cpp would pool each chunk alone
         params.no_perf = True
         self._context = lib.llama_init_from_model(self._model.handle, params) or None
         if self._context is None:
@@ -189,7 +190,7 @@ def normalized(vector: NDArray[np.float64]) -> Rows:
 
 
 def shortened(vector: Rows, dimensions: int | None) -> Rows:
-    """Return a vector's first numbers, normalized again (None: all of them)."""
+    """Return a vector's first `dimensions` numbers, normalized again; the whole vector if None."""
     if dimensions is None or dimensions == len(vector):
         return vector
     return normalized(vector[:dimensions].astype(np.float64))

@@ -1,7 +1,7 @@
-"""Computes the vectors or the ranks of whole texts, for models whose tokens attend to later ones.
+"""Computes the vectors or the ranks of whole texts, for models whose tokens attend to later tokens.
 
-Such a text cannot be computed in chunks. Several short ones are computed at once, since a batch reads each weight once.
-It knows token ids, not text. The context is made when it is needed, as large as the longest text so far.
+Such a text cannot be computed in chunks. Several short texts are computed in one batch, which reads each weight only
+once. The module knows token ids, not text. The context is made when it is needed, as large as the longest text so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgeagent.errors import BackendUnavailable, InternalError
 
 _MAX_TEXTS = 64  # in a batch
 _BATCH_TOKENS = 512
-# llama.cpp keeps a row of logits for each token of a batch, also where the model gives none.
+# llama.cpp keeps a row of logits for each token of a batch, even if the model computes no logits.
 _MAX_LOGITS_BYTES = 64 << 20
 _MIN_TOKENS = 64
 _BYTES_A_LOGIT = 4
@@ -47,7 +47,7 @@ def needs_whole_texts(model: Model) -> bool:
 
 
 class Encoder:
-    """Computes batches of whole texts. All methods but `request_abort` are for one thread."""
+    """Computes batches of whole texts. One thread calls it; only `request_abort` may be called from another."""
 
     def __init__(self, model: Model, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
@@ -59,10 +59,10 @@ class Encoder:
         self._tokens_per_s = 0.0
         trained = model.context_length_trained or _DEFAULT_CONTEXT
         self.max_tokens = min(config.ctx or _DEFAULT_CONTEXT, trained)
-        """Tokens of the longest text: a model knows no positions behind those that it was trained with."""
+        """Tokens of the longest text: a model knows no positions beyond those that it was trained with."""
         self.is_ranking = model.pooling == _RANK
         self.length = int(lib.llama_model_n_cls_out(model.handle)) if self.is_ranking else model.embedding_length
-        """Numbers for each text: those of its vector, or a ranking model's classes."""
+        """How many numbers a text gets: the length of its vector, or one for each class of a ranking model."""
         by_logits = _MAX_LOGITS_BYTES // (_BYTES_A_LOGIT * model.num_tokens)
         self._batch_tokens = min(_BATCH_TOKENS, max(_MIN_TOKENS, by_logits), self.max_tokens)
 
@@ -81,22 +81,22 @@ class Encoder:
         return min(len(texts), _MAX_TEXTS)
 
     def expected_s(self, num_tokens: int) -> float:
-        """Return how long a batch should take; 0 before the first."""
+        """Return the expected seconds of a batch; 0 before the first batch was measured."""
         return num_tokens / self._tokens_per_s if self._tokens_per_s else 0.0
 
     def warm_up(self, num_threads: int) -> None:
-        """Encode a text with tokens from the whole vocabulary, so that all weights are in memory; raise as `encode`."""
+        """Encode a text with tokens from the whole vocabulary, so that all weights are in memory. Raise as `encode`."""
         num_tokens = min(_NUM_WARM_TOKENS, self.max_tokens)
         tokens = np.linspace(0, self._model.num_tokens - 1, num_tokens).astype(int).tolist()
-        for _ in range(2):  # the first one reads the weights: its time says little of the next
+        for _ in range(2):  # the first run reads the weights, so its time does not count
             self._tokens_per_s = 0.0
             self.encode([tokens], num_threads)
 
     def encode(self, texts: Sequence[Sequence[int]], num_threads: int) -> Rows:
         """Return a row for each text: its vector, of length 1, or the numbers of its classes.
 
-        Each text has 1 to `max_tokens` tokens; `num_together` texts fit. Raise DecodeCancelled, BackendUnavailable
-        where there is no memory for them, or InternalError if llama.cpp fails or returns NaN.
+        Each text has 1 to `max_tokens` tokens, and there are at most `num_together` texts. Raise DecodeCancelled,
+        BackendUnavailable if there is no memory for them, or InternalError if llama.cpp fails or returns NaN.
         """
         num_tokens = sum(map(len, texts))
         if num_tokens > self._num_cells:
@@ -119,7 +119,7 @@ class Encoder:
             flag.set()
 
     def clear_abort(self) -> None:
-        """Undo `request_abort`. Call it before the commands are read, so that it undoes no abort that comes later."""
+        """Undo `request_abort`. Call it before commands are read, so that it does not undo a later abort."""
         if self._abort_flag is not None:
             self._abort_flag.clear()
 
@@ -152,7 +152,7 @@ class Encoder:
         self._num_cells = num_cells
 
     def _check_memory(self, num_cells: int) -> None:
-        """Refuse a text whose rows of logits alone would not fit, since llama.cpp would write to all of them."""
+        """Raise BackendUnavailable if the rows of logits alone would not fit: llama.cpp would write to all of them."""
         needed_bytes = num_cells * self._model.num_tokens * _BYTES_A_LOGIT
         free_bytes = psutil.virtual_memory().available
         if needed_bytes > free_bytes:
@@ -166,7 +166,7 @@ class Encoder:
         )
 
     def _compute(self, texts: Sequence[Sequence[int]], num_tokens: int) -> None:
-        """Compute a batch, in which each text is a sequence of its own and each token is an output."""
+        """Compute a batch in which each text is its own sequence and each token is an output."""
         memory = lib.llama_get_memory(self._context)
         if memory:
             lib.llama_memory_clear(memory, False)

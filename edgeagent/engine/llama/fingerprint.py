@@ -1,8 +1,8 @@
-"""One value for all that a cached block depends on: the model's content, the context's settings, the build.
+"""A value that covers all that a cached block depends on: the model's content, the context's settings, the build.
 
-A block of another fingerprint has other keys and is never found, so it cannot be misread. The fingerprint leaves out
+A block with another fingerprint has other keys and is never found, so it cannot be misread. The fingerprint leaves out
 the placement of layers and the length of the context, which depend on free memory: on each device the KV cells are the
-same except for rounding. It also leaves out the draft model, whose blocks have a fingerprint of their own.
+same except for rounding. It also leaves out the draft model, whose blocks have their own fingerprint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.llama.bindings import commit, lib
 
-# Increase it when the cutting or the keys of blocks change.
+# Increase it when the boundaries or the keys of blocks change.
 _BLOCKS_VERSION = 2
 _NUM_SAMPLES = 256
 _SAMPLE_BYTES = 4096
@@ -27,7 +27,7 @@ _HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What blocks depend on, by name, as shown to users; `digest` covers all of it."""
+    """The properties that blocks depend on, by name, as shown to users. `digest` covers all of them."""
 
     fields: Mapping[str, str]
 
@@ -49,8 +49,8 @@ def make_fingerprint(
 ) -> Fingerprint:
     """Return the fingerprint of a loaded model with these files. `rope` names its rotary embedding's factors.
 
-    `is_draft`: it drafts for another. The same file's blocks are others then: steps of a draft round otherwise than
-    those that promise the same answer again.
+    `is_draft`: the model drafts for another. Then it does not share blocks with the same file as a target: draft steps
+    are rounded differently, and a target must give the same answer again.
     """
     hasher = hashlib.blake2b(digest_size=16)
     for file in files:
@@ -74,7 +74,7 @@ def make_fingerprint(
 
 
 def adapter_id(file: Path) -> str:
-    """Return a value that differs between adapters, and after a change of a file."""
+    """Return a value that differs between adapters, and changes when the file changes."""
     hasher = hashlib.blake2b(digest_size=16, person=b"edgeagent lora")
     _add_file(hasher.update, file)
     return hasher.hexdigest()
@@ -110,7 +110,7 @@ def _differs(name: str, theirs: Mapping[str, str], mine: Fingerprint) -> bool:
 def _add_file(update: Callable[[bytes], None], path: Path) -> None:
     """Hash a model file without reading all of it: its size, its time, its header, and samples of its weights.
 
-    The time covers the rest: if weights are changed in place, cached blocks are not found.
+    The time covers the bytes that are not read: after a change in place, cached blocks are not found.
     """
     with path.open("rb", buffering=0) as file:
         status = path.stat()
@@ -123,6 +123,6 @@ def _add_file(update: Callable[[bytes], None], path: Path) -> None:
 
 
 def library_stamp() -> str:
-    """Return a value that differs between builds of the same commit of llama.cpp with other flags or patches."""
+    """Return a value that differs between builds of one llama.cpp commit with different flags or patches."""
     status = Path(lib._lib._name).stat()
     return f"{status.st_size}:{status.st_mtime_ns}"

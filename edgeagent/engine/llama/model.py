@@ -1,4 +1,4 @@
-"""A loaded GGUF model: weights, vocabulary and metadata. It computes nothing; `engine.llama` makes contexts of it."""
+"""A loaded GGUF model: weights, vocabulary and metadata. It computes nothing: that is done in contexts."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _SAMPLING_KEYS = {
 _MAX_METADATA_BYTES = 1 << 20
 _EXACT_VOCABULARIES = (1, 2)  # llama_vocab_type: SPM, BPE; the text of their tokens is the text that was tokenized
 _USER_DEFINED = 1 << 4  # llama_token_attr
-_MAX_DIGITS = 10  # a hostile file may have more than Python reads
-# What llama.cpp's messages say where the machine is at fault, not the file.
+_MAX_DIGITS = 10  # a hostile file may have more than Python converts
+# Words in llama.cpp's messages if the machine is at fault, not the file.
 _MACHINE_WORDS = ("alloc", "memory", "mmap", "mlock", "failed to open", "device")
 _MEMORY_WORDS = (
     "allocate",
@@ -65,7 +65,7 @@ def split_parts(path: Path) -> list[Path]:
 
 
 def _load_failure(path: Path) -> ModelLoadFailed:
-    """Return the error of a file that llama.cpp does not load: ModelDamaged, unless the machine is at fault."""
+    """Return the error for a file that llama.cpp does not load: ModelDamaged, unless the machine is at fault."""
     why = last_error()
     is_of_file = "error loading model" in why and not any(word in why.lower() for word in _MACHINE_WORDS)
     kind = ModelDamaged if is_of_file else ModelOutOfMemory if is_short_of_memory(why) else ModelLoadFailed
@@ -73,12 +73,12 @@ def _load_failure(path: Path) -> ModelLoadFailed:
 
 
 def is_short_of_memory(why: str) -> bool:
-    """Whether llama.cpp's messages tell of memory that could not be had."""
+    """Whether llama.cpp's messages report a failed allocation."""
     return any(words in why.lower() for words in _MEMORY_WORDS)
 
 
 def _expert_overrides(num_layers: int) -> ctypes.Array[Any] | None:
-    """Return what keeps the experts of the first layers in the machine's memory, for llama_model_params."""
+    """Return overrides for llama_model_params that keep the first layers' experts in the machine's memory."""
     if num_layers <= 0:
         return None
     overrides = (BufferOverride * (num_layers + 1))()  # an empty last one ends the array
@@ -114,8 +114,8 @@ class InfillTokens:
 class Model:
     """Weights and vocabulary of one GGUF file. Satisfies text.vocabulary.Vocabulary.
 
-    `config.gpu_layers` are put on GPUs, if there are any; -1: all. Raises ModelLoadFailed when llama.cpp refuses the
-    file. Close it after all contexts made of it.
+    `config.gpu_layers` layers are put on GPUs, if there are any; -1 means all. Raises ModelLoadFailed if llama.cpp
+    refuses the file. Close it after all its contexts.
     """
 
     def __init__(self, path: Path, config: EngineConfig, on_progress: Callable[[float], None] | None = None) -> None:
@@ -165,8 +165,8 @@ class Model:
     def tokenize(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
         """Return the token ids of a text.
 
-        With `parse_special`, control tokens' texts become those tokens. With `add_bos`, BOS comes first where the
-        model wants one.
+        With `parse_special`, control tokens' texts become those tokens. With `add_bos`, BOS comes first if the model
+        wants one.
         """
         tokens = self._tokenize(text, parse_special=parse_special)
         bos = self.bos_token if add_bos else None
@@ -243,7 +243,7 @@ class Model:
 
     @cached_property
     def frame_tokens(self) -> tuple[list[int], list[int]]:
-        """The tokens that the model's tokenizer puts before a whole text, and those that it puts behind it."""
+        """The tokens that the model's tokenizer puts before a whole text, and those that it puts after it."""
         body, framed = self._tokenize("a", parse_special=False), self._tokenize("a", parse_special=False, frame=True)
         for start in range(len(framed) - len(body) + 1):
             if framed[start : start + len(body)] == body:
@@ -281,7 +281,7 @@ class Model:
 
     @property
     def file_type(self) -> int | None:
-        """How most of the weights are quantized, a llama_ftype; None where the file does not say."""
+        """How most of the weights are quantized, as a llama_ftype; None if the file does not say."""
         value = self.metadata("general.file_type") or ""
         return int(value) & ~_GUESSED if value.isdecimal() and len(value) < _MAX_DIGITS else None
 
@@ -311,7 +311,7 @@ class Model:
 
     @property
     def context_length_unscaled(self) -> int:
-        """Tokens of context from which on llama.cpp takes a model's factors for long texts, where it has some."""
+        """Tokens of context beyond which llama.cpp uses a model's RoPE factors for long texts, if it has any."""
         text = self.metadata(f"{self.metadata('general.architecture')}.rope.scaling.original_context_length") or ""
         return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else self.context_length_trained
 
@@ -322,12 +322,12 @@ class Model:
 
     @property
     def num_layers(self) -> int:
-        """Transformer (or other) blocks."""
+        """Number of transformer (or other) blocks."""
         return int(lib.llama_model_n_layer(self._handle))
 
     @property
     def num_params(self) -> int:
-        """Weights."""
+        """Number of weights."""
         return int(lib.llama_model_n_params(self._handle))
 
     @property
@@ -344,14 +344,14 @@ class Model:
 
     @property
     def pooling(self) -> int:
-        """How the vectors of a text's tokens become one, a llama_pooling_type; 0 where the file does not say."""
+        """How the vectors of a text's tokens become one vector, as a llama_pooling_type; 0 if the file does not say."""
         value = self._architecture_value("pooling_type") or ""
         return int(value) if value.isdecimal() and len(value) < _MAX_DIGITS else 0
 
     @property
     def is_causal(self) -> bool:
         """Whether tokens attend to earlier tokens only."""
-        # llama.cpp knows it of EmbeddingGemma, whose files do not say so.
+        # EmbeddingGemma's files do not say so; llama.cpp decides by the architecture's name.
         is_known = self.metadata("general.architecture") == "gemma-embedding"
         return not is_known and self._architecture_value("attention.causal") != "false"
 
@@ -360,11 +360,11 @@ class Model:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether it reads its prompt with an encoder (T5 …), which is not supported."""
+        """Whether it reads its prompt with an encoder (T5 …). Such a model cannot generate here."""
         return bool(lib.llama_model_has_encoder(self._handle))
 
     def default_sampling(self) -> SamplingParams:
-        """Return the sampling its file recommends, completed with llama.cpp's defaults.
+        """Return the sampling parameters that the file recommends, completed with llama.cpp's defaults.
 
         An invalid value is ignored: otherwise clients would get an error for a value that they did not send.
         """

@@ -1,13 +1,13 @@
-"""Going back to earlier states of a recurrent memory, to take refused drafts back.
+"""Takes refused drafts back in a recurrent memory, by going back to earlier states.
 
 With n_rs_seq llama.cpp keeps the states before the last tokens of each sequence, for some architectures
-(llm_arch_supports_rs_rollback). llama_memory_seq_rm then goes back to one, but does not know which of them are valid:
+(llm_arch_supports_rs_rollback). llama_memory_seq_rm then goes back to one of them, but does not know which are valid:
 
-- Only the latest micro-batch of a sequence left states, and none before its first token. Others are stale.
-- A later micro-batch with several sequences may move a sequence's present state, and leaves the others behind.
-- Until the next decode the sequence's state lies in another place. llama_memory_seq_cp does not carry that over.
+- Only states from a sequence's latest micro-batch are valid, and it leaves none before its first token.
+- A later micro-batch with several sequences may move a sequence's present state without moving its earlier states.
+- After going back, the sequence's state lies in another place until the next decode. llama_memory_seq_cp ignores that.
 
-In all three cases seq_rm returns True, and the logits are wrong. So this module knows what may be taken back.
+In all three cases seq_rm returns True, and the logits are wrong. So this module tracks what may be taken back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MIN_SPARE = 2
 
 
 def possible_depth(wanted: int, micro_batch: int) -> int:
-    """Return how many states may be kept beside the present one."""
+    """Return how many states, at most `wanted`, can be kept in addition to the present one."""
     return max(0, min(wanted, micro_batch - _MIN_SPARE))
 
 
@@ -37,7 +37,7 @@ class PastStates:
     def __init__(self, context: Any, memory: Any) -> None:
         self._context, self._memory = context, memory
         self.depth = int(lib.llama_n_rs_seq(context))
-        """The most tokens that a sequence can go back by; 0: this architecture keeps no states."""
+        """The most tokens that a sequence can go back by; 0 if this architecture keeps no states."""
         self._micro_batch = int(lib.llama_n_ubatch(context))
         self._valid: dict[int, int] = {}  # tokens that may be taken back, by sequence
         self._moved: set[int] = set()  # sequences that went back and were not decoded since
@@ -57,7 +57,7 @@ class PastStates:
         return [*([others] if others else []), *([drafting] if is_one else [[part] for part in drafting])]
 
     def begin(self) -> None:
-        """Note that a batch is about to be computed: what the one before left is lost."""
+        """Note that a batch is about to be computed: the states of the previous batch are lost."""
         self._valid.clear()
 
     def note(self, slices: Iterable[Slice]) -> None:
@@ -70,7 +70,7 @@ class PastStates:
                 self._valid[part.seq_id] = min(part.num_drafts, self.depth)
 
     def go_back(self, seq_id: int, length: int, num_tokens: int) -> bool:
-        """Take back a sequence's last `num_tokens`, so that `length` are left; False if that state is not kept."""
+        """Take back a sequence's last `num_tokens`, so that `length` remain; return False if that state is not kept."""
         if not 0 < num_tokens <= self._valid.pop(seq_id, 0):
             return False
         if not lib.llama_memory_seq_rm(self._memory, seq_id, length, -1):
@@ -79,10 +79,10 @@ class PastStates:
         return True
 
     def settle(self, seq_id: int) -> bool:
-        """Put a sequence's state where llama.cpp's other functions expect it; before a copy, a save and a restore.
+        """Put a sequence's state where llama.cpp's other functions expect it. Call it before a copy, save or restore.
 
-        Afterwards nothing can be taken back. False if llama.cpp cannot read the state; then it stays where it is.
-        Raise InternalError if it was lost.
+        Afterwards nothing can be taken back. Return False if llama.cpp cannot read the state; then it stays where it
+        is. Raise InternalError if the state was lost.
         """
         self._valid.pop(seq_id, None)
         if seq_id not in self._moved:

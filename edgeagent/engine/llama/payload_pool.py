@@ -1,7 +1,7 @@
 """Reuses memory for payloads.
 
-A page that the process has not touched costs several times what copying into it does: measured, blocks of 4 MiB are
-read out of the cells in 1.5 to 6 ms each into fresh memory, in 0.5 ms into memory that was used before.
+The first use of a page takes several times as long as copying into it. Measured: to read a block of 4 MiB out of the
+cells takes 1.5 to 6 ms into fresh memory, and 0.5 ms into memory that was used before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Buffer = NDArray[np.uint8]
 
 
 class PayloadPool:
-    """Lends buffers, and gets them back when no reference is left, on any thread.
+    """Lends buffers. A buffer returns to the pool when its last reference is dropped, on any thread.
 
     `max_free_bytes` limits the free buffers.
     """
@@ -44,7 +44,7 @@ class PayloadPool:
             whole = np.empty(capacity, np.uint8)
         buffer = whole[:num_bytes]
         weakref.finalize(buffer, self._give_back, whole).atexit = False
-        # Not the array itself: numpy's views of it would hold `whole` alone.
+        # Not the array itself: numpy's views of it would refer to `whole` only, and `buffer` would be finalized.
         return buffer.data
 
     def prepare(self, num_bytes: int) -> bool:

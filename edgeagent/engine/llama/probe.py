@@ -19,19 +19,19 @@ _SPARE_CELLS = 256  # llama.cpp rounds, and batches may be padded
 
 
 def num_probe_cells(depth: int) -> int:
-    """Return the number of cells of a probe with `depth` used ones."""
+    """Return the number of cells that a probe with `depth` used cells needs."""
     return depth + BATCH_TOKENS + _SPARE_CELLS
 
 
 class LlamaProbe:
-    """One candidate's context. It gives no logits: layers after the first ones are not computed."""
+    """The context of one candidate. It computes no logits, since it stops after the first layers."""
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, depth: int) -> None:
         """Make the context, with room for `depth` used cells and the measured work after them."""
         self._num_streams = min(config.num_parallel, MAX_STREAMS)
         self._depth = depth
         self._state = ""
-        self._num_layers = 0  # to compute; 0: not even one
+        self._num_layers = 0  # to compute; 0: none at all
         self._deadline_s = 0.0
         self._is_late = False
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
@@ -48,7 +48,7 @@ class LlamaProbe:
         self._runner.decode(slices)
         took_s, used_s = time.monotonic() - started_s, time.process_time() - used_s
         for part in slices:
-            # A recurrent state cannot be cut; then the next work continues from here.
+            # A recurrent state cannot be cut, so the next work arranges the cells again.
             if not self._runner.trim(part.seq_id, part.start):
                 self._state = ""
         return None if self._is_late else Sample(took_s, used_s / (took_s * self._runner.num_threads))
@@ -63,7 +63,7 @@ class LlamaProbe:
         return [Slice(0, self._runner.length(0), [0] * min(tokens_of(work), self._runner.max_batch), 0)]
 
     def _arrange(self, state: str) -> None:
-        """Mark cells as used by loading a state into no sequence, the first one or several others."""
+        """Mark cells as used, without computing any layer: no cells, cells of sequence 0, or of several others."""
         if state == self._state:
             return
         self._state = state
@@ -83,7 +83,7 @@ class LlamaProbe:
             self._runner.decode([Slice(seq_id, start, [0] * length, 0)])
 
     def _on_node(self, node: int, is_asked: bool, _: Any) -> bool:
-        """Tell llama.cpp where to pause (`is_asked`), and whether to continue after that."""
+        """Return whether to pause after a node (if `is_asked`), or whether to continue after the pause."""
         if self._num_layers == 0:
             return is_asked
         if is_asked:

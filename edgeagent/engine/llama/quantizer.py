@@ -11,16 +11,19 @@ from edgeagent.engine.llama.bindings import lib, listen
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.errors import ModelLoadFailed
 
-# Of rows that are converted at a time; llama.cpp's own default is 8 GiB.
+# Limit of the rows that are converted at a time. llama.cpp's default is 8 GiB.
 _MAX_BUFFER_BYTES = 1 << 30
 _ERROR_LEVEL = 4  # ggml_log_level
-# `[  12/ 290]  blk.0.attn_q.weight - [...]`, written before each tensor, and the size that the result has.
+# `[  12/ 290]  blk.0.attn_q.weight - [...]`, which is logged before each tensor, and the size of the result.
 _TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
 
 
 class Quantizer:
-    """Makes one file of another. `file_type` is llama.cpp's number; `on_tensor` is told how far it is."""
+    """Quantizes one file into another.
+
+    `file_type`: a llama_ftype. `on_tensor`: called with the number of each tensor, and with that of all tensors.
+    """
 
     def __init__(
         self,
@@ -43,14 +46,14 @@ class Quantizer:
         self._params.max_buf_size = _MAX_BUFFER_BYTES
 
     def size_bytes(self) -> int | None:
-        """Return how many bytes of tensors the result will have; None where llama.cpp does not tell."""
+        """Return how many bytes of tensors the result will have; None if llama.cpp does not report it."""
         report, self._on_tensor = self._on_tensor, lambda _done, _all: None
         self._run(Path("/dev/null"), is_dry=True)
         self._on_tensor = report
         return self._size_bytes
 
     def write(self, target: Path) -> None:
-        """Write the result over a file that exists. Raise ModelLoadFailed where llama.cpp fails."""
+        """Write the result over an existing file. Raise ModelLoadFailed if llama.cpp fails."""
         self._run(target, is_dry=False)
 
     def _run(self, target: Path, *, is_dry: bool) -> None:
@@ -74,7 +77,7 @@ class Quantizer:
 
 
 def _told(line: str) -> str:
-    """Return an error of llama.cpp's in words. It writes through a stream of C++, which gives no reason."""
+    """Return a readable form of llama.cpp's error. Its C++ stream gives no reason if a write fails."""
     if "iostream error" in line:
         return "the result cannot be written: the disk is full, or a limit for the size of files is reached"
     return line.removeprefix("llama_model_quantize: failed to quantize: ")

@@ -1,4 +1,4 @@
-"""The tokens that may be drawn in one step, and how the set is narrowed. Nothing is drawn here."""
+"""The tokens that may be drawn in one step, and the functions that narrow the set. Nothing is drawn here."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ MAX_RANKED = 256
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens (None: all, in order) that may be drawn, and their logits; `peak` is the largest of those in the mask.
+    """Tokens that may be drawn, and their logits (`values`). If `ids` is None: all tokens, in order.
 
-    Tokens outside the mask, and with min-p those with a logit below `lowest`, may not be drawn. For top-p: logits minus
-    the peak, weights at temperature 1 (0 outside the mask), and the sum that the nucleus must reach.
+    `peak` is the largest logit in the mask. Tokens outside the mask may not be drawn, nor may tokens with a logit below
+    `lowest` (min-p). For top-p: `shifted` are the logits minus the peak, `weights` are the weights at temperature 1 (0
+    outside the mask), and `target` is the sum that the nucleus must reach.
     """
 
     ids: Indices | None
@@ -33,7 +34,7 @@ class Candidates:
     target: float = 0.0
 
     def taken(self, found: Indices) -> Candidates:
-        """Return the found tokens that are in the mask."""
+        """Return the tokens at the indices `found` that are in the mask."""
         if self.mask is not None:
             found = found.compress(self.mask.take(found))
         ids = found if self.ids is None else self.ids.take(found)
@@ -42,11 +43,11 @@ class Candidates:
 
     @property
     def is_cut(self) -> bool:
-        """Whether any of them may be drawn."""
+        """Whether all cuts are made, so that each of the candidates may be drawn."""
         return self.mask is None and self.weights is None and self.lowest == -math.inf
 
     def first(self, length: int) -> Candidates:
-        """Return the first ones of fully known candidates, without further cuts."""
+        """Return the first `length` candidates, with no cuts left to make."""
         assert self.ids is not None and self.mask is None
         return Candidates(self.ids[:length], self.values[:length], self.peak)
 
@@ -57,7 +58,7 @@ def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
 
 
 def likeliest(candidates: Candidates, k: int) -> Candidates:
-    """Return the `k` likeliest tokens in the mask, fewer if it is smaller; likeliest first up to MAX_RANKED."""
+    """Return the `k` likeliest tokens in the mask, or all if it has fewer. Up to MAX_RANKED, likeliest first."""
     values, mask = candidates.values, candidates.mask
     first = ranked if k <= MAX_RANKED else largest
     if mask is None:

@@ -24,7 +24,7 @@ class TokenConstraint(Protocol):
         ...
 
     def instead_of(self, token: int) -> int | None:
-        """The token to draw if the likeliest one, `token`, is not allowed; None: the likeliest allowed one."""
+        """Return the token to draw if `token`, the likeliest one, is not allowed; None: the likeliest allowed token."""
         ...
 
     def accept(self, token: int) -> None:
@@ -32,5 +32,5 @@ class TokenConstraint(Protocol):
         ...
 
     def forced(self) -> Sequence[int]:
-        """Tokens that must come next, in order, if the grammar leaves no choice; empty otherwise."""
+        """Return the tokens that must come next, in order, if the grammar leaves no choice; else an empty sequence."""
         ...

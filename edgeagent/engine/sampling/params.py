@@ -1,4 +1,4 @@
-"""Sampling parameters: their ranges, and what stands for those that are not set."""
+"""Sampling parameters: their ranges, and defaults for those that are not set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeagent.types import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSampling:
-    """Sampling parameters with nothing left to default, in range. top_k 0 and repeat_last_n -1: no limit."""
+    """Sampling parameters that are all set and in range. `top_k` 0 and `repeat_last_n` -1 mean no limit."""
 
     temperature: float = 0.8
     top_k: int = 40
@@ -54,7 +54,7 @@ def is_in_range(field: str, value: float) -> bool:
 
 
 def resolve(params: SamplingParams, defaults: SamplingParams) -> ResolvedSampling:
-    """Fill unset fields of `params` from `defaults`, then llama.cpp's; raise InvalidRequest naming a bad field."""
+    """Fill unset fields of `params` from `defaults`, then from llama.cpp's. Raise InvalidRequest for a bad field."""
     values: dict[str, float] = {}
     for field, (low, high) in _RANGES.items():
         asked = getattr(params, field)

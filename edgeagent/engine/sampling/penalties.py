@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Penalties:
-    """The distinct tokens among the last `window` (-1: all) and how often each occurs, kept ready to apply."""
+    """Counts the distinct tokens among the last `window` (-1: among all), so that penalties can be applied quickly."""
 
     def __init__(self, window: int, repeat: float, presence: float, frequency: float, history: Sequence[int]) -> None:
         self._window = window
@@ -24,7 +24,7 @@ class Penalties:
         self.extend(history[-window:] if window > 0 else history)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Take tokens as the most recent ones, in order."""
+        """Add tokens as the most recent ones, in order."""
         if self._window == 0:
             return
         for token in tokens:

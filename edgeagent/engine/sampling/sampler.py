@@ -44,7 +44,7 @@ _RANDOM_PER_TOKEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's natural-log probability under the unmodified logits, and its likeliest rivals', likeliest first."""
+    """A token's natural-log probability under the unmodified logits. `top`: those of the likeliest tokens, in order."""
 
     token: int
     logprob: float
@@ -100,7 +100,7 @@ class Sampler:
         self._floor = np.float32(math.log(params.min_p)) if params.min_p > 0 else None
         # temperatures below this are all the same to float32
         self._sharpness = np.float32(1.0 / max(params.temperature, 1e-20))
-        # room for 0: the modified logits, 1: their weights, 2: less the peak, then their weights under the temperature
+        # buffers: 0 modified logits, 1 their weights, 2 logits minus the peak, later the weights under the temperature
         self._rows: dict[int, Floats] = {}
 
     @property
@@ -110,7 +110,7 @@ class Sampler:
 
     @property
     def kind(self) -> str:
-        """Words for how freely it draws: sequences of one kind take to guesses alike."""
+        """A description of how freely it draws. Sequences of one kind accept drafts about equally often."""
         freedom = "greedy" if self._is_greedy else f"temperature {math.ceil(2 * self._params.temperature) / 2:g}"
         return freedom if self._constraint is None else f"{freedom}, constrained"
 
@@ -159,10 +159,11 @@ class Sampler:
         """Draw from `distribution`, computing the grammar's whole mask only if checking single tokens is not enough.
 
         Why the shortcuts are exact: let q be the distribution without the grammar, r with it.
-        1. q is one token and it is allowed: refused tokens only made its rivals stronger, so r is the same token.
-        2. no top-k, no top-p, and min-p's measure, the likeliest token, allowed: r is q restricted to the allowed. A
-           token drawn from q and, if refused, drawn again from r has q(t) + q(refused) r(t) = r(t).
-        Where the likeliest token is refused, the grammar may name what comes instead of it.
+        1. If q is one token and it is allowed, its share only grows without the refused tokens, so r is the same token.
+        2. If there is no top-k and no top-p, and the likeliest token (by which min-p measures) is allowed, r is q
+           restricted to the allowed tokens. A token that is drawn from q and, if refused, drawn again from r has the
+           probability q(t) + q(refused) r(t) = r(t).
+        If the likeliest token is refused, the grammar may name its replacement.
         """
         if self._constraint is None:
             return _greedy(values) if self._is_greedy else self._pick(self._cut(all_of(values)))
@@ -188,8 +189,8 @@ class Sampler:
     def _pick(self, candidates: Candidates) -> int:
         """Draw one of the candidates.
 
-        If many are left, the cuts are not made: a token is drawn from all and accepted if it lies within the cuts. If
-        not, all less likely tokens are outside too, and the next draw is from the likelier ones.
+        If there are many, the cuts are not made first. A token is drawn from all candidates, and accepted if it lies
+        within the cuts. If not, all less likely tokens lie outside too, and the next draw is from the likelier ones.
         """
         weights, values = candidates.weights, candidates.values
         if candidates.is_cut and len(values) <= MAX_RANKED:
@@ -214,15 +215,15 @@ class Sampler:
         return index if candidates.ids is None else int(candidates.ids[index])
 
     def _pick_few(self, values: list[float], peak: float) -> int:
-        """Return the index of one of a few weights: a loop in Python is faster than numpy's calls with cold caches."""
+        """Draw one of a few logits and return its index. A Python loop is faster than numpy calls with cold caches."""
         self._num_drawn += 1
         sharpness = float(self._sharpness)
         running = list(accumulate(math.exp((value - peak) * sharpness) for value in values))
         index = bisect_right(running, self._random.random() * running[-1])
-        return min(index, bisect_left(running, running[-1]))  # never one of weight 0 behind the last
+        return min(index, bisect_left(running, running[-1]))  # never a trailing one of weight 0
 
     def _modified(self, logits: Floats) -> Floats:
-        """Return the logits with bias and penalties, in room of our own if there are any."""
+        """Return the logits with bias and penalties. If there are any, the result is a buffer of this sampler."""
         if len(logits) != self._num_vocab:
             raise InternalError(f"{len(logits)} logits came for a vocabulary of {self._num_vocab}")
         if self._bias is None and self._penalties is None:
@@ -250,11 +251,10 @@ class Sampler:
         return Candidates(ids, values, peak_of(values))
 
     def _cut(self, candidates: Candidates) -> Candidates:
-        """Return the candidates after top-k, and after the other cuts if they leave few; one token if only one is
-        possible.
+        """Return the candidates after top-k, and after the other cuts if those leave few tokens.
 
-        All three cuts keep the likeliest tokens down to some rank, so they may be made in any order, as long as top-p's
-        share is one of the sum over top-k's tokens.
+        If only one token is possible, return that one. All three cuts keep the likeliest tokens down to some rank, so
+        they may be made in any order, as long as top-p takes its share of the sum over top-k's tokens.
         """
         params, peak = self._params, candidates.peak
         if self._is_greedy:
@@ -284,7 +284,7 @@ class Sampler:
         return candidates if found is None else candidates.taken(found)
 
     def _cut_ranked(self, candidates: Candidates) -> Candidates:
-        """Return `_cut` of the candidates after top-k, likeliest first."""
+        """Return the result of `_cut` for candidates that are already cut by top-k, likeliest first."""
         values: list[float] = candidates.values.tolist()
         peak, length = values[0], len(values)
         if self._floor is not None:
@@ -296,7 +296,7 @@ class Sampler:
         return candidates.first(length)
 
     def _temper(self, candidates: Candidates) -> Floats:
-        """Return the candidates' weights under the temperature; they overwrite the logits minus the peak."""
+        """Return the candidates' weights under the temperature, in the buffer of the logits minus the peak."""
         if self._params.temperature == 1.0 and candidates.weights is not None:
             return candidates.weights
         tempered = candidates.shifted
@@ -313,7 +313,7 @@ class Sampler:
 
 
 def _greedy(values: Floats) -> int:
-    best = int(values.argmax())  # the logit of a NaN too, if there is one
+    best = int(values.argmax())  # the index of a NaN, if there is one
     if not math.isfinite(values[best]):
         raise InternalError(f"no token can be drawn: the largest logit is {values[best]}")
     return best

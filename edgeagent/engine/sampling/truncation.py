@@ -2,8 +2,8 @@
 
 Pure functions of arrays; returned indices are ascending if not stated otherwise. A cut guesses a floor from every 64th
 value, checks the guess, and looks only at values above it; a wrong guess costs time but does not change the result.
-Between two steps the processor's caches are cold, so calls go to arrays' methods: numpy's functions of the same names
-are several frames of Python around them.
+Between two steps the processor's caches are cold, so the code calls the arrays' methods: numpy's functions of the same
+names wrap them in several frames of Python.
 """
 
 from __future__ import annotations
@@ -93,8 +93,10 @@ def total_of(weights: Floats) -> float:
 
 
 def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
-    """Return which weights come before this one in the nucleus's order; this one belongs to it if their sum is below
-    the target."""
+    """Return which weights come before this one in the nucleus's order.
+
+    This weight belongs to the nucleus if their sum is below the target.
+    """
     weight = weights[index]
     ahead: NDArray[np.bool_] = weights > weight
     ahead[:index] |= weights[:index] == weight
@@ -102,9 +104,9 @@ def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
 
 
 def around_nucleus(weights: Floats, total: float, share: float) -> Indices | None:
-    """Return the indices of few weights that hold the nucleus of `share` of `total`; None if that would be too many.
+    """Return the indices of few weights that include the nucleus of `share` of `total`; None if they are too many.
 
-    It estimates the left-out weights: they are many and small, which a sample measures well.
+    The sum of the other weights is estimated from a sample: they are many and small, so a sample measures them well.
     """
     if len(weights) <= _MAX_WHOLE:
         return None
@@ -132,7 +134,7 @@ def _at_least(values: Floats, floor: float) -> Indices:
 def index_at(weights: Floats, fraction: float) -> int:
     """Return the index at which the running sum of the weights first exceeds `fraction` (in [0, 1)) of the whole.
 
-    It never names a weight of zero. Blocks are summed first, so only one block is walked.
+    The weight at that index is never zero. Blocks are summed first, so that only one block is searched.
     """
     if len(weights) <= 2 * _BLOCK:
         running = weights.cumsum(dtype=np.float64)
@@ -148,7 +150,7 @@ def index_at(weights: Floats, fraction: float) -> int:
 
 
 def _block_sums(weights: Floats) -> NDArray[np.float64]:
-    """Return the sums of each block's weights, the last of which may be shorter."""
+    """Return the sum of each block's weights. The last block may be shorter."""
     num_whole = len(weights) // _BLOCK
     sums = np.empty(num_whole + 1)
     whole = weights[: num_whole * _BLOCK].reshape(num_whole, _BLOCK)

@@ -1,4 +1,4 @@
-"""How often drafted tokens stand: per sequence, per position of the draft, with a prior that sequences share."""
+"""How often drafted tokens are accepted: by sequence and by position in the draft, with a prior shared by sequences."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ _FIRST_RATE = 0.8
 # The factor on the weight of earlier drafts after each new one: within its sequence, and across sequences.
 _SEQUENCE_MEMORY = 0.94
 _SHARED_MEMORY = 0.99
-# How many judged tokens the expectation counts as, of a sequence and of one of its positions.
+# How many verified tokens the prior counts as: for the rate of a sequence, and for the rate at one of its positions.
 _WEIGHT_OF_SHARED = 4.0
 _WEIGHT_OF_SEQUENCE = 6.0
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Judged tokens and those of them that stood, by position; older ones count less."""
+    """By position: how many tokens were verified (`judged`) and how many of them accepted (`stood`).
+
+    Older ones count less.
+    """
 
     judged: list[float]
     stood: list[float]
@@ -35,7 +38,7 @@ class _Counts:
 
 
 class SharedAcceptance:
-    """What the drafts of one source have shown in all sequences. New sequences expect the same."""
+    """The acceptance of one source's drafts in all sequences. It is the prior of new sequences."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -43,11 +46,11 @@ class SharedAcceptance:
 
     @property
     def rate(self) -> float:
-        """The share of all judged tokens that stood."""
+        """The share of all verified tokens that were accepted."""
         return _blend(sum(self._counts.stood), sum(self._counts.judged), _FIRST_RATE, _WEIGHT_OF_SHARED)
 
     def rates(self) -> list[float]:
-        """The same by position: how often a token stood if all before it did."""
+        """Return the rate by position: how often a token was accepted if all before it were."""
         rate = self.rate
         return [
             _blend(stood, judged, rate, _WEIGHT_OF_SEQUENCE)
@@ -55,28 +58,28 @@ class SharedAcceptance:
         ]
 
     def counts(self) -> tuple[list[float], list[float]]:
-        """Return the judged tokens and those that stood, by position; older ones count less."""
+        """Return the numbers of verified and of accepted tokens, by position. Older ones count less."""
         return list(self._counts.judged), list(self._counts.stood)
 
     def begin_with(self, judged: Items[float], stood: Items[float]) -> None:
-        """Begin with the counts of an earlier process."""
+        """Start with the counts of an earlier process."""
         for position, (num_judged, num_stood) in enumerate(zip(judged, stood, strict=False)):
             if position < self.max_tokens:
                 self._counts.judged[position] = num_judged
                 self._counts.stood[position] = min(num_stood, num_judged)
 
     def add(self, num_judged: int, num_stood: int) -> None:
-        """Take in one draft."""
+        """Add the result of one draft."""
         self._counts.add(num_judged, num_stood, _SHARED_MEMORY)
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """How often the drafts that one source makes for one sequence stand."""
+    """How often one source's drafts for one sequence are accepted."""
 
     shared: SharedAcceptance
     num_idle_steps: int = 0  # since the last draft
-    is_judged: bool = False  # by a draft of this sequence
+    is_judged: bool = False  # a draft of this sequence was verified
     _counts: _Counts = field(init=False)
     _chances: tuple[float, ...] | None = None
 
@@ -85,13 +88,13 @@ class Acceptance:
 
     @property
     def chances(self) -> tuple[float, ...]:
-        """By position: the chance that the token there stands, and with it all tokens before it."""
+        """By position: the chance that the token there is accepted, together with all tokens before it."""
         if self._chances is None:
             self._chances = self._cumulated()
         return self._chances
 
     def observe(self, num_drafted: int, num_stood: int) -> None:
-        """Take in how many leading tokens of a draft stood. Those after the first refused one tell nothing."""
+        """Note how many leading tokens of a draft were accepted. Tokens after the first refused one do not count."""
         num_judged = min(num_drafted, num_stood + 1)
         self.is_judged = True
         self._counts.add(num_judged, num_stood, _SEQUENCE_MEMORY)

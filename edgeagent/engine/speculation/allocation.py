@@ -1,11 +1,11 @@
-"""Shares a step's draft tokens among sequences, so that the step gives the most expected tokens a second.
+"""Divides a step's draft tokens among sequences, so that the step gives the most expected tokens per second.
 
-No stream becomes much slower by others' drafts.
+Others' drafts must not slow any stream much.
 
-A draft token is worth its chance to stand together with all before it (Leviathan et al. 2023, section 3); it costs its
-part of a draft step and a larger step of the target. Tokens are taken in the order of their chances, and the number of
-them with the best rate is chosen. All numbers are tried: kernels work in tiles, so the fourth token may be free where
-the second was dear.
+The value of a draft token is the chance that it is accepted together with all tokens before it (Leviathan et al. 2023,
+section 3). Its cost is its part of a draft step, and a larger step of the target. Tokens are taken in the order of
+their chances, and the number of tokens with the best rate is chosen. All numbers are tried: kernels work in tiles, so
+a fourth token may be free although the second is expensive.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-# A draft that promises less gain than this is not made: predictions are no better.
+# A draft with less expected gain than this is not made: predictions are not more exact.
 _MIN_GAIN = 1.02
-# The rate that each stream keeps, of the one without drafts: those for which nothing is drafted wait for longer steps.
+# The share of its rate without drafts that each stream keeps. Streams without drafts wait for the longer steps too.
 _MIN_SHARE = 0.8
 # Tokens with a smaller chance are not considered.
 _MIN_CHANCE = 0.02
@@ -26,9 +26,9 @@ MAX_DRAFTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What may be drafted for one sequence: the chances of its tokens, how many at most, and what drafting costs.
+    """The tokens that may be drafted for one sequence, given by the chance of each, and the cost of drafting.
 
-    `step_s[n]` is the time of a draft step for n sequences; empty where drafting costs nothing.
+    `step_s[n]` is the time of a draft step for n sequences; empty if drafting costs nothing.
     """
 
     chances: Items[float]
@@ -38,10 +38,11 @@ class Offer:
 def allocate(
     offers: Items[Offer], target_s: Items[float], num_sequences: int, max_s: float = math.inf
 ) -> tuple[list[int], float]:
-    """Return how many tokens to draft for each offer, and how much more tokens a second that gives (1: no more).
+    """Return how many tokens to draft for each offer, and the factor by which that raises the tokens per second.
 
-    `target_s[n]` is the time of the target's step with n draft tokens; its length limits them. Each of `num_sequences`
-    that decode, with an offer or without, gets a token from the step. With drafts it takes `max_s` at most.
+    `target_s[n]` is the time of the target's step with n draft tokens; its length limits the drafts. `num_sequences`
+    decode, with an offer or without; each gets a token from the step without any draft. A step with drafts takes at
+    most `max_s`.
     """
     tokens = sorted(
         (-chance, position, index)
@@ -74,7 +75,7 @@ def _best_count(
     num_sequences: int,
     max_s: float,
 ) -> tuple[float, int]:
-    """Return the best rate, and how many of the tokens, which are (-chance, position, offer), it takes."""
+    """Return the best rate, and how many of `tokens` it takes. Each of them is (-chance, position, offer)."""
     expected, draft_s, best, num_best = float(num_sequences), 0.0, 0.0, 0
     # Expected tokens of each stream; one without an offer gets one.
     each = [1.0] * max(num_sequences, len(offers))
@@ -89,7 +90,7 @@ def _best_count(
             widths[position] += 1
         step = target_s[number] + draft_s
         if step > max_s:
-            break  # more tokens take no less
+            break  # more tokens take no less time
         rate = _rate(expected, step)
         if rate > best and min(each) * target_s[0] >= _MIN_SHARE * step:
             best, num_best = rate, number
@@ -97,7 +98,7 @@ def _best_count(
 
 
 def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float:
-    """Return the most tokens a second that all sequences could get together if only this offer is taken, or none."""
+    """Return the most tokens per second that all sequences together could get with this offer alone, or no drafts."""
     expected, best = float(num_sequences), _rate(num_sequences, target_s[0])
     draft_s = offer.step_s[1] if offer.step_s else 0.0
     for count, chance in enumerate(offer.chances[: len(target_s) - 1], 1):
@@ -107,7 +108,7 @@ def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float
 
 
 def could_pay(offer: Offer, target_s: Items[float], num_sequences: int) -> bool:
-    """Return whether drafts for this offer alone would pay if all of them stood."""
+    """Return whether drafts for this offer alone would pay if all of them were accepted."""
     perfect = Offer((1.0,) * len(offer.chances), offer.step_s)
     return best_rate(perfect, target_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_s[0])
 

@@ -1,4 +1,4 @@
-"""Ends a draft where the draft model itself is unsure. What its probabilities are worth is learnt."""
+"""Ends a draft when the draft model is unsure. Verified drafts show how reliable its probabilities are."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from edgeagent.engine.runner import Logits
 
 # Tokens are grouped by the draft model's probability for them.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-# What a judged token still counts after one more of about its probability, and how many the probability counts as.
+# The factor on the weight of verified tokens after each later one of about the same probability, and how many verified
+# tokens the draft model's own probability counts as.
 _MEMORY = 0.98
 _WEIGHT = 4.0
 _FIRST_RATE = 0.8
 
 
 class Confidence:
-    """How often drafted tokens stood, by the probability that the draft model gave them."""
+    """How often drafted tokens are accepted, by the probability that the draft model gave them."""
 
     def __init__(self) -> None:
         self._judged = [0.0] * (len(_EDGES) + 1)
@@ -29,11 +30,11 @@ class Confidence:
 
     @property
     def rate(self) -> float:
-        """The share of all judged tokens that stood."""
+        """The share of all verified tokens that were accepted."""
         return (sum(self._stood) + _WEIGHT * _FIRST_RATE) / (sum(self._judged) + _WEIGHT)
 
     def probability(self, logits: Logits, token: int) -> float:
-        """Return the probability of the likeliest token."""
+        """Return the probability of `token`, the likeliest one."""
         if self._buffer.shape != logits.shape:
             self._buffer = np.empty(logits.shape, np.float32)
         np.subtract(logits, logits[token], out=self._buffer)
@@ -41,12 +42,12 @@ class Confidence:
         return 1.0 / float(self._buffer.sum())
 
     def chance(self, probability: float) -> float:
-        """Return the chance that a token of this probability stands, if those before it do."""
+        """Return the chance that a token of this probability is accepted if those before it are."""
         index = bisect(_EDGES, probability)
         return (self._stood[index] + _WEIGHT * probability) / (self._judged[index] + _WEIGHT)
 
     def observe(self, probabilities: Items[float], num_stood: int) -> None:
-        """Take in how many leading tokens of a draft stood. Those after the first refused one tell nothing."""
+        """Note how many leading tokens of a draft were accepted. Tokens after the first refused one do not count."""
         for position, probability in enumerate(probabilities[: num_stood + 1]):
             index = bisect(_EDGES, probability)
             self._judged[index] = self._judged[index] * _MEMORY + 1.0
@@ -55,11 +56,11 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """The plan of a step: what its parts should take, and how many tokens are drafted.
+    """The expected times of a step's parts, and how many tokens are drafted in it.
 
     `target_s[n]` is the time of the target's step with n draft tokens, `steps_s[n]` that of a draft step for n
-    sequences. `gain`: how much more tokens a second the drafts give; 0 where they are tried. The step takes `max_s` at
-    most.
+    sequences. `gain`: the factor by which the drafts raise the tokens per second; 0 if they are a trial. `max_s`: the
+    most that the step may take.
     """
 
     target_s: Items[float]
@@ -70,23 +71,24 @@ class DraftPlan:
     max_s: float
 
     def needs(self, stand_rate: float, count: int, num_drafting: int, room: int) -> list[float]:
-        """Return what a draft of `count` tokens must be worth to go on, as for Ending.
+        """Return the `needs` of Ending for a draft of `count` tokens; empty for a trial.
 
-        What does not lower the tokens a second of the whole step is worth it (the marginal value theorem). The draft of
-        the only stream may have `room` tokens instead, where it is sure. `stand_rate`: how often a token stands.
+        A further token is worth its time if it does not lower the tokens per second of the whole step (the marginal
+        value theorem). If there is only one stream, its draft may have up to `room` tokens while the draft model is
+        sure. `stand_rate`: how often a token is accepted.
         """
         if not self.gain:
             return []
         rate = self.gain * self.num_sequences / max(self.target_s[0], 1e-9)
         if self.num_sequences == 1:
             return self._needs_alone(rate, stand_rate, room)
-        # Each token has its part of all costs.
+        # Each token takes an equal part of all costs.
         token_s = (self.target_s[self.num_drafted] - self.target_s[0]) / self.num_drafted
         token_s += self.steps_s[num_drafting] / num_drafting
         return [rate * token_s / stand_rate] * (count - 1)
 
     def _needs_alone(self, rate: float, stand_rate: float, room: int) -> list[float]:
-        """Return the needs, by what it gives and takes to go on by some tokens more."""
+        """Return `needs` of the only stream, from the gain and the time of each number of further tokens."""
         most, step_s, target_s = min(len(self.target_s) - 1, room), self.steps_s[1], self.target_s
         while most > 1 and target_s[most] + most * step_s > self.max_s:
             most -= 1
@@ -103,9 +105,9 @@ class DraftPlan:
 
 
 class Ending:
-    """Says after each token of one draft whether it goes on. It goes on to its full length without `needs`.
+    """Decides after each token of one draft whether to draft another. Without `needs`, drafts have their full length.
 
-    `needs[n]`: behind n + 1 tokens it goes on if the chance that all of them stand is at least this.
+    `needs[n]`: after n + 1 tokens, the draft continues if the chance that all of them are accepted is at least this.
     """
 
     def __init__(self, confidence: Confidence, needs: Items[float] = ()) -> None:
@@ -116,13 +118,13 @@ class Ending:
         self._chance = 1.0
 
     def cut(self, num_tokens: int) -> None:
-        """Forget what is drafted beyond `num_tokens`, which the target does not see."""
+        """Forget the tokens drafted beyond `num_tokens`, since the target does not verify them."""
         if num_tokens < len(self.probabilities):
             del self.probabilities[num_tokens:]
             self.is_early = False
 
     def goes_on(self, logits: Logits, token: int) -> bool:
-        """Take in the next token, the likeliest of `logits`; return whether another one is worth its time."""
+        """Note the next token, the likeliest of `logits`; return whether another one is worth its time."""
         probability = self._confidence.probability(logits, token)
         self._chance *= self._confidence.chance(probability)
         number = len(self.probabilities)

@@ -21,18 +21,18 @@ from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.errors import InternalError
 
-# A draft model that is further behind than this (after a long prompt) catches up by one such chunk each step: this many
-# tokens, fewer if they would take longer. The next tokens of all streams wait for it.
+# A draft model that is further behind than this (after a long prompt) computes one chunk at each step to catch up: this
+# many tokens, or fewer if they would take longer than _MAX_CATCH_UP_S. All streams wait for it.
 _MAX_CATCH_UP = 256
 _MAX_CATCH_UP_S = 0.1
 _MIN_CATCH_UP = 32
 # A step waits at most this long for blocks to be loaded into the draft's cells. At least one block is loaded.
 _MAX_RESTORE_S = 0.01
-# How long is waited for a block where there is nothing else to do.
+# How long to wait for a block if there is nothing else to do.
 _WAIT_S = 0.005
-# So few missing tokens cost no more than the one that a draft begins with.
+# Up to this many missing tokens cost no more than the one token that a draft begins with.
 _FEW = 4
-# What the latest time counts in the average.
+# The weight of the latest time in the average.
 _PICK_WEIGHT = 0.1
 
 
@@ -40,19 +40,19 @@ _PICK_WEIGHT = 0.1
 class _Draft:
     """A sequence's state in the draft model.
 
-    The cache holds `num_agreed` tokens, all equal to the target's; the runner holds those and then `fed`: the last
-    token that was known, and guesses. They are recorded only after the target has verified them. `restoring` has the
-    blocks of its beginning that are still to come.
+    The cache holds `num_agreed` tokens, all equal to the target's. The runner holds these tokens, then `fed`: the last
+    known token and drafted ones, which are recorded only after the target has verified them. `restoring`: the blocks of
+    its prefix that are not restored yet.
     """
 
     seq_id: int
     num_agreed: int
     restoring: Restoring | None = None
-    num_looked_at: int = 0  # how many tokens were searched for ends of blocks
+    num_looked_at: int = 0  # how many tokens were already searched for ends of blocks
     fed: list[int] = field(default_factory=list)
 
     def num_stood(self, tokens: Items[int]) -> int:
-        """Return how many of `fed` a sequence's tokens before its last one confirm."""
+        """Return how many leading tokens of `fed` equal the sequence's next tokens, its last token left out."""
         actual = tokens[self.num_agreed : len(tokens) - 1]
         stood = 0
         while stood < min(len(self.fed), len(actual)) and self.fed[stood] == actual[stood]:
@@ -66,18 +66,18 @@ class DraftModel:
     def __init__(
         self, runner: Runner, prefixes: PrefixStore | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`prefixes` are those of this runner (None: what is evicted from its cells is lost)."""
+        """`prefixes` are those of this runner. If None, prefixes that are evicted from its cells are lost."""
         self._runner = runner
         self._clock = clock
         self.prefixes = prefixes or PrefixStore(runner, clock=clock)
         """The prefixes in the draft's cells and blocks."""
         self.costs = self.prefixes.costs
-        """What steps of the draft cost."""
+        """The measured costs of the draft model's steps."""
         self._drafts: dict[str, _Draft] = {}
         self._pick_s = 0.0  # to read a token from its logits
 
     def steps_s(self, num_sequences: int, depth: int) -> list[float]:
-        """Return the expected seconds of a draft step for 0, 1 … `num_sequences`; 0 while none was measured."""
+        """Return the expected seconds of a draft step for 0, 1 … `num_sequences`; all 0 if no step was measured."""
         used = StepShape(0, self.prefixes.num_cells_used, 0.0)
         steps_s = self.costs.compare(used, range(1, num_sequences + 1), depth)
         if steps_s is None:
@@ -85,10 +85,10 @@ class DraftModel:
         return [0.0, *(step_s + count * self._pick_s for count, step_s in enumerate(steps_s, 1))]
 
     def catch_up_s(self, sequence: Sequence) -> float:
-        """Return the expected seconds of computing until it can draft for a sequence.
+        """Return the expected seconds of the computation that is needed before it can draft for a sequence.
 
-        Infinity if it has no room for the sequence, or if blocks of its beginning are still being read: no step waits
-        for them.
+        Infinity if it has no room for the sequence, or if blocks of its prefix are still being read, since no step
+        waits for them.
         """
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
         if draft is None or not self._is_restored(draft):
@@ -97,12 +97,12 @@ class DraftModel:
         return (self.costs.prefill_s(num_missing, draft.num_agreed) or 0.0) if num_missing > _FEW else 0.0
 
     def num_missing(self, sequence: Sequence) -> int | None:
-        """Return how many tokens before its last one are still to be computed; None where it has no place here."""
+        """Return how many tokens before the last one are still to be computed; None if the sequence is not known."""
         draft = self._drafts.get(sequence.id)
         return None if draft is None else len(sequence.tokens) - 1 - draft.num_agreed - draft.num_stood(sequence.tokens)
 
     def wait_for(self, sequence: Sequence) -> bool:
-        """Wait a moment for blocks of a sequence; whether some are still to come."""
+        """If a sequence is being restored, wait up to 5 ms for its blocks and return True."""
         draft = self._drafts.get(sequence.id)
         if draft is None or draft.restoring is None:
             return False
@@ -112,9 +112,9 @@ class DraftModel:
     def draft(
         self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
     ) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id: at most `counts` tokens for each, fewer if its ending stops it earlier.
+        """Return proposals by sequence id: at most `counts` tokens for each, or fewer if its ending stops it earlier.
 
-        If the draft model is far behind a sequence, it proposes nothing for it, and computes a chunk to catch up.
+        If the draft model is far behind a sequence, it proposes nothing, but computes a chunk to catch up.
         """
         self.prefixes.shed()
         try:
@@ -137,7 +137,7 @@ class DraftModel:
 
     @property
     def is_restoring(self) -> bool:
-        """Whether blocks of a sequence are still to come, so that it should be asked again soon."""
+        """Whether a sequence is still being restored, so that `draft` should be called again soon."""
         return any(draft.restoring is not None for draft in self._drafts.values())
 
     def release(self, sequence: Sequence) -> None:
@@ -162,7 +162,7 @@ class DraftModel:
         return draft
 
     def _is_restored(self, draft: _Draft) -> bool:
-        """Restore blocks that have been read, for a moment; whether none is left."""
+        """Restore blocks that have been read, for about 10 ms; return whether none is left."""
         if draft.restoring is not None and self.prefixes.reload(draft.restoring, _MAX_RESTORE_S):
             draft.restoring = None
             draft.num_agreed = draft.num_looked_at = self.prefixes.length(draft.seq_id)
@@ -171,13 +171,13 @@ class DraftModel:
     def _settle(self, sequence: Sequence) -> _Draft | None:
         """Return a sequence's draft state without refused drafts; claim one if it has none.
 
-        None if there is no room for it, or blocks of its beginning are still to come.
+        None if there is no room for it, or it is still being restored.
         """
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
         if draft is None or not self._is_restored(draft):
             return None
         stood = draft.num_stood(sequence.tokens)
-        # Guesses are not recorded, so another sequence may have been given their cells since.
+        # Drafted tokens are not recorded, so another sequence may have been given their cells since.
         if stood and self.prefixes.reserve(stood):
             self.prefixes.append(draft.seq_id, draft.fed[:stood])
         draft.fed.clear()
@@ -186,7 +186,7 @@ class DraftModel:
         return draft
 
     def _save_ends(self, sequence: Sequence, draft: _Draft) -> None:
-        """Let the blocks that have become full be read out, when there is time."""
+        """Mark blocks that have become full, to be read out when there is time."""
         if sequence.keeps_prefix:
             self.prefixes.save(draft.seq_id, draft.num_looked_at, sequence.spec.cache_priority)
         draft.num_looked_at = draft.num_agreed
@@ -208,7 +208,7 @@ class DraftModel:
                 if missing:
                     slices.append(Slice(draft.seq_id, draft.num_agreed, missing, 0))
             else:
-                # What it lacks is computed with the token that its draft begins with.
+                # Missing tokens are computed in one batch with the token that the draft begins with.
                 slices.append(Slice(draft.seq_id, draft.num_agreed, [*missing, sequence.tokens[-1]], 1))
                 draft.fed.append(sequence.tokens[-1])
                 wanted[sequence.id] = count
@@ -229,7 +229,7 @@ class DraftModel:
     def _draft_on(
         self, going_on: list[tuple[str, _Draft]], wanted: Mapping[str, int], endings: Mapping[str, Ending]
     ) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id: the first token of each from the last batch, the others from new ones."""
+        """Return proposals by sequence id: the first token of each from the last batch, others from further batches."""
         proposals: dict[str, list[int]] = {name: [] for name, _ in going_on}
         while going_on:
             started_s = self._clock()

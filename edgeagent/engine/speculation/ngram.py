@@ -1,6 +1,6 @@
-"""Drafts from a sequence's own prompt and output: where its last tokens occur earlier, the tokens that follow there.
+"""Drafts from a sequence's own text: if its last tokens occurred before, it proposes the tokens that followed there.
 
-It needs no draft model. It pays where an answer repeats its prompt: edits, quotes, code.
+It needs no draft model. It pays if an answer repeats its prompt: edits, quotes, code.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import numpy as np
 
 from edgeagent.engine.sequence import Sequence
 
-# So many last tokens must have stood before.
+# This many last tokens must have occurred before.
 _LENGTH = 3
 _TOKEN_BITS = 20
-# Of the places where they stood, the latest few are compared, back to so many tokens.
+# Only this many places where they occurred, the latest ones, are compared, up to this many tokens back.
 _MAX_PLACES = 4
 _MAX_MATCH = 32
 # Tokens of a long prompt that are indexed in one step.
 _MAX_INDEXED = 8192
-# So few are indexed without arrays.
+# Up to this many tokens are indexed without arrays.
 _FEW = 16
 
 
@@ -31,7 +31,10 @@ class NgramIndex:
         self._num_indexed = _LENGTH - 1  # a place is the number of tokens before it
 
     def extend(self, tokens: Items[int]) -> bool:
-        """Take in new tokens; False if some are left for the next call. The last place is never indexed: it is now."""
+        """Index new tokens; return False if some are left for the next call.
+
+        The present end is not indexed, since the last tokens would match themselves.
+        """
         start, end = self._num_indexed, min(len(tokens) - 1, self._num_indexed + _MAX_INDEXED)
         if end - start <= _FEW:
             for place in range(start + 1, end + 1):
@@ -47,7 +50,7 @@ class NgramIndex:
         return self._num_indexed >= len(tokens) - 1
 
     def find(self, tokens: Items[int]) -> tuple[int, int]:
-        """Return the place where the longest run like the last tokens ended, and its length; 0, 0 if there is none."""
+        """Return where the longest run that equals the last tokens ended, and its length; (0, 0) if there is none."""
         if len(tokens) <= _LENGTH:
             return 0, 0
         best = (0, 0)
@@ -87,7 +90,7 @@ class NgramDrafter:
         self._indexes: dict[str, NgramIndex] = {}
 
     def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return what followed the last tokens before, and how many of them were the same."""
+        """Return the tokens that followed an earlier occurrence of the last tokens, and how many tokens matched."""
         index = self._indexes.setdefault(sequence.id, NgramIndex())
         if not index.extend(sequence.tokens):
             return (), 0
@@ -100,7 +103,7 @@ class NgramDrafter:
 
 
 def _following(tokens: Items[int], place: int, count: int) -> list[int]:
-    """Return the tokens from a place on; a run that repeats itself up to the end goes on repeating itself."""
+    """Return `count` tokens from a place on. If the tokens end before that, repeat those from the place on."""
     found = list(tokens[place : place + count])
     period = len(tokens) - place
     while len(found) < count:

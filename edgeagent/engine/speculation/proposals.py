@@ -1,8 +1,7 @@
-"""Proposes tokens for a step: those that a grammar forces, those that a sequence's own text suggests, and a draft
-model's.
+"""Proposes tokens for a step: tokens that a grammar forces, or drafts from the sequence's own text or a draft model.
 
-The target's logits decide whether they are accepted; see engine.verification. How many are drafted follows from what
-drafts and steps cost and how often drafts stood; see allocation.
+The target's logits decide whether they are accepted; see engine.verification. How many are drafted depends on the costs
+of drafts and steps, and on how often drafts were accepted; see allocation.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.tally import Tally
 from edgeagent.types.choices import DraftRecord
 
-# Where drafts do not pay, this part of the time is spent on trying whether they do by now.
+# If drafts do not pay, this part of the time is spent on trying whether they do by now.
 _SHARE_OF_TRIALS = 0.01
 # Together, the first trials of sequences may take this part of the time.
 _SHARE_OF_FIRST_TRIALS = 0.02
@@ -36,7 +35,7 @@ _PLAIN_EVERY = 128
 _STEPS_PER_LOOKUP = 16
 # While no draft pays, check again only after this many steps, or when a text begins to repeat itself.
 _REST = 8
-# Where a sequence's text repeats itself, how long the match is tells how far: by the least length.
+# Sources by the least length of a match in a sequence's own text: after a longer match, more tokens are accepted.
 _NGRAM_SOURCES = ((12, "ngram, 12 and more"), (6, "ngram, 6 to 11"), (0, "ngram, up to 5"))
 MODEL = "draft model"
 _NOTHING = Offer(())
@@ -44,9 +43,9 @@ _NOTHING = Offer(())
 
 @dataclass(frozen=True, slots=True)
 class Drafters:
-    """Where proposals come from. `max_tokens`: the most that are drafted for a sequence in a step (0: none).
+    """The sources of proposals. `max_tokens`: the most tokens to draft for a sequence in a step (0: none).
 
-    `are_even`: in a step all sequences get equally many, because others would take further passes over the weights.
+    `are_even`: all sequences of a step get equally many, because different numbers need more passes over the weights.
     """
 
     model: DraftModel | None = None
@@ -65,7 +64,7 @@ class Drafters:
 
 @dataclass(slots=True)
 class _Candidate:
-    """One source's offer for one sequence. `tokens` are known already where drafting costs nothing."""
+    """One source's offer for one sequence. `tokens` are already known if drafting costs nothing."""
 
     sequence: Sequence
     source: str
@@ -77,16 +76,16 @@ class _Candidate:
 
 @dataclass(slots=True)
 class _State:
-    """What is known of a sequence that decodes."""
+    """The drafting state of a decoding sequence."""
 
     acceptances: dict[str, Acceptance] = field(default_factory=dict)
-    source: str = ""  # of the proposals of this step; none of a grammar
+    source: str = ""  # of this step's drafts; "" if it has none, or a grammar's tokens
     is_awaited: bool = False  # the draft model first computes the tokens that it lacks, and drafts later
     ending: Ending | None = None  # of the draft model's draft of this step
 
 
 class Proposals:
-    """Proposes for each sequence from one source a step."""
+    """Proposes tokens for each sequence, from one source in each step."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class Proposals:
         self._states: dict[str, _State] = {}
         self._num_steps = 0
         self._trial_s = self._first_trial_s = 0.0  # saved up for a trial, and for a sequence's first one
-        self._rest = 0  # steps for which nothing is asked
+        self._rest = 0  # steps during which the draft model is not asked
         self._times: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
         self.tally = Tally()
         self._clock = clock
@@ -118,14 +117,14 @@ class Proposals:
         return self._drafters.model
 
     def records(self) -> tuple[DraftRecord, ...]:
-        """Return what drafts have shown, for `learn` of another process."""
+        """Return how often drafts were accepted, for `learn` in a later process."""
         return tuple(
             DraftRecord(source, sampler, *map(tuple, shared.counts()))
             for (source, sampler), shared in self._shared.items()
         )
 
     def learn(self, records: Items[DraftRecord]) -> None:
-        """Begin with the records of an earlier process."""
+        """Start with the records of an earlier process."""
         for each in records:
             shared = self._shared.setdefault((each.source, each.sampler), SharedAcceptance(self._max_tokens))
             shared.begin_with(each.judged, each.stood)
@@ -166,7 +165,7 @@ class Proposals:
         return forced | self._drafted(free, rooms, StepShape(num_tokens, num_cells, num_tokens * depth))
 
     def _cut_even(self, proposals: dict[str, tuple[int, ...]], names: Items[str]) -> dict[str, tuple[int, ...]]:
-        """Return as many proposals for each of these sequences as the one with the fewest has."""
+        """Return the proposals, cut to the fewest tokens that any of these sequences has."""
         least = min(len(proposals.get(name, ())) for name in names)
         states = (self._states[name] for name in proposals if name in self._states)
         for state in states:
@@ -187,7 +186,7 @@ class Proposals:
             ending, num_judged = state.ending, num_proposed
             if ending is not None:
                 self._confidence_of(sequence).observe(ending.probabilities, num_accepted)
-                num_judged += ending.is_early  # as if the next token had been refused: its place gave nothing
+                num_judged += ending.is_early  # the next place gave nothing, as if refused
             state.acceptances[state.source].observe(num_judged, num_accepted)
 
     @property
@@ -196,7 +195,7 @@ class Proposals:
         return any(state.source for state in self._states.values())
 
     def note_step(self, num_sequences: int, step_s: float, plain_s: float) -> None:
-        """Note how long a step of decoding sequences took beside drafting, and would have taken without drafts."""
+        """Note how long a step of decoding sequences took, without drafting, and would have taken without drafts."""
         self.tally.add_step(num_sequences, self._num_accepted, step_s + self._draft_s, plain_s)
 
     def release(self, sequence: Sequence) -> None:
@@ -208,7 +207,7 @@ class Proposals:
             self._drafters.ngrams.release(sequence)
 
     def _drafted(self, free: Items[Sequence], rooms: dict[str, int], plain: StepShape) -> dict[str, tuple[int, ...]]:
-        """Return the drafts of a step that is `plain` without them."""
+        """Return the drafts for a step. `plain`: its shape without drafts."""
         self._num_steps += 1
         found = [self._find_ngram(sequence, min(rooms[sequence.id], self._max_tokens)) for sequence in free]
         is_fixed = any(sequence.spec.draft_tokens for sequence in free)
@@ -251,14 +250,13 @@ class Proposals:
         return proposals
 
     def _look_up(self, plain: StepShape, num_free: int) -> tuple[list[float], list[float]]:
-        """Return the expected times of the target's steps with 0, 1 … draft tokens, and of draft steps for 0, 1 …
-        sequences."""
+        """Return the expected seconds of target steps by number of draft tokens, and of draft steps by sequences."""
         if self._num_steps % _STEPS_PER_LOOKUP == 0:
             self._times.clear()
         known = self._times.get((plain.num_tokens, num_free))
         if known is None:
             most = min(MAX_DRAFTED, self._max_tokens * num_free)
-            # Nothing is measured until it is tried: then all lengths cost the same.
+            # Before the first measurement, all lengths count as equally expensive.
             depth = plain.num_pairs / plain.num_tokens
             target_s = self._costs.compare(plain, range(most + 1), depth) or [1.0] * (most + 1)
             model = self._drafters.model
@@ -267,7 +265,7 @@ class Proposals:
         return known
 
     def _end_early(self, guesses: Items[tuple[Sequence, int]], plan: DraftPlan) -> list[tuple[Sequence, int]]:
-        """Let drafts end where the draft model is unsure; see DraftPlan."""
+        """Let drafts end early where the draft model is unsure (see DraftPlan); return their new maximum lengths."""
         num_drafting, found = sum(count > 0 for _, count in guesses), []
         for sequence, count in guesses:
             if count:
@@ -285,9 +283,9 @@ class Proposals:
     def _choose(
         self, candidates: Items[_Candidate], target_s: Items[float], num_sequences: int
     ) -> tuple[list[int], float]:
-        """Return how many tokens each candidate may draft in this step, and how much more tokens a second that gives.
+        """Return how many tokens each candidate may draft in this step, and the factor on the tokens per second.
 
-        The latter is 0 where drafts are tried.
+        The factor is 0 without drafts, and if they are a trial.
         """
         if self._num_steps % _PLAIN_EVERY == 0:
             return [0] * len(candidates), 0.0
@@ -306,17 +304,17 @@ class Proposals:
         return counts, 0.0
 
     def _fix(self, candidates: Items[_Candidate], counts: list[int]) -> None:
-        """Draft as much as was asked for, for the sequences whose clients did."""
+        """Set `counts` of the sequences whose clients asked for a number of draft tokens."""
         for index, candidate in enumerate(candidates):
             if asked := candidate.sequence.spec.draft_tokens:
                 counts[index] = min(asked, len(candidate.offer.chances))
                 self._states[candidate.sequence.id].is_awaited = candidate.catch_up_s > 0.0
 
     def _decide_catching_up(self, candidates: Items[_Candidate], counts: Items[int], saved_s: float) -> None:
-        """Choose the sequences that the draft model computes to be able to draft for them.
+        """Choose the sequences for which the draft model should catch up, so that it can draft for them.
 
-        With all of them, `counts` tokens would be drafted, and a token of each would come `saved_s` sooner. An answer
-        is expected to go on for as long as it has lasted.
+        If it did for all, `counts` tokens would be drafted, and each stream's time per token would fall by `saved_s`.
+        An answer is expected to get as many further tokens as it has now.
         """
         num_drafting = max(1, sum(map(bool, counts)))
         for candidate, count in zip(candidates, counts, strict=True):
@@ -329,10 +327,10 @@ class Proposals:
     def _try_one(
         self, candidates: Items[_Candidate], counts: list[int], target_s: Items[float], num_sequences: int
     ) -> None:
-        """Draft for one sequence although that does not seem to pay, if it costs little of the time so far.
+        """Draft for one sequence although that does not seem to pay, if that takes little of the time so far.
 
-        A sequence for which nothing was drafted yet goes first: it may be unlike the others. Then the one that has gone
-        without for longest. Where drafts would not pay if all of them stood, nothing is tried.
+        A sequence without any draft yet comes first, since it may be unlike the others; else the one that has had none
+        for longest. If drafts would not pay even if all of them were accepted, none is tried.
         """
         worth = [index for index, each in enumerate(candidates) if could_pay(each.offer, target_s, num_sequences)]
         if not worth:
@@ -360,7 +358,7 @@ class Proposals:
             counts[index] = min(_NUM_TRIED, len(candidate.offer.chances))
 
     def _find_ngram(self, sequence: Sequence, max_tokens: int) -> list[_Candidate]:
-        """Return what the sequence's own text suggests, if it does."""
+        """Return the offer of the sequence's own text, if there is one."""
         if self._drafters.ngrams is None:
             return []
         tokens, length = self._drafters.ngrams.find(sequence, max_tokens)
@@ -371,7 +369,7 @@ class Proposals:
         return [_Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens)]
 
     def _ask_model(self, sequence: Sequence, max_tokens: int, steps_s: Items[float]) -> list[_Candidate]:
-        """Return the draft model's offer, if there is one that has room for the sequence."""
+        """Return the draft model's offer, if there is a draft model and it has room for the sequence."""
         if self._drafters.model is None:
             return []
         catch_up_s = self._drafters.model.catch_up_s(sequence)
@@ -388,12 +386,12 @@ class Proposals:
         return known[source]
 
     def _forced(self, sequence: Sequence) -> tuple[int, ...]:
-        # Proposed like any draft: the same text may have other tokens, and the sampler decides.
+        # They are verified like drafts: the same text may have other tokens, and the sampler decides.
         return tuple(sequence.spec.sampler.forced()[: self._drafters.max_forced])
 
 
 def _trial_s(candidate: _Candidate, target_s: Items[float]) -> float:
-    """Return what it costs to try a draft."""
+    """Return the expected seconds that trying a draft takes."""
     offer = candidate.offer
     count = min(_NUM_TRIED, len(offer.chances), len(target_s) - 1)
     draft_s = count * offer.step_s[1] if offer.step_s else 0.0

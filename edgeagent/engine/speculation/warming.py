@@ -1,7 +1,7 @@
-"""Computes with the draft model, in idle moments, prompts that were computed for later requests.
+"""Computes prompts of prefill-only requests with the draft model too, in idle moments.
 
-Such a request has no answer, for which the draft model would compute its prompt. The first answer to that prompt can
-then be drafted for from its first token on, also after a restart.
+Such a request has no answer, so the draft model would not compute its prompt otherwise. Once it has, the first answer
+to that prompt can have drafts from its first token on, even after a restart.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections import deque
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.draft_model import DraftModel
 
-# More prompts than this do not wait; the oldest is dropped. Each holds its tokens in memory.
+# At most this many prompts wait; then the oldest is dropped. Each holds its tokens in memory.
 _MAX_PROMPTS = 64
 
 
 class PromptWarmer:
-    """The prompts that the draft model is still to compute, the oldest first."""
+    """The prompts that the draft model has yet to compute, the oldest first."""
 
     def __init__(self, model: DraftModel | None) -> None:
-        """Without a model it takes no prompts."""
+        """If `model` is None, prompts are ignored."""
         self._model = model
         self._prompts: deque[Sequence] = deque(maxlen=_MAX_PROMPTS)
-        self._has_begun = False  # the first one has a place in the draft's cells
+        self._has_begun = False  # whether the first prompt has a place in the draft's cells
 
     @property
     def is_done(self) -> bool:
@@ -30,13 +30,16 @@ class PromptWarmer:
         return not self._prompts
 
     def add(self, sequence: Sequence) -> None:
-        """Take a sequence that has ended, and was to leave nothing but its prompt."""
+        """Add the prompt of a prefill-only sequence that has ended."""
         if self._model is not None and sequence.keeps_prefix:
             self.pause()
             self._prompts.append(sequence)
 
     def run_idle(self) -> None:
-        """Compute a chunk of the first prompt, or wait a moment for its blocks; drop it where there is no progress."""
+        """Compute a chunk of the first prompt, or wait a moment for its blocks.
+
+        Drop the prompt if it is complete or makes no progress.
+        """
         if self._model is None or not self._prompts:
             return
         sequence = self._prompts[0]
@@ -51,13 +54,13 @@ class PromptWarmer:
             self._prompts.popleft()
 
     def pause(self) -> None:
-        """Give the draft's cells back to sequences that are answered; what was computed stays as a prefix."""
+        """Free the draft's cells for sequences that are being answered. Computed tokens stay as a prefix."""
         if self._model is not None and self._has_begun:
             self._model.release(self._prompts[0])
             self._has_begun = False
 
     def purge(self, partition: str | None = None) -> None:
-        """Forget the prompts of a partition (None: all), with what was computed of them."""
+        """Forget the prompts of a partition (None: of all partitions), and their computed tokens."""
         for sequence in self._prompts:
             sequence.is_purged = sequence.is_purged or partition in (None, sequence.spec.partition)
         self.pause()

@@ -1,10 +1,10 @@
 """Measures the candidates of the engine's choices on the loaded model, before it serves.
 
-A probe computes the first layers of the model only and then stops: layers are alike, so the measurements of an 8 B
+A probe computes only the first layers of the model and then stops: layers are alike, so the measurements of an 8 B
 model take no longer than those of a small one. Cells are marked as used without computing them, since the cost of
 attention does not depend on their content. Candidates are measured in turn, so that other load affects all of them, and
-the minimum of several times counts. A sample during which other programs had the cores is dropped, and so is a work
-that not all candidates did before the budget ended.
+the minimum of several times counts. A sample during which other programs had the cores is dropped. So is a kind of work
+that not all candidates completed within the budget.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from edgeagent.types.choices import CandidateTimes, Measurements
 PROMPT_TOKENS, TURN_TOKENS, BATCH_TOKENS = 128, 16, 512
 MAX_DEPTH = 512
 MAX_PROBES = 3
-"""At a time: as many as there are sizes of a micro-batch."""
+"""The most probes at a time: as many as there are sizes of a micro-batch."""
 MAX_STREAMS = 8
-"""Of the streams that are measured; more would take more time."""
-# The most rounds, if there is time; a work of few tokens is repeated in each.
+"""The most streams that are measured; more would take more time."""
+# The most rounds, if there is time. Work of few tokens is repeated in each round.
 _MAX_ROUNDS = 3
 _NUM_REPEATS_OF_SHORT = 3
 _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
@@ -65,7 +65,7 @@ class Probe(Protocol):
     """A context of one candidate, which computes the first layers only."""
 
     def measure(self, work: Work, num_layers: int, deadline_s: float) -> Sample | None:
-        """Compute this many layers of a work and time it; None if the deadline came first."""
+        """Compute this many layers of a work and time it; return None if the deadline passed before that."""
         ...
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class _Times:
 
 
 class Calibration:
-    """Measures candidates within a budget of time. `open_probe` makes a context, one for each candidate."""
+    """Measures candidates within a time budget. `open_probe` makes the context of a candidate."""
 
     def __init__(
         self,
@@ -102,13 +102,13 @@ class Calibration:
         self._max_layers = max_layers
         self._depth = depth
         self._clock = clock
-        self._num_layers = 0  # the number of measurements to take; 0: not known yet
+        self._num_layers = 0  # how many layers to compute; 0: not chosen yet
         self._is_whole = True
 
     def measure(self, candidates: Sequence[Attention], room: Room, budget_s: float) -> Measurements | None:
         """Return the measurements within the budget; None if there are none."""
         started_s = self._clock()
-        # One size for each: only the forms are compared here.
+        # All forms get the same size: only the forms are compared here.
         size = min(PROMPT_TOKENS, max(candidate.micro_batch for candidate in candidates))
         forms = [Attention(form, size) for form in dict.fromkeys(candidate.flash for candidate in candidates)]
         times: list[_Times] = []
@@ -135,7 +135,7 @@ class Calibration:
     def _compare(
         self, candidates: Sequence[Attention], works: Sequence[Work], started_s: float, budget_s: float
     ) -> list[_Times]:
-        """Measure candidates in turn; a work that not all of them did is left out."""
+        """Measure candidates in turn. Leave out each kind of work that not all of them completed."""
         all_times = [_Times(candidate) for candidate in candidates]
         deadline_s = started_s + budget_s
         with ExitStack() as stack:

@@ -1,9 +1,9 @@
-"""Chooses a model's settings on this machine by the measured candidates. Pure; it returns the reasons too.
+"""Chooses a model's settings on this machine by the measured candidates. Pure functions, which return the reasons too.
 
-The situations are those of one person's machine: a prompt into empty cells, after a long text, with idle texts in the
-cells; a next turn; a stream's tokens; several streams. All have the same weight: a candidate's score is the geometric
-mean of its times over the best ones. An earlier choice is kept until another one is clearly better, since blocks on
-disk do not fit another form of attention.
+The situations are those of one person's machine: a prompt into empty cells, after a long text, or with idle texts in
+the cells; a next turn; a stream's tokens; several streams. All have the same weight: a candidate's score is the
+geometric mean of its times, each divided by the best candidate's time. An earlier choice is kept until another one is
+clearly better, since blocks on disk do not fit another form of attention.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from enum import StrEnum
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Kept, Measurements
 
-# A candidate must be better by this factor than the default or the earlier choice: repeated measurements differ by as
-# much.
+# A candidate must be better than the default by _MARGIN, and than the earlier choice by _KEPT_MARGIN: repeated
+# measurements differ by as much.
 _MARGIN = 0.05
 _KEPT_MARGIN = 0.15
 
@@ -39,7 +39,7 @@ class Work(StrEnum):
     BATCH_BEHIND = "batch behind"
 
 
-# The work of a situation with many used cells, and with none; None: cells do not matter.
+# A situation's work with many used cells, and its work without any; None if used cells do not matter.
 _FORM_SITUATIONS: Mapping[Work, Work | None] = {
     Work.PROMPT_ALONE: None,
     Work.PROMPT_BEHIND: Work.PROMPT_ALONE,
@@ -61,11 +61,11 @@ class Room:
 
     @property
     def num_own(self) -> float:
-        """The average cells of one text, which grows from nothing to its share."""
+        """The average number of cells of one text, which grows from nothing to its share."""
         return self.num_cells / self.parallel / 2
 
     def reach(self, work: Work, depth: int) -> float:
-        """Return a work's used cells here as a multiple of `depth`, with which it was measured."""
+        """Return the used cells of a work in this context, as a multiple of the `depth` at which it was measured."""
         is_beside = work in (Work.PROMPT_BESIDE, Work.TOKEN_BESIDE)
         num_used = self.num_cells / 2 - self.num_own if is_beside else self.num_own
         return num_used * (self.parallel if work is Work.STREAMS_DEEP else 1) / depth
@@ -73,7 +73,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The attention to make a context with, and the reasons in words."""
+    """The attention that a context should use, and the reasons in words."""
 
     attention: Attention
     choices: tuple[Choice, ...]
@@ -88,9 +88,9 @@ def decide(
     asked: str = "auto",
     former: Kept | None = None,
 ) -> Decision:
-    """Choose among candidates, of which the first is the default.
+    """Choose among candidates. The first one is the default.
 
-    `former` is the earlier choice, under any conditions. `asked` is the option for the form of attention.
+    `former`: the earlier choice, made under any conditions. `asked`: the option for the form of attention.
     """
     judge = _Judge(measurements, room, num_layers)
     form = judge.choose_form(candidates, asked, former)
@@ -135,7 +135,7 @@ class _Judge:
         return self._choose(name, seconds, _SIZE_SITUATIONS, kept)
 
     def _seconds(self, is_flash: bool, micro_batch: int | None = None) -> dict[str, float]:
-        """Return the seconds of each work with one form of attention, of any size if none is given."""
+        """Return the seconds of each work with one form of attention; None as `micro_batch` means any size."""
         found: dict[str, float] = {}
         for times in self._times:
             if times.is_flash == is_flash and micro_batch in (None, times.micro_batch):
@@ -149,10 +149,10 @@ class _Judge:
         situations: Mapping[Work, Work | None],
         kept: str | None,
     ) -> Choice:
-        """Choose by the works that were measured for all candidates; at least half of them, or the comparison is
-        one-sided.
+        """Choose by the works that were measured for all candidates, if they are at least half of the situations.
 
-        The `kept` one, or else the default (the first), wins unless another is clearly better.
+        With fewer, the comparison would be one-sided. The `kept` value, or else the default (the first), wins unless
+        another is clearly better.
         """
         usual = kept or next(iter(seconds))
         measured = [value for value, works in seconds.items() if any(work in works for work in situations)]
@@ -182,7 +182,7 @@ class _Judge:
         return Choice(name, taken, "measurement", why, alternatives)
 
     def _predict(self, seconds: Mapping[str, float], work: Work, alone: Work | None) -> float:
-        """Return the seconds of a work of all layers with the expected number of used cells."""
+        """Return the expected seconds of a work with all layers and the expected number of used cells."""
         if alone is None:
             return self._scale * seconds[work]
         added = self._room.reach(work, self._depth) * (seconds[work] - seconds[alone])

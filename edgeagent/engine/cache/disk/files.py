@@ -132,7 +132,7 @@ class Files:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ValueError(f"{name} is no regular file")
             if _advise is not None:
-                with contextlib.suppress(OSError):  # prevents read-ahead: at a start all heads are read
+                with contextlib.suppress(OSError):  # no read-ahead: at the start the heads of all files are read
                     _advise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             return os.read(descriptor, num_bytes)
         finally:
@@ -158,7 +158,7 @@ class Files:
         return f"{self.folder / name} is a folder, and should be a file: remove it"
 
     def free_bytes(self) -> int:
-        """Return how much the disk has left for this user."""
+        """Return the disk's free bytes for this user."""
         return shutil.disk_usage(self.folder).free
 
 

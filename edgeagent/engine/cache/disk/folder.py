@@ -60,7 +60,7 @@ def _mib(num_bytes: int) -> str:
 
 
 class Folder:
-    """The folder's only writer in this process. Other processes may write to the same folder."""
+    """A folder of blocks. Only this object writes to it in this process; other processes may write to it too."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Folder:
 
     @property
     def obstacle(self) -> str | None:
-        """Why the folder's notes or some blocks cannot be written; other blocks are written all the same."""
+        """Why the folder's notes or some blocks cannot be written. Other blocks are still written."""
         return self._budget.obstacle or self._obstacle
 
     def open(self) -> None:
@@ -111,7 +111,7 @@ class Folder:
             self._seen_ns = self._files.changed_ns()
 
     def may_write(self, importance: Importance) -> bool:
-        """Whether blocks of this importance may use what is left of the hour's allowance."""
+        """Whether blocks of this importance may use the remainder of the hour's allowance."""
         return is_worth_writing(importance, allowance_left=self._budget.left_now)
 
     def write(
@@ -273,7 +273,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Change a name in the folder without a scan for it; a change by another process still leads to one."""
+        """Let the caller change a name in the folder without causing a scan. Other processes' changes do cause one."""
         is_seen = self._files.changed_ns() == self._seen_ns
         yield
         if is_seen:
@@ -346,7 +346,10 @@ class Folder:
         return f"nothing more is written: what is pinned fills {_mib(limits.max_bytes)}; purge some, or raise the bound"
 
     def _limit_bytes(self) -> int:
-        """Return how much all blocks may take so that the disk keeps its reserve; negative if even that is no help."""
+        """Return how many bytes all blocks may take so that the disk keeps its free reserve.
+
+        Negative if the disk would lack its reserve even without any block.
+        """
         spare = self._files.free_bytes() - self._limits.min_free_bytes
         return min(self._limits.max_bytes, self._index.num_bytes + spare)
 

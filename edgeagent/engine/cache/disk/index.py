@@ -17,13 +17,13 @@ from edgeagent.engine.cache.disk.retention import Held
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """The numbers that a block's epoch must match to be found: that of all partitions plus that of its own."""
+    """Epochs at one moment. A block is found if its epoch is that of all partitions plus that of its own partition."""
 
     of_all: int
     of_root: Mapping[bytes, int]
 
     def of(self, root: bytes) -> int:
-        """Return the epoch of a partition."""
+        """Return the epoch that a block of this partition must have to be found."""
         return self.of_all + self.of_root.get(root, 0)
 
 
@@ -35,13 +35,13 @@ class Index:
         self._epochs: dict[bytes, int] = {}
         self._epoch = 0  # of all partitions
         self.num_bytes = 0
-        """Bytes of all blocks that are there, forgotten ones included until their files are gone."""
+        """Bytes of all blocks, including forgotten ones until their files are removed."""
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def find(self, key: BlockKey) -> Held | None:
-        """Return a block; None if it is not there, forgotten or unreadable."""
+        """Return a block; None if it is missing, forgotten or unreadable."""
         held = self._blocks.get(key)
         if held is None or held.is_unreadable:
             return None
@@ -61,11 +61,11 @@ class Index:
         return self._epoch + self._epochs.get(root[:ROOT_BYTES], 0)
 
     def epochs(self) -> Epochs:
-        """Return a copy of the epochs. Taken before a scan, it keeps blocks forgotten that are forgotten meanwhile."""
+        """Return a copy of the epochs. A copy from before a scan keeps blocks hidden that are forgotten during it."""
         return Epochs(self._epoch, dict(self._epochs))
 
     def forget(self, root: BlockKey | None) -> int:
-        """Hide all present blocks of a partition (None: of all) from lookups; return how many there were."""
+        """Hide all present blocks of a partition (None: of all partitions) from lookups; return how many."""
         num_found = sum(
             1
             for held in self.all()
@@ -78,7 +78,7 @@ class Index:
         return num_found
 
     def forgotten(self) -> list[Held]:
-        """Return the blocks whose files are to go."""
+        """Return the forgotten blocks, whose files must be removed."""
         return [held for held in self.all() if held.epoch != self.epoch(held.name.root)]
 
     def add(self, held: Held) -> None:
@@ -96,7 +96,7 @@ class Index:
     def replace(self, found: Iterable[BlockFile], epochs: Epochs) -> list[BlockName]:
         """Set the index to the result of a scan, and return the names of duplicate files, which should be removed.
 
-        A block that was known keeps its epoch, the later of its times of use, and what is known of its file.
+        A block that was known keeps its epoch, the later of its times of use, and the flags that describe its file.
         """
         former, doubles = self._blocks, []
         blocks: dict[BlockKey, Held] = {}

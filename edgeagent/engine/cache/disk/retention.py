@@ -34,7 +34,7 @@ _RESERVED_KEPT_LONGER = 8.0
 
 @dataclass(slots=True)
 class Held:
-    """A block in the index; `used_s` in the store's seconds."""
+    """A block in the index. `used_s`: when it was last used, in the store's time."""
 
     name: BlockName
     num_bytes: int
@@ -97,7 +97,7 @@ def choose_victims(
 
 
 def _weigh(blocks: Collection[Held]) -> tuple[set[bytes], Mapping[bytes, float], Mapping[bytes, Importance]]:
-    """Return the blocks that can be reached, and by key the latest use and highest importance among descendants."""
+    """Return the keys of reachable blocks, and by key the latest use and highest importance including descendants."""
     by_depth = sorted(blocks, key=lambda held: held.name.start)
     reachable: set[bytes] = set()
     for held in by_depth:

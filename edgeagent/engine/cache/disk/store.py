@@ -58,7 +58,7 @@ class BlockStore:
         self._is_closed = False
         # Written by the engine's thread.
         self._num_offered = self._num_refused = 0
-        # Written by the loader's.
+        # Written by the loader's thread.
         self._num_hits = self._num_misses = 0
 
     def yield_to(self, is_busy: Callable[[], bool]) -> None:
@@ -96,7 +96,7 @@ class BlockStore:
         self._writer.commands.put(Touch(tuple(keys)))
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """See BlockTier. The tier that offers bounds the memory: it holds every pending block too."""
+        """See BlockTier. The offering tier holds every pending block too, and limits their memory."""
         self._num_offered += 1
         if self.is_pending(block.key) or self._index.find(block.key) is not None:
             self._writer.commands.put(Raise(block.key, importance))
@@ -177,7 +177,7 @@ class BlockStore:
         return self._writer.num_written
 
     def close(self) -> None:
-        """See BlockTier; waits for the writer's thread, which ends."""
+        """See BlockTier. Wait for the writer's thread to end."""
         self._hurry()
         self._is_closed = True
         self._writer.commands.put(Close(self._end_by_s))

@@ -65,7 +65,7 @@ class WriteBudget:
         self._wall = wall
         self._base_s = wall() - ticks()
         self._granted_bytes = 0.0
-        # The part of the hour's bytes that was left when the file was last read, and when that was.
+        # The part of the hour's bytes that was left when the file was last read, and the store's time of that read.
         self._allowance_left, self._looked_at_s = 1.0, 0.0
         self._latest: _State | None = None  # this process's own, in case the file cannot be written
         self.obstacle: str | None = None
@@ -95,7 +95,7 @@ class WriteBudget:
         )
 
     def open(self) -> bool:
-        """Continue the store's time from the file. False: there is no file, so the ages of blocks are unknown."""
+        """Continue the store's time from the file. Return False if there is none: then blocks' ages are unknown."""
         state = self._read()
         if state is None:
             return False

@@ -26,7 +26,8 @@ from edgeagent.engine.cache.disk.index import Index
 _TICK_S = 1.0
 _SETTLE_S = 5.0
 _MAX_STALE = 1000  # writes of blocks that were withdrawn
-# The pause after a write, as a multiple of its CPU time, while little waits: the writer then takes 1 % of a busy CPU.
+# The pause after a write while few bytes are pending, as a multiple of the write's CPU time. The writer then takes 1 %
+# of a busy CPU.
 _REST_FOR_WORK = 100.0
 _REST_STEP_S = 0.05
 
@@ -42,7 +43,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """Blocks were used."""
+    """Note that blocks were used."""
 
     keys: tuple[BlockKey, ...]
 
@@ -64,7 +65,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Introduce:
-    """The description of a root."""
+    """Set the description of a root."""
 
     root: BlockKey
     about: About
@@ -87,7 +88,7 @@ Command = Write | Touch | Raise | Discard | Introduce | Sweep | Close
 
 @dataclass(slots=True)
 class _Waiting:
-    """A write to be done, not before `due_s` (None: at any time)."""
+    """A queued write, to be done at `due_s` at the earliest. If `due_s` is None, it may be done at any time."""
 
     epoch: int
     importance: Importance
@@ -236,7 +237,7 @@ class DiskWriter:
         self.closed.put(None)
 
     def _await(self, command: Write, block: Block | None) -> None:
-        """Queue a write: at once if the block is full or important, else after the conversation has been quiet."""
+        """Queue a write. It is due now if the block is full or important, else after the conversation was quiet."""
         if block is None:
             return  # withdrawn
         if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:
