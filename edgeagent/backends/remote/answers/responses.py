@@ -1,4 +1,4 @@
-"""Reads a stream of the Responses API's events. The order within an item is the protocol's; others are ignored."""
+"""Reads a stream of the Responses API's events. Event types that add nothing to an answer are ignored."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _OpenCall(Struct):
 
 
 class ResponsesReader(AnswerReader):
-    """Reads one answer. `num_rivals`: how many likeliest others of each token were asked for; None: no logprobs."""
+    """Reads one answer. `num_rivals` is how many top alternatives of each token were requested; None: no logprobs."""
 
     def __init__(self, num_rivals: int | None = None) -> None:
         super().__init__()
