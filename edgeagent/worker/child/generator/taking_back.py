@@ -1,4 +1,4 @@
-"""Whether a model may have drafts: its memory must take refused ones back."""
+"""Checks whether a model can use speculation: its memory must be able to remove refused drafts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _DRAFTS = "drafts"
 def check_drafts(
     model: Model, runner: LlamaRunner, choices: Sequence[Choice], on_try: Callable[[str], None]
 ) -> tuple[str, tuple[Choice, ...]]:
-    """Return why a model can have no drafts, "" if it can, and what was chosen for it, with that.
+    """Return why a model cannot have drafts ("" if it can), and the model's choices, including this one.
 
-    `choices` may have what was planned; see `fit.draft_states`. The runner's cells are empty before and after.
+    `choices` may already have a planned choice about drafts; see `fit.draft_states`. The runner's cells must be empty,
+    and are empty again afterwards.
     """
     if model.memory_kind in CUTTABLE:
         return "", tuple(choices)
