@@ -1,6 +1,6 @@
 """The backend on this machine: runs a bounded number of requests, each with its own mailbox and deadline.
 
-Processes and frames are the matter of worker.parent.pool; why a request is served here is the router's decision.
+It does not handle processes and frames (worker.parent.pool does), or decide where a request runs (the router does).
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class LocalBackend:
         num_live, status = self._pool.num_live(model), self._pool.status(model)
         if num_live >= self._num_parallel(status) + self._pool.engine(model).max_waiting:
             raise Overloaded(
-                f"{num_live} requests are running or waiting and no more are taken; try again later",
+                f"{num_live} requests are running or waiting and no more are accepted; try again later",
                 retry_after_s=traffic.retry_after_s,
                 served_by=self.name,
             )

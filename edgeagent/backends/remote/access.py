@@ -12,7 +12,7 @@ Headers = tuple[tuple[str, str], ...]
 _SCHEME = "Bearer "
 FindKey = Callable[[Key], str]
 
-KEY_IS_MENDED = "the key is changed, or `edgeagent remote add` adds the remote again"
+KEY_IS_MENDED = "the key is changed, or the remote is added again with `edgeagent remote add`"
 _ASK_AGAIN_S = 5.0
 _MIN_KEY_PART = 8
 

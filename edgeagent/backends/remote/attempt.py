@@ -69,7 +69,7 @@ class Attempt:
                 if self.tally.num_events > num_events:
                     num_events, until_s = self.tally.num_events, self._idle_until_s()
         except OutOfTime:
-            raise Failure(Kind.TIMEOUT, f"nothing more within {self._limits.idle_s:g} s") from None
+            raise Failure(Kind.TIMEOUT, f"no more events within {self._limits.idle_s:g} s") from None
         return []
 
     async def close(self) -> None:
@@ -108,7 +108,7 @@ class Attempt:
             raise failure_of_body(exchange.status, body, retry_after_s(exchange.headers, time.time()))
         if exchange.content_type == "application/json" and b'"error"' in body:
             raise failure_of_body(0, body, None)
-        what = "a web page, as a network's sign-in page would" if b"<html" in body[:1024].lower() else "no event stream"
+        what = "a web page (a network's sign-in page?)" if b"<html" in body[:1024].lower() else "no event stream"
         raise Failure(Kind.GARBLED, f"it answered with {what} ({exchange.content_type[:64] or 'of no type'})")
 
 

@@ -153,7 +153,7 @@ class RemoteBackend:
         """Return the first model that the owner named or the remote lists; raise ModelNotFound if there is none yet."""
         names = list(self.remote.models) or self._served().known_models()
         if not names:
-            raise ModelNotFound(f"{self.name} has not said which models it has; name one", served_by=self.name)
+            raise ModelNotFound(f"{self.name} has not listed its models yet; name a model", served_by=self.name)
         return names[0]
 
     def find_model(self, name: str) -> str:
@@ -176,7 +176,7 @@ class RemoteBackend:
         """Raise NotSupported, since such text does not leave this machine, or ModelNotFound."""
         del query
         self._served().model_there(model)
-        raise NotSupported(f"{self.name} is not asked about text; only this machine's models are", served_by=self.name)
+        raise NotSupported(f"{self.name} answers no questions about text; use a local model", served_by=self.name)
 
     def status(self) -> RemoteStatus:
         """Return the remote's current status, with its endpoints."""
@@ -224,7 +224,7 @@ class RemoteBackend:
     ) -> AsyncGenerator[Step, None]:
         """Run a request; see the contract in backends.base. Without a permit for this request, nothing is sent."""
         if permit is None:
-            raise Forbidden(f"there is no leave to send this to remote {self.remote.name!r}", served_by=self.name)
+            raise Forbidden(f"there is no permit to send this to remote {self.remote.name!r}", served_by=self.name)
         check_permit(permit, self.remote.name, Call("", b"", request_id=request.id))
         run = self._accept(request, permit, so_far)
         self._live[request.id] = run
@@ -250,7 +250,7 @@ class RemoteBackend:
             raise RemoteUnavailable(f"{self.name}: {spent}", served_by=self.name)
         if len(self._live) >= self.remote.limits.max_concurrent:
             raise Overloaded(
-                f"{len(self._live)} requests run at {self.name} and no more are sent; try again later",
+                f"{len(self._live)} requests are running at {self.name} and no more are sent; try again later",
                 retry_after_s=_RETRY_AFTER_S,
                 served_by=self.name,
             )

@@ -116,7 +116,7 @@ class Run:
     async def _try_endpoints(self) -> Step:
         self._cluster.retries.earn()
         num_sent, before = 0, None
-        last = Failure(Kind.UNREACHABLE, "none of its endpoints can be asked now")
+        last = Failure(Kind.UNREACHABLE, "none of its endpoints may get requests now")
         for endpoint, prober in self._cluster.order(self._model, self._num_prompt_tokens, self._session):
             if before is not None and _is_too_long(last):
                 if not self._is_longer(endpoint, before):
@@ -208,7 +208,7 @@ class Run:
     def _check_model(self, endpoint: Endpoint, tally: Tally) -> None:
         """Raise a Failure if another of the endpoint's models answered. Accept a name that is not in its list."""
         if tally.model != self._model and tally.model in endpoint.models and self._model in endpoint.models:
-            raise Failure(Kind.WRONG_MODEL, "it answered with another model than the one that was asked for")
+            raise Failure(Kind.WRONG_MODEL, "it answered with another model than the requested one")
 
     async def _pause(self) -> None:
         """Wait a random time, so that requests that failed at the same time do not retry at the same time."""
@@ -216,7 +216,7 @@ class Run:
         try:
             await self.control.wait(self._ends_at_s, partial(asyncio.sleep, delay_s))
         except OutOfTime:
-            raise Failure(Kind.TIMEOUT, "no time is left for another try") from None
+            raise Failure(Kind.TIMEOUT, "no time is left for a retry") from None
 
     def _step(self, deltas: list[Delta], started: Started | None = None) -> Step:
         assert self._attempt is not None

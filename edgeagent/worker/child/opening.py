@@ -73,7 +73,7 @@ def _room(load: Load, config: EngineConfig) -> Room:
     found = devices()
     if config.gpu_layers > 0 and not any(device.kind == "gpu" for device in found):
         raise ModelLoadFailed(
-            f"{config.gpu_layers} layers were asked to be on a GPU, but this build of llama.cpp sees none "
+            f"--gpu-layers puts {config.gpu_layers} layers on a GPU, but this build of llama.cpp sees none "
             f"(it sees: {', '.join(device.description for device in found)}). "
             "Use --gpu-layers 0, or rebuild with CMAKE_ARGS=-DGGML_CUDA=on make setup"
         )
@@ -81,7 +81,7 @@ def _room(load: Load, config: EngineConfig) -> Room:
     if config.main_gpu >= 0 and not gpus and gpus_of(found):
         count = len(gpus_of(found))
         raise ModelLoadFailed(
-            f"GPU {config.main_gpu} was asked for (--main-gpu), and there {'is' if count == 1 else 'are'} {count}, "
+            f"--main-gpu names GPU {config.main_gpu}, but there {'is' if count == 1 else 'are'} {count}, "
             "counted from 0"
         )
     memory = psutil.virtual_memory()

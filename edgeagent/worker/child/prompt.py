@@ -253,7 +253,7 @@ def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQ
         case RenderPrompt():
             raise NotSupported("This model has no conversations: it only embeds or ranks texts.", param="model")
         case PurgeCache() | Embed() | Rerank():
-            raise InternalError("that is the engine's to answer, not the tokenizer's")
+            raise InternalError("the engine must answer this question, not the tokenizer")
 
 
 def check_tokens(model: Model, tokens: tuple[int, ...], param: str) -> None:

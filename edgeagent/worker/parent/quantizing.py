@@ -66,7 +66,7 @@ def quantize(
             said = stderr.read().decode(errors="replace")
             cause = describe_exit(code, said, has_seen_prompts=False, num_oom_kills=num_oom_kills() - oom_kills)
             raise ModelLoadFailed(
-                f"{order.sources[0]} cannot be quantized: its process ended by {cause}", param="model"
+                f"{order.sources[0]} cannot be quantized: its process ended: {cause}", param="model"
             )
 
 

@@ -140,7 +140,7 @@ class ChatReader(AnswerReader):
 
     def _last_deltas(self) -> list[Delta]:
         if any(call.pending for call in self._calls.values()):
-            raise Failure(Kind.GARBLED, "it sent a call's arguments without its name")
+            raise Failure(Kind.GARBLED, "it sent the arguments of a tool call without the tool's name")
         if self.tally.num_calls and self.tally.finish is FinishReason.STOP:
             # vLLM's finish reason is "stop" if the request named the function.
             self.tally.finish = FinishReason.TOOL_CALLS
@@ -188,13 +188,13 @@ class ChatReader(AnswerReader):
     def _finish(self, reason: str) -> None:
         finish = _FINISHES.get(reason)
         if finish is None:
-            raise Failure(Kind.SERVER_ERROR, "it ended the answer for a reason that is not the protocol's")
+            raise Failure(Kind.SERVER_ERROR, "it ended the answer with an unknown finish reason")
         self.tally.finish = finish
 
     def _read_call(self, position: int, said: _Call, deltas: list[Delta]) -> None:
         key = said.index if said.index is not None else position
         if key not in self._calls and len(self._calls) >= MAX_CALLS:
-            raise Failure(Kind.GARBLED, f"it began more than {MAX_CALLS} calls")
+            raise Failure(Kind.GARBLED, f"it started more than {MAX_CALLS} tool calls")
         call = self._calls.setdefault(key, _OpenCall())
         call.id = call.id or said.id or ""
         function = said.function or _Function()
@@ -208,7 +208,7 @@ class ChatReader(AnswerReader):
             deltas.append(ToolCallDelta(call.index, call.pending))
             call.pending, call.has_arguments = "", True
         if len(call.pending) > _MAX_NAMELESS_CHARS:
-            raise Failure(Kind.GARBLED, "it sent a call's arguments without its name")
+            raise Failure(Kind.GARBLED, "it sent the arguments of a tool call without the tool's name")
 
     def _take_logprobs(self, said: _Logprobs | None) -> int:
         if said is None:
@@ -250,7 +250,7 @@ def _piece(said: _Rival) -> bytes:
     try:
         return bytes(said.bytes)
     except ValueError:
-        raise Failure(Kind.GARBLED, "it sent a token's bytes that are none") from None
+        raise Failure(Kind.GARBLED, "it sent a token with invalid bytes") from None
 
 
 def _logprob(value: float | None) -> float:

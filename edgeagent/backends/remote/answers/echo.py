@@ -52,7 +52,7 @@ class EchoGuard:
         if not text.startswith(self._before[num_same:]):
             return self.release()
         if len(self._before) < MIN_CERTAIN_CHARS:
-            raise Failure(Kind.REPEATED, "it cannot be told whether it went on with the answer or began it again")
+            raise Failure(Kind.REPEATED, "it is unclear whether it continued the answer or started it over")
         self.release()
         rest = text[left:]
         return [TextDelta(rest, delta.logprobs)] if rest else []

@@ -58,7 +58,7 @@ class Tally:
     def start_call(self, call_id: str, name: str) -> ToolCallStarted:
         """Return the start of the next call; invent an id if the remote gives none."""
         if self.num_calls >= MAX_CALLS:
-            raise Failure(Kind.GARBLED, f"it began more than {MAX_CALLS} calls")
+            raise Failure(Kind.GARBLED, f"it started more than {MAX_CALLS} tool calls")
         index = self.num_calls
         self.num_calls += 1
         return ToolCallStarted(index, call_id or f"call_{index}", name)
@@ -106,7 +106,7 @@ class AnswerReader(ABC):
             raise self.tally.fault
         if not self.tally.is_whole:
             half = " within an event" if self._events.has_half_an_event else ""
-            raise Failure(Kind.CUT, f"its stream ended{half} before its end was said")
+            raise Failure(Kind.CUT, f"its stream ended{half} before the answer was complete")
         if self.tally.finish is None:
             raise Failure(Kind.CUT, "its stream ended without a finish reason")
         return self._last_deltas()
@@ -124,7 +124,7 @@ def read_json(data: bytes, kind: type[Json]) -> Json:
     try:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
-        raise Failure(Kind.GARBLED, f"it sent an event that is not the protocol's ({type(error).__name__})") from None
+        raise Failure(Kind.GARBLED, f"it sent an event that violates the protocol ({type(error).__name__})") from None
 
 
 def usage_of(
@@ -179,11 +179,11 @@ def failure_of_status(status: int, retry_after_s: float | None = None, detail: s
         case 401 | 403:
             return Failure(Kind.REFUSED_KEY, f"it refused the key (HTTP {status})", status=status)
         case 408 | 429 | 503:
-            kind, message = Kind.OVERLOADED, f"it takes no more requests now (HTTP {status})"
+            kind, message = Kind.OVERLOADED, f"it accepts no more requests now (HTTP {status})"
         case 404:
-            kind, message = Kind.NO_MODEL, "it does not have the model, or not this address (HTTP 404)"
+            kind, message = Kind.NO_MODEL, "it does not have the model, or the address is wrong (HTTP 404)"
         case _ if 300 <= status < 400:
-            kind, message = Kind.REDIRECT, f"it points elsewhere (HTTP {status}), and redirects are not followed"
+            kind, message = Kind.REDIRECT, f"it redirects elsewhere (HTTP {status}), and redirects are not followed"
         case _ if 400 <= status < 500:
             kind, message = Kind.REJECTED, f"it rejected the request (HTTP {status})"
         case _:

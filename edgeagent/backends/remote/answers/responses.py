@@ -124,7 +124,7 @@ class ResponsesReader(AnswerReader):
     def _read_arguments(self, said: _Event, deltas: list[Delta]) -> None:
         call = self._calls.get(said.output_index)
         if call is None:
-            raise Failure(Kind.GARBLED, "it sent arguments of a call that it did not begin")
+            raise Failure(Kind.GARBLED, "it sent the arguments of a tool call that it did not start")
         is_delta = said.type.endswith(".delta")
         text = _text(said.delta) if is_delta else said.arguments or "{}"
         if text and (is_delta or not call.has_arguments):
@@ -157,4 +157,4 @@ def _piece(said: _Rival) -> bytes:
     try:
         return said.token.encode() if said.bytes is None else bytes(said.bytes)
     except ValueError:
-        raise Failure(Kind.GARBLED, "it sent a token's bytes that are none") from None
+        raise Failure(Kind.GARBLED, "it sent a token with invalid bytes") from None

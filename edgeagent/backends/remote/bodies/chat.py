@@ -109,7 +109,7 @@ def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | N
 def bound_part(request: GenerateRequest, so_far: AnswerSoFar) -> str:
     """Return in words why no remote can continue an answer that began elsewhere; empty if a remote may."""
     if so_far.reasoning and not so_far.text:
-        return "the rest of a half-finished reasoning"
+        return "the rest of unfinished reasoning"
     # The remote would expect the beginning of the format, though a part of the answer is already written.
     if so_far.text and not isinstance(request.format, TextFormat):
         return "the rest of an answer in a fixed format"
@@ -117,7 +117,7 @@ def bound_part(request: GenerateRequest, so_far: AnswerSoFar) -> str:
     if isinstance(prompt, TokenPrompt):
         return "the rest of an answer to a prompt of token ids"
     if so_far.text and isinstance(prompt, ChatPrompt) and prompt.tools and prompt.tool_choice.mode == "required":
-        return "the rest of an answer that must be a call"
+        return "the rest of an answer that must be a tool call"
     return ""
 
 

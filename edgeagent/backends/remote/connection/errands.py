@@ -45,7 +45,7 @@ class Errands:
         except asyncio.CancelledError:
             waiting = asyncio.current_task()
             if task.cancelled() and waiting is not None and not waiting.cancelling():
-                raise Failure(Kind.CUT, "its connections were closed here") from None
+                raise Failure(Kind.CUT, "its connections were closed on this machine") from None
             task.cancel()
             if undo is not None:
                 task.add_done_callback(lambda done: self._undo(done, undo))

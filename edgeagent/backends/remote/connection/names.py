@@ -54,7 +54,7 @@ async def _look_up(host: str, port: int) -> list[str]:
         except OSError as error:
             found = error
         except UnicodeError:
-            found = OSError("it cannot be a name")
+            found = OSError("it is not a valid host name")
         with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
             loop.call_soon_threadsafe(tell, found)
 

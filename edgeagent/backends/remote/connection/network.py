@@ -86,9 +86,9 @@ class Network(httpcore.AsyncNetworkBackend):
         except TimeoutError:
             raise Failure(Kind.UNREACHABLE, f"its name was not resolved within {NAME_S:g} s") from None
         except OSError as error:
-            raise Failure(Kind.UNREACHABLE, f"its name is not resolved: {_reason(error)}") from None
+            raise Failure(Kind.UNREACHABLE, f"its name could not be resolved: {_reason(error)}") from None
         if not found:
-            raise Failure(Kind.UNREACHABLE, "its name leads to an address that no remote can have")
+            raise Failure(Kind.UNREACHABLE, "its name resolves to an address that a remote may not have")
         return [(address, port) for address in found]
 
     async def secure(self, wire: _Wire, context: ssl.SSLContext, hostname: str | None) -> None:
@@ -366,9 +366,9 @@ def _tls_failure(error: Exception) -> Failure:
         case ssl.SSLCertVerificationError():
             return Failure(Kind.UNTRUSTED, f"its certificate is not trusted: {error.verify_message}")
         case ssl.SSLError():
-            return Failure(Kind.UNTRUSTED, f"no TLS: {error.reason or type(error).__name__}")
+            return Failure(Kind.UNTRUSTED, f"TLS failed: {error.reason or type(error).__name__}")
         case TimeoutError():
-            return Failure(Kind.UNTRUSTED, "no TLS within the limit for a connection")
+            return Failure(Kind.UNTRUSTED, "the TLS handshake did not end within the limit for a connection")
         case _:
             return Failure(Kind.UNTRUSTED, "it closed the connection during the TLS handshake")
 

@@ -159,7 +159,7 @@ class Transport:
             raise Failure(kind, "the connection broke before an answer came", was_reused=not stages.is_new) from None
         except ValueError:  # httpcore converts an HTTP/2 status to a number without checking it
             self._leave(used)
-            raise Failure(Kind.GARBLED, "the head of its answer is not HTTP's") from None
+            raise Failure(Kind.GARBLED, "the head of its answer is not valid HTTP") from None
         except BaseException:
             self._leave(used)
             raise
@@ -346,7 +346,7 @@ def check_permit(permit: Permit | ProbePermit, remote: str, call: Call) -> None:
     is_probe = type(permit) is ProbePermit and call.body is None and not call.request_id
     is_for_us = (is_request or is_probe) and permit.remote == remote
     if not is_for_us or permit.mode not in _REMOTE_MODES:
-        raise Forbidden(f"there is no leave to send this to remote {remote!r}")
+        raise Forbidden(f"there is no permit to send this to remote {remote!r}")
 
 
 _REMOTE_MODES = (RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
@@ -368,7 +368,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
             path = tls.client_certificate
             context.load_cert_chain(tls.client_certificate, tls.client_key, password=lambda: b"")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"TLS: {path} cannot be used: {_said(error)}; name another file, or mend it") from None
+        raise ConfigError(f"TLS: {path} cannot be used: {_said(error)}; fix the file or name another one") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

@@ -128,7 +128,7 @@ class Endpoint:
             url=self.url,
             region=self.region,
             breaker=self.breaker.state(now_s),
-            cause=self.breaker.cause or (f"it wants no requests for {pause_s:.0f} s" if pause_s else ""),
+            cause=self.breaker.cause or (f"overloaded; it gets no requests for {pause_s:.0f} s" if pause_s else ""),
             num_live=self.num_live,
             first_token_s=self.averages.first_token_s(0, now_s),
             token_s=self.averages.token_s(now_s),

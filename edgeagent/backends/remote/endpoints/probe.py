@@ -101,7 +101,7 @@ class Prober:
         try:
             models = msgspec.json.decode(body, type=_Models).data
         except (ValueError, RecursionError):
-            raise Failure(Kind.GARBLED, "what it lists as its models is no list of models") from None
+            raise Failure(Kind.GARBLED, "its list of models is not valid") from None
         endpoint.models = tuple(model.id for model in models if is_model_name(model.id))
         for model in models:
             endpoint.note_context(model.id, model.num_context_tokens)
@@ -113,7 +113,7 @@ class Prober:
         for path in paths:
             status, body = await self._get(permit, Call(path, is_at_root=True))
             if status == 200 and body.lstrip()[:1] == b"<":
-                raise Failure(Kind.GARBLED, "a web page answers in its place, as a network's sign-in page would")
+                raise Failure(Kind.GARBLED, "a web page answers in its place (a network's sign-in page?)")
             if status in (200, 204) or status >= 500:
                 self._health_path = path
                 return status
@@ -144,7 +144,7 @@ class Prober:
         try:
             body = await exchange.read_all(_MAX_BYTES)
             if 300 <= exchange.status < 400:
-                raise Failure(Kind.REDIRECT, f"it points elsewhere (HTTP {exchange.status})", status=exchange.status)
+                raise Failure(Kind.REDIRECT, f"it redirects elsewhere (HTTP {exchange.status})", status=exchange.status)
             return exchange.status, body
         finally:
             await exchange.close()

@@ -64,7 +64,7 @@ class PairReader:
     def _check_length(self, num_tokens: int, index: int) -> None:
         if num_tokens == 0:
             raise InvalidRequest(
-                f"documents[{index}] and the query have no token; one must have some", param=f"documents[{index}]"
+                f"documents[{index}] and the query have no tokens; one must have some", param=f"documents[{index}]"
             )
         if num_tokens > self._max_tokens:
             raise ContextLengthExceeded(

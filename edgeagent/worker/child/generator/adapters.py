@@ -27,7 +27,7 @@ class Adapters:
         if name in self.unusable:
             why = self.unusable[name].rstrip(".")
             raise ModelDamaged(
-                f"the adapter {name} cannot be used: {why}; mend the file and load the model again", param="model"
+                f"the adapter {name} cannot be used: {why}; fix the file and reload the model", param="model"
             )
         return self.identities[name]
 

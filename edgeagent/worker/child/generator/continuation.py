@@ -26,11 +26,11 @@ _SPACES = {THINK: ("\n", "\n", "\n\n")}
 def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
     """Raise NotSupported if a request's answer cannot be continued from its text alone."""
     if request.logprobs is not None:
-        raise _not_continuable("its log probabilities are placed in a text that began there", "logprobs")
+        raise _not_continuable("its log probabilities have positions in the text from there", "logprobs")
     if request.echo or request.prefill_only:
-        raise _not_continuable("its prompt was to be given back or only computed", "echo")
+        raise _not_continuable("it asks for an echo of the prompt, or only for the prompt to be computed", "echo")
     if request.max_tokens is not None and so_far.num_tokens >= request.max_tokens:
-        raise _not_continuable(f"it has all of its {request.max_tokens} tokens", "max_tokens")
+        raise _not_continuable(f"it already has its {request.max_tokens} tokens", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Continuation:
             for token in self.tokens:
                 sampler.accept(token)
         except (InternalError, InvalidRequest) as error:
-            raise _not_continuable("it does not follow the output format as this model does", "text.format") from error
+            raise _not_continuable("it does not fit this model's form of the output format", "text.format") from error
         if not output.resume(self.tokens, self.so_far.text, self.so_far.reasoning) or output.has_tool_calls:
-            raise _not_continuable("it holds a stop string, or what this model takes for a call", "stop")
+            raise _not_continuable("it contains a stop string, or text that this model takes for a tool call", "stop")
         if not self.open_text:
             return None
         made: list[Seam] = []
@@ -163,7 +163,7 @@ def _text_tokens(text: str, vocabulary: LongTextVocabulary, *, may_add_blank: bo
     tokens = vocabulary.tokenize(f"\n{text}", parse_special=False)
     if tokens[: len(head)] == head and _bytes(tokens[len(head) :], vocabulary) == wanted:
         return tokens[len(head) :]
-    raise _not_continuable("this model's tokens do not give its text back", "input")
+    raise _not_continuable("no tokens of this model give exactly its text", "input")
 
 
 def _bytes(tokens: list[int], vocabulary: LongTextVocabulary) -> bytes:
@@ -171,4 +171,4 @@ def _bytes(tokens: list[int], vocabulary: LongTextVocabulary) -> bytes:
 
 
 def _not_continuable(why: str, param: str) -> NotSupported:
-    return NotSupported(f"the answer began elsewhere and cannot go on here: {why}", param=param, served_by="local")
+    return NotSupported(f"the answer began elsewhere and cannot continue here: {why}", param=param, served_by="local")

@@ -317,15 +317,15 @@ class Host:
         # A draft model computes its tokens one by one, but llama.cpp keeps the earlier states of one batch only.
         if draft.has_encoder or draft.memory_kind not in CUTTABLE:
             self._note(
-                f"the draft {path} has a {draft.memory_kind} memory or an encoder and cannot take back what was "
-                f"refused; {target} runs without it"
+                f"the draft {path} has a {draft.memory_kind} memory or an encoder and cannot remove refused tokens; "
+                f"{target} runs without it"
             )
             return None
         if draft.num_tokens != self.model.num_tokens or draft.end_tokens != self.model.end_tokens:
             raise ModelLoadFailed(
-                f"The draft {path} has {draft.num_tokens} tokens in its vocabulary, of which "
-                f"{len(draft.end_tokens)} end an answer, and {target} has {self.model.num_tokens} and "
-                f"{len(self.model.end_tokens)}; a draft must share the target's vocabulary"
+                f"The draft {path} has {draft.num_tokens} tokens in its vocabulary ({len(draft.end_tokens)} of them "
+                f"end an answer), and {target} has {self.model.num_tokens} ({len(self.model.end_tokens)}); a draft "
+                f"must share the target's vocabulary"
             )
         runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells, attention=self._runner.attention)
         self._runners.append(runner)

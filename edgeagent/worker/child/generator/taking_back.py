@@ -25,18 +25,18 @@ def check_drafts(
         return "", tuple(choices)
     planned = next((choice for choice in choices if choice.name == _DRAFTS), None)
     if runner.max_drafts:
-        on_try(f"taking back drafts of {model.path}")
+        on_try(f"removing refused drafts of {model.path}")
         if can_take_back(runner):
             return "", tuple(choices)
-        by, why = "measurement", "after a refused draft was taken back, the model computed something else than before"
+        by, why = "measurement", "after a refused draft was removed, the model computed other results than before"
     elif planned is not None and planned.value == "none":
         by, why = planned.by, planned.why
     else:
         architecture = model.metadata("general.architecture") or "unknown"
         by = "default"
         why = (
-            f"a refused draft cannot be taken back from a {model.memory_kind} memory, of which llama.cpp keeps no "
-            f"earlier states for the architecture {architecture}"
+            f"a refused draft cannot be removed from a {model.memory_kind} memory: llama.cpp keeps no earlier states "
+            f"of it for the architecture {architecture}"
         )
     others = [choice for choice in choices if choice is not planned]
     return why, (*others, Choice(_DRAFTS, "none", by, why))

@@ -106,7 +106,7 @@ class Eviction:
                 model.has_room = True
                 return
             elif model.is_pinned:
-                logger.warning("%s is loaded all the same: %s", model.name, why.text)
+                logger.warning("%s is loaded although it does not fit: %s", model.name, why.text)
                 return
             elif self._clock() < until_s and any(each.may_leave_later for each in self._others(model)):
                 await asyncio.sleep(_LOOK_S)  # a model with live requests may become idle

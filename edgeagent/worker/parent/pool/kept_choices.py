@@ -55,7 +55,7 @@ class KeptChoices:
             write_private(_file(self._folder, model), content)
             _remove_oldest(self._folder)
         except (ConfigError, OSError) as error:
-            logger.info("what suits the model could not be kept, and is measured again by the next load: %s", error)
+            logger.info("the calibration could not be saved, so the next load measures again: %s", error)
 
 
 def _file(folder: Path, model: Path) -> Path:

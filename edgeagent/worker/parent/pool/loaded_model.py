@@ -103,8 +103,8 @@ class LoadedModel:
     def check_adapter(self, name: str) -> None:
         """Raise ModelNotFound if the model has no adapter with this name."""
         if name not in self.adapters:
-            known = f"{self.name} has {', '.join(self.adapters) or 'none'}"
-            raise ModelNotFound(f"model '{self.name}+{name[:256]}' not found: of adapters {known}", param="model")
+            known = f"{self.name} has these adapters: {', '.join(self.adapters) or 'none'}"
+            raise ModelNotFound(f"model '{self.name}+{name[:256]}' not found; {known}", param="model")
 
     def pin(self) -> None:
         """Keep it loaded from now on."""

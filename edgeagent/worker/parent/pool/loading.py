@@ -175,7 +175,7 @@ class Preparation:
     def _check_not_fatal(self, name: str, path: Path) -> None:
         given, cause = self._fatal.get(name, ("", ""))
         if cause and given == identity(path):
-            raise ModelDamaged(f"{path} ended the process that computed with it ({cause})")
+            raise ModelDamaged(f"{path} ended the process that tried it ({cause})")
 
     def _validate_draft(self) -> tuple[Path | None, Header | None]:
         """Return the draft's path and header. If its file cannot be used, log a warning and return None for both."""

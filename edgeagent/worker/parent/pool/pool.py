@@ -228,7 +228,7 @@ class Pool:
         """Return a model's answer to a question about text; raise ModelNotFound, or the errors of Supervisor.ask."""
         asked = self._model(model)
         if isinstance(query, Embed | Rerank) and self.find_model(model) != asked.name:
-            raise NotSupported(f"adapters of {asked.name} change what it writes, not its vectors", param="model")
+            raise NotSupported(f"adapters of {asked.name} change its text, not its embeddings", param="model")
         question = asyncio.ensure_future(asked.supervisor.ask(query))
         await asyncio.sleep(0)
         asked.note_use()
@@ -378,7 +378,7 @@ async def _look_at(model: LoadedModel) -> None:
     """Reload a quarantined model whose files were replaced, or a model whose cache folder was created again."""
     status, supervisor, preparation = model.status(), model.supervisor, model.preparation
     if status.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):
-        logger.warning("the files of %s were replaced; it is tried again", model.name)
+        logger.warning("the files of %s were replaced; it is loaded again", model.name)
         supervisor.reload()
     elif _is_cut_off(status) and not supervisor.num_live and await asyncio.to_thread(preparation.folder.is_made_anew):
         # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed.

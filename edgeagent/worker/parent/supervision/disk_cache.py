@@ -61,7 +61,7 @@ class TroubleLog:
         kind = re.sub(r"[\d.,]+", "", trouble)  # ignore the number of free bytes, which always changes
         if now_s - self._told_at_s >= (_SAME_EVERY_S if kind == self._latest else _OTHER_EVERY_S):
             self._latest, self._told_at_s = kind, now_s
-            logger.warning("%s: the cache on disk: %s", self._model, trouble)
+            logger.warning("%s: disk cache: %s", self._model, trouble)
 
     def note_end(self, stderr: str) -> None:
         """Log how many bytes a stopped worker did not write, if it reported them."""

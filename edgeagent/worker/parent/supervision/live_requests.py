@@ -186,7 +186,7 @@ class ModelRequests:
     def add(self, request: GenerateRequest, sink: Sink, now_s: float, so_far: AnswerSoFar | None = None) -> LiveRequest:
         """Accept a request; raise InvalidRequest if its id is live. `so_far` is the output of another machine."""
         if request.id in self._live:
-            raise InvalidRequest(f"a request with id {request.id!r} is live; give each its own", param="id")
+            raise InvalidRequest(f"a request with id {request.id!r} is live; give each request its own id", param="id")
         live = self._live[request.id] = LiveRequest(request, sink, now_s, so_far)
         return live
 

@@ -56,7 +56,7 @@ class Queries:
         if num_waiting >= (MAX_EMBEDS if added.is_embed else MAX_QUERIES):
             what = "requests for embeddings" if added.is_embed else "questions about text"
             raise Overloaded(
-                f"{num_waiting} {what} are waiting and no more are taken; try again later", served_by="local"
+                f"{num_waiting} {what} are waiting and no more are accepted; try again later", served_by="local"
             )
         self._open[added.ask.id] = added
         return added

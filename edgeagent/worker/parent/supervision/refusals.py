@@ -41,9 +41,9 @@ def check_sendable(message: Submit | Ask) -> None:
     try:
         num_bytes = len(encode(message)) - LENGTH_BYTES
     except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError, TypeError) as error:
-        raise InvalidRequest(f"the request cannot be passed on: {error}") from error
+        raise InvalidRequest(f"the request cannot be sent to the model's process: {error}") from error
     if num_bytes > MAX_FRAME_TO_WORKER_BYTES:
-        raise PayloadTooLarge(f"the request has {num_bytes} bytes; at most {MAX_FRAME_TO_WORKER_BYTES} are taken")
+        raise PayloadTooLarge(f"the request has {num_bytes} bytes; at most {MAX_FRAME_TO_WORKER_BYTES} are accepted")
 
 
 def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
@@ -59,7 +59,7 @@ def failed_trial(trying: str, cause: str) -> EdgeAgentError:
     """Return the error for a file whose trial ended the process. `trying` describes the part of the file."""
     return ModelDamaged(
         f"the model cannot be served: {one_line(trying)} ended the process ({cause}). The file is damaged, was "
-        "converted wrongly or needs another build of llama.cpp; get it again, or another one",
+        "converted wrongly or needs another build of llama.cpp; download it again, or use another one",
         served_by="local",
     )
 
@@ -87,8 +87,8 @@ def ended(cause: str) -> WorkerCrashed:
 def stuck(cause: str) -> WorkerCrashed:
     """Return the error for a request that hung its worker."""
     return WorkerCrashed(
-        f"the model's process was ended over this request ({cause}); it is not tried again. Send a shorter prompt, or "
-        "a simpler schema",
+        f"the model's process was ended because of this request ({cause}), which is not tried again. Send a shorter "
+        "prompt, or a simpler schema",
         served_by="local",
     )
 
@@ -96,7 +96,7 @@ def stuck(cause: str) -> WorkerCrashed:
 def crashed_again(cause: str) -> WorkerCrashed:
     """Return the error for a request during which several workers died."""
     return WorkerCrashed(
-        f"the model's process ended under the request ({cause}), and again when it was tried on new ones; "
+        f"the model's process ended during the request ({cause}), and so did the new ones that tried it again; "
         "try again later, or change the request",
         retry_after_s=1.0,
         served_by="local",
@@ -104,5 +104,5 @@ def crashed_again(cause: str) -> WorkerCrashed:
 
 
 def renewed(error: EdgeAgentError, retry_after_s: float) -> EdgeAgentError:
-    """Return a new error like this one, since raising one exception object repeatedly collects tracebacks."""
+    """Return a new error like this one. Raising the same exception object repeatedly would collect tracebacks."""
     return type(error)(error.message, param=error.param, retry_after_s=max(1.0, retry_after_s), served_by="local")

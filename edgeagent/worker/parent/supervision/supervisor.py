@@ -73,7 +73,7 @@ class Supervisor:
     ) -> None:
         """`keep` gets what a worker wants to keep for the next worker; `load_time` has the times of earlier loads.
 
-        `leave_out` gets the part whose trial ended the process, and the cause. It returns if the next load omits it.
+        `leave_out` gets the part whose trial ended the process, and the cause. It tells whether the next load omits it.
         """
         self.name = name
         self._keep = keep
@@ -141,7 +141,7 @@ class Supervisor:
             return
         self._restarts, self._num_short_loads = RestartPolicy(self._patience), 0
         if self._state is WorkerState.READY:
-            self._condemn(Death("it was told to load the model again", Fate.REPLACED))
+            self._condemn(Death("the model is being reloaded", Fate.REPLACED))
         self.start()
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
@@ -370,7 +370,7 @@ class Supervisor:
 
     def _on_load_failed(self, error: EdgeAgentError, *, can_take_less: bool) -> None:
         if self._state is not WorkerState.STARTING:
-            raise ProtocolError("a load failed that had succeeded")
+            raise ProtocolError("LoadFailed after Ready")
         self._condemn(Death(error.message, error=error, is_short_of_memory=can_take_less))
 
     def _send_waiting(self) -> None:

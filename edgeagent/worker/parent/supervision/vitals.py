@@ -50,7 +50,7 @@ class Vitals:
     def on_pong(self, pong: Pong) -> None:
         """Record the answer to a ping; raise ProtocolError for an unexpected one."""
         if not self._is_pong_due or pong.nonce != self._nonce:
-            raise ProtocolError(f"a pong {pong.nonce} that was not asked for")
+            raise ProtocolError(f"an unexpected pong {pong.nonce}")
         self._is_pong_due = False
         self.status = pong.status
         self._steps.on_pong(pong.status)
