@@ -1,4 +1,4 @@
-"""The protocol that every backend implements for the router. Where the tokens come from is the backend's matter."""
+"""The protocol that every backend implements for the router, whatever the source of its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps the names in requests to models. Finding the models' files is the matter of its owner, the pool."""
+"""Maps the names in requests to models. It knows no files: its owner, the pool, finds the models."""
 
 from __future__ import annotations
 

@@ -202,7 +202,10 @@ class StepWatch:
         self._num_signs += 1
 
     def step_limit_s(self) -> float:
-        """Return how long a step may take: at least the configured time, or 20 times the usual or expected time."""
+        """Return how many seconds a step may take: the configured limit, or 20 times a step's usual or expected time.
+
+        The longest of these counts.
+        """
         usual_s = statistics.median(self._step_times_s) if self._step_times_s else 0.0
         told_s = self._status.step_expected_s
         expected_s = min(told_s, _MAX_EXPECTED_S) if told_s > 0 else 0.0
