@@ -81,8 +81,7 @@ def _room(load: Load, config: EngineConfig) -> Room:
     if config.main_gpu >= 0 and not gpus and gpus_of(found):
         count = len(gpus_of(found))
         raise ModelLoadFailed(
-            f"--main-gpu names GPU {config.main_gpu}, but there {'is' if count == 1 else 'are'} {count}, "
-            "counted from 0"
+            f"--main-gpu names GPU {config.main_gpu}, but there {'is' if count == 1 else 'are'} {count}, counted from 0"
         )
     memory = psutil.virtual_memory()
     if load.shapes:

@@ -65,9 +65,7 @@ def quantize(
             stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _MAX_STDERR_BYTES))
             said = stderr.read().decode(errors="replace")
             cause = describe_exit(code, said, has_seen_prompts=False, num_oom_kills=num_oom_kills() - oom_kills)
-            raise ModelLoadFailed(
-                f"{order.sources[0]} cannot be quantized: its process ended: {cause}", param="model"
-            )
+            raise ModelLoadFailed(f"{order.sources[0]} cannot be quantized: its process ended: {cause}", param="model")
 
 
 @contextmanager
