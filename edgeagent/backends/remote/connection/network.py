@@ -283,7 +283,10 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 async def _connect_first(addresses: list[tuple[str, int]], connect_s: float) -> _Wire:
-    """Return the first connection. Start the next attempt after a quarter of a second, beside the earlier ones."""
+    """Connect to the addresses in parallel, and return the first connection. Raise OSError if all attempts fail.
+
+    The next attempt starts when one fails, or after a quarter of a second; earlier attempts continue.
+    """
     loop = asyncio.get_running_loop()
     running: set[asyncio.Task[_Wire]] = set()
     waiting = list(addresses)

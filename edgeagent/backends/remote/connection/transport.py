@@ -312,7 +312,7 @@ class Exchange:
 
 
 def _proxy_of(remote: Remote, url: str) -> str | None:
-    """Return the proxy for an endpoint; None for one on this machine, whose traffic a remote proxy would read."""
+    """Return the proxy for an endpoint, if any. A proxy elsewhere must not read traffic that stays on this machine."""
     is_needless = remote.proxy is not None and is_loopback(url) and not is_loopback(remote.proxy)
     return None if is_needless else remote.proxy
 

@@ -46,7 +46,7 @@ class Endpoint:
 
     @property
     def num_live(self) -> int:
-        """How many of this machine's requests run there."""
+        """How many of this machine's requests run at this endpoint."""
         return self._num_long + self._num_short
 
     def begin(self, num_prompt_tokens: int) -> None:

@@ -88,9 +88,9 @@ class Eviction:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def make_room(self, model: LoadedModel) -> None:
-        """Unload other models until there is room for this one; raise BackendUnavailable if there is not enough.
+        """Unload other models until there is room for this one, and wait for busy ones; raise BackendUnavailable.
 
-        Before refusing, prefer a shorter context. A pinned model is never refused, even without room.
+        If that is not enough, allow the load with a shorter context. A pinned model may load in any case.
         """
         await self._wait_for_itself(model)
         until_s = self._clock() + self._max_wait_s
