@@ -1,1 +1,1 @@
-"""Places that generate, behind one protocol."""
+"""The local and the remote backends, which generate answers behind one protocol."""

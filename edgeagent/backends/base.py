@@ -1,4 +1,4 @@
-"""The protocol of backends, which generate for the router. It does not know where the tokens come from."""
+"""The protocol that every backend implements for the router, whatever the source of its tokens."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from msgspec import Struct
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, Step, TextAnswer, TextQuery
 
 CONTEXT = "context"
-"""The obstacle of a remote whose context the prompt does not fit, by its estimated size."""
+"""The obstacle of a remote whose context is too short for the prompt, by the prompt's estimated size."""
 UNREACHABLE = "unreachable"
-"""The obstacle of a remote none of whose endpoints answers, as far as is known."""
+"""The obstacle of a remote that has no reachable endpoint, as far as is known."""
 
 
 class Estimate(Struct, frozen=True):
-    """A backend's estimate for a request: how full it is, and after how long a refused one may try again.
+    """A backend's estimate for a request: how full the backend is, and how fast it would answer.
 
-    `obstacle`: why it cannot serve the request at all, as one word of the reasons in docs; empty if it can.
+    `retry_after_s`: how long to wait before retrying, if the backend refuses the request.
+    `obstacle`: one word for why the backend cannot serve the request, from the reasons listed in docs; empty if it can.
     `trouble`: the same as a sentence for the client, with what to change; empty if the word is enough.
-    `strain`: why it would be slow now, as one word (loading, memory, thermal); empty if it would not.
-    `first_token_s` and `token_s`: the predicted time to the first token, and from one token to the next; None where
-    nothing is known yet. `may_be_tried`: its obstacle may have gone; a request that nothing else can serve finds out.
+    `first_token_s` and `token_s`: the predicted time to the first token, and between tokens; None if unknown.
+    `strain`: one word for why the backend would be slow now (loading, memory, thermal); empty if it would not.
+    `may_be_tried`: the obstacle may be gone. A request that no other backend can serve is sent here to find out.
     """
 
     backend: str
@@ -39,22 +40,24 @@ class Estimate(Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """A place that generates.
+    """Generates answers, on this machine or on another.
 
-    The contract of `generate`: yields Steps in order; the last one ends with a Finished delta, or an EdgeAgentError is
-    raised, never both and never neither. Closing the generator (aclose, or cancelling the task that iterates it)
-    cancels the request; it then yields nothing more. `cancel` ends it politely: the iterator goes on to a
-    Finished(cancelled) that carries what was used.
+    The contract of `generate`:
 
-    A backend on another machine needs a Permit, and sends nothing without. With `so_far` the answer
-    continues the text that its client has; that text is not yielded again. A place that cannot continue exactly raises
-    NotSupported.
+    - It yields Steps in order. Either the last Step ends with a Finished delta, or the generator raises an
+      EdgeAgentError; never both, never neither.
+    - Closing the generator (aclose, or cancelling the task that iterates it) cancels the request. It then yields
+      nothing more.
+    - `cancel` ends the request in an orderly way: the generator still yields a Finished(cancelled) with the usage.
+    - A backend on another machine needs a Permit, and sends nothing without one.
+    - With `so_far`, the answer continues the text that the client already has. That text is not yielded again.
+      A backend that cannot continue exactly raises NotSupported.
     """
 
     name: str
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Say what to expect of a request, without side effects; raise ModelNotFound for a model it does not serve."""
+        """Return an estimate for a request, without side effects; raise ModelNotFound for a model it does not serve."""
         ...
 
     def generate(
@@ -64,9 +67,9 @@ class Backend(Protocol):
         ...
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text by a model's own tokenizer and template; raise ModelNotFound.
+        """Answer a question about text with a model's own tokenizer and template; raise ModelNotFound.
 
-        One on another machine raises NotSupported: such text does not leave this one.
+        A backend on another machine raises NotSupported, since such text does not leave this machine.
         """
         ...
 
@@ -79,30 +82,30 @@ class Backend(Protocol):
         ...
 
     def reload(self, model: str) -> None:
-        """Reload a model; this ends a quarantine too. Its live requests continue. Raise ModelNotFound."""
+        """Reload a model, which also ends its quarantine. Its live requests continue. Raise ModelNotFound."""
         ...
 
     def default_model(self) -> str:
-        """Return the name of the model that serves a request which names none."""
+        """Return the name of the model that serves requests without a model name."""
         ...
 
     def find_model(self, name: str) -> str:
-        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
+        """Return a model's canonical name; clients may use several names. Raise ModelNotFound or BackendUnavailable."""
         ...
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`, also for a model that is here and was not asked for yet; nothing is loaded by this."""
+        """Like `find_model`, but also find models on this machine that were not requested before. Load nothing."""
         ...
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0; where it serves, return how many requests must end before that.
+        """End a model's worker and return 0. If the model has live requests, return how many must end first.
 
-        Raise ModelNotFound, or NotSupported for a model elsewhere.
+        Raise ModelNotFound, or NotSupported for a remote model.
         """
         ...
 
     async def start(self) -> None:
-        """Begin to load the configured model; return without waiting for it."""
+        """Start loading the configured model; return without waiting for it."""
         ...
 
     async def stop(self) -> None:

@@ -1,6 +1,6 @@
-"""Predicts the times of a local model's requests from those of earlier ones. It sees sizes and times, not content.
+"""Predicts how long a local model's requests take, from the sizes and times of earlier ones.
 
-Prefixes of prompts are remembered by their hashes, to predict what the prefix cache will have.
+It stores no content: prompt prefixes are remembered by their hashes, to predict prefix cache hits.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ _MAX_BEGINNINGS = 8192
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 # Rendering, tokenizing and the transfer through pipes.
 _OVERHEAD_S = 0.005
-# The assumed speed of an idle worker doubles after this time, at most this many times.
+# The assumed speed of an idle worker doubles after each period of this length, at most this many times.
 _DOUBT_S = 30.0
 _MOST_DOUBLINGS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a worker measured: prompt tokens a second, and seconds for a token of each stream; 0: not known."""
+    """A worker's measured speeds: prompt tokens per second, and seconds per token of one stream. 0 if unknown."""
 
     prefill_tokens_per_s: float
     token_s: float
 
     def better(self, other: Rates) -> Rates:
-        """Return the better of both, each for itself."""
+        """Return the better value of each rate."""
         times = [time_s for time_s in (self.token_s, other.token_s) if time_s > 0]
         return Rates(max(self.prefill_tokens_per_s, other.prefill_tokens_per_s), min(times, default=0.0))
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A live request without its first token: the prompt tokens that it still has to compute, about."""
+    """A live request before its first token. `num_tokens` is about how many prompt tokens it still has to compute."""
 
     tier: Tier
     num_tokens: float
 
 
 class Forecast:
-    """The live requests that have no token yet, and how many tokens the bytes of a prompt make."""
+    """Predicts times from the requests waiting for a first token, measured rates, and the bytes per prompt token."""
 
     def __init__(self) -> None:
         self._bytes_per_token = _FIRST_BYTES_PER_TOKEN
@@ -58,11 +58,11 @@ class Forecast:
         return prompt_bytes(request) / self._bytes_per_token
 
     def accept(self, request: GenerateRequest) -> None:
-        """Note a request that was given to the worker."""
+        """Note that a request was submitted to the worker."""
         self._pending[request.id] = _Pending(request.tier, self._num_uncached(request))
 
     def start(self, request: GenerateRequest, started: Started) -> None:
-        """Note the numbers of tokens of a request's prompt."""
+        """Note how many prompt tokens a request has, and how many of them are cached."""
         if request.id in self._pending:
             self._pending[request.id].num_tokens = started.num_prompt_tokens - started.num_cached_tokens
         num_bytes = prompt_bytes(request)
@@ -81,10 +81,10 @@ class Forecast:
         self._pending.pop(request_id, None)
 
     def known(self, rates: Rates, *, is_proven: bool, is_busy: bool, idle_s: float) -> Rates:
-        """Return the rates to predict with: those of a busy worker, else the best measured ones.
+        """Return the rates to predict with: a busy worker's current rates, else the best rates measured so far.
 
-        Rates count only after a request has run, since the trial at a load may be slowed by other programs. Without
-        requests nothing is measured, so after a while bad rates are assumed to have improved.
+        Rates count only after a request has run (`is_proven`): other programs may slow down the trial run at loading.
+        An idle worker measures nothing, so its rates are assumed to improve with time.
         """
         if is_proven and rates.prefill_tokens_per_s > 0:
             self._best = self._best.better(rates)
@@ -94,7 +94,7 @@ class Forecast:
         return Rates(self._best.prefill_tokens_per_s * hope, self._best.token_s / hope)
 
     def first_token_s(self, request: GenerateRequest, rates: Rates) -> float | None:
-        """Return the predicted time from a request's turn to its first token; None where nothing was measured."""
+        """Return the predicted seconds from a request's start in the worker to its first token; None if unknown."""
         if rates.prefill_tokens_per_s <= 0:
             return None
         rank = _RANK[request.tier]
@@ -113,7 +113,7 @@ class Forecast:
 
 
 def _beginnings(request: GenerateRequest) -> Iterator[tuple[int, int]]:
-    """Yield a hash of each beginning of a conversation, or of the whole text, and its length in bytes."""
+    """Yield the hash and the length in bytes of each prefix of a conversation, or of a whole raw prompt."""
     prompt = request.prompt
     if not isinstance(prompt, ChatPrompt):
         yield hash((request.cache.partition, prompt)), prompt_bytes(request)

@@ -1,6 +1,6 @@
-"""The backend on this machine: a bounded number of requests, each with its mailbox, its deadline and its end.
+"""The backend on this machine: runs a bounded number of requests, each with its own mailbox and deadline.
 
-It does not know processes or frames (worker.parent.pool does) nor why a request came here (the router does).
+It does not handle processes and frames (worker.parent.pool does), or decide where a request runs (the router does).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from edgeagent.worker.parent.pool.pool import Pool
 _FIRST_GUESS_S = 2.0
 _SMOOTHING = 0.2
 _MAX_RETRY_AFTER_S = 60.0
-_MOST_BYTES_PER_TOKEN = 16  # on average; a longer prompt cannot fit
+_MOST_BYTES_PER_TOKEN = 16  # on average: a prompt with more bytes than this times the context length cannot fit
 
 
 class _Traffic:
-    """The requests of one model: what their times were, and what they will be."""
+    """Measured and predicted times of one model's requests."""
 
     def __init__(self, now_s: float) -> None:
         self.forecast = Forecast()
@@ -52,12 +52,12 @@ class _Traffic:
 
     @property
     def retry_after_s(self) -> float:
-        """When the queue will have drained, about: the usual time from acceptance to end, waiting included."""
+        """About how many seconds until the queue has drained: a request's usual duration, waiting included."""
         return min(_MAX_RETRY_AFTER_S, max(1.0, self.usual_duration_s))
 
 
 class LocalBackend:
-    """Generates through the pool's workers."""
+    """Generates answers in the pool's workers."""
 
     name = "local"
 
@@ -67,39 +67,39 @@ class LocalBackend:
         self._traffic: dict[str, _Traffic] = {}
 
     def reload(self, model: str) -> None:
-        """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        """Reload a model, which also ends its quarantine. Its live requests continue. Raise ModelNotFound."""
         self._pool.reload(model)
 
     def default_model(self) -> str:
-        """Return the name of the model that serves a request which names none."""
+        """Return the name of the model that serves requests without a model name."""
         return self._pool.default_model()
 
     def find_model(self, name: str) -> str:
-        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
+        """Return a model's canonical name; clients may use several names. Raise ModelNotFound or BackendUnavailable."""
         return self._pool.find_model(name)
 
     async def start(self) -> None:
-        """Find the configured model and begin to load it; raise StoreError or NotFound where there is none."""
+        """Find the configured model and start loading it; raise StoreError or NotFound if it is missing."""
         await self._pool.start()
 
     async def stop(self) -> None:
-        """End every request, and the workers."""
+        """End every request and every worker."""
         await self._pool.stop()
 
     def models(self) -> list[ModelStatus]:
-        """Return the models of this machine."""
+        """Return the models on this machine."""
         return self._pool.models()
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`, also for a model that lies unloaded on the disk; nothing is loaded by this."""
+        """Like `find_model`, but also find models that are on disk and not loaded. Load nothing."""
         return await self._pool.locate(name)
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0; where it serves, return how many requests must end before that."""
+        """End a model's worker and return 0. If the model has live requests, return how many must end first."""
         return await self._pool.unload(model)
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Say how full the model's queue is, and when the request would have its tokens; raise ModelNotFound."""
+        """Return how full the model's queue is, and how fast the request would get tokens; raise ModelNotFound."""
         status, num_live = self._pool.status(request.model), self._pool.num_live(request.model)
         worker, engine, num_parallel = status.worker, self._pool.engine(request.model), self._num_parallel(status)
         rates = Rates(0.0, 0.0) if worker is None else Rates(worker.prefill_tokens_per_s, worker.token_s)
@@ -133,12 +133,12 @@ class LocalBackend:
         return self._traffic.setdefault(model, _Traffic(self._clock()))
 
     def _num_parallel(self, status: ModelStatus) -> int:
-        """Return how many requests a model runs at a time: fewer than asked where memory was short."""
+        """Return how many requests a model runs at a time: fewer than configured if memory was short."""
         chosen = 0 if status.info is None else status.info.num_parallel
         return chosen or self._pool.engine(status.name).num_parallel
 
     def _obstacle(self, request: GenerateRequest, status: ModelStatus) -> str:
-        """Return why a request cannot be served at all, as far as that is certain."""
+        """Return why a request certainly cannot be served; empty if it may be possible."""
         if status.state in UNUSABLE and status.retry_after_s:
             return "memory" if self._pool.lacks_room(status.name) else status.state.value
         is_cut = isinstance(request.prompt, ChatPrompt) and request.prompt.truncate
@@ -149,19 +149,19 @@ class LocalBackend:
         return ""
 
     def cancel(self, request_id: str) -> None:
-        """End a request politely; its generator goes on to Finished(cancelled)."""
+        """Cancel a request; its generator still yields Finished(cancelled)."""
         self._pool.cancel(request_id)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text; it counts as no request and waits for none."""
+        """Answer a question about text. It does not count as a request, and does not wait for other requests."""
         return await self._pool.ask(model, query)
 
     async def generate(
         self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
     ) -> AsyncGenerator[Step, None]:
-        """Run a request; see the contract in backends.base. It counts as accepted from the first `__anext__` on."""
+        """Run a request; see the contract in backends.base. The first `__anext__` accepts the request."""
         del permit  # nothing leaves this machine
-        # It was located before it was placed here, but a model that is not used may have been unloaded since.
+        # The router located the model before, but an unused model may have been unloaded since.
         await self._pool.locate(request.model)
         traffic = self._traffic_of(self._pool.status(request.model).name)
         self._refuse_if_full(request.model, traffic)
@@ -196,7 +196,7 @@ class LocalBackend:
             self._pool.abandon(request.id)
 
     def _placed(self, request: GenerateRequest, step: Step) -> Step:
-        """Return a step that tells where the answer comes from, if it begins the answer."""
+        """Return the step; if it is the answer's first, add to it where the answer comes from."""
         if not step.deltas or not isinstance(step.deltas[0], Started):
             return step
         sha256 = self._pool.status(request.model).sha256
@@ -204,7 +204,7 @@ class LocalBackend:
         return replace(step, deltas=(started, *step.deltas[1:]))
 
     def _note_first(self, request: GenerateRequest, forecast: Forecast, step: Step) -> bool:
-        """Note the steps before the first token; whether this is the one that has it."""
+        """Note the progress of a request before its first token. Return whether this step has that token."""
         if step.deltas and isinstance(step.deltas[0], Started):
             forecast.start(request, step.deltas[0])
         if step.tokens:
@@ -215,7 +215,7 @@ class LocalBackend:
         num_live, status = self._pool.num_live(model), self._pool.status(model)
         if num_live >= self._num_parallel(status) + self._pool.engine(model).max_waiting:
             raise Overloaded(
-                f"{num_live} requests are running or waiting and no more are taken; try again later",
+                f"{num_live} requests are running or waiting and no more are accepted; try again later",
                 retry_after_s=traffic.retry_after_s,
                 served_by=self.name,
             )

@@ -1,7 +1,7 @@
-"""A request's answer on its way from the worker's pipe to its reader.
+"""A queue that carries one request's answer from the worker's pipe to the answer's reader.
 
-The pipe never waits for a slow reader: where more than `max_steps` are pending they are merged into one, so the reader
-gets fewer, larger steps, and loses nothing.
+The pipe never waits for a slow reader. If `max_steps` steps are pending, they are merged into one, so that the reader
+gets fewer, larger steps and loses nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DEFAULT_MAX_STEPS = 64
 
 
 def merge_steps(steps: list[Step]) -> Step:
-    """Return one step with all of theirs: neighbouring deltas of a kind joined, timed as the earliest."""
+    """Merge steps into one with the time of the first; neighbouring deltas of the same kind are joined."""
     deltas: list[Delta] = []
     run: list[Delta] = []
     for delta in chain.from_iterable(step.deltas for step in steps):
@@ -55,7 +55,7 @@ def _join(run: list[Delta]) -> Delta:
 
 
 class Mailbox:
-    """A Sink with one reader. `num_tokens` counts the answer's tokens, those that were delivered elsewhere included."""
+    """A Sink with one reader. `num_tokens` counts the answer's tokens, including those another backend delivered."""
 
     def __init__(self, max_steps: int = _DEFAULT_MAX_STEPS, *, num_tokens: int = 0) -> None:
         self._max_steps = max_steps
@@ -69,7 +69,7 @@ class Mailbox:
         return len(self._steps)
 
     def put(self, step: Step) -> None:
-        """Take a step; steps after the end are ignored."""
+        """Add a step; steps after the end are ignored."""
         if self._has_ended:
             return
         self.num_tokens += len(step.tokens)
@@ -82,7 +82,7 @@ class Mailbox:
         self._wake()
 
     def fail(self, error: EdgeAgentError) -> None:
-        """Take the error that ends the answer; the reader gets it after the steps that came before it."""
+        """End the answer with an error. The reader gets the pending steps first."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -90,7 +90,7 @@ class Mailbox:
         self._wake()
 
     async def next(self) -> Step:
-        """Wait for the next step; raise the error that ended the answer. Not to be called after the last step."""
+        """Wait for the next step; raise the error that ended the answer. Must not be called after the last step."""
         while not self._steps:
             if self._error is not None:
                 raise self._error

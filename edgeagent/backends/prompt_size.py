@@ -1,4 +1,4 @@
-"""How large a prompt is, in bytes: what is known of its tokens before it is rendered."""
+"""Computes the size of a prompt in bytes, from which its tokens are estimated before it is rendered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _TOKEN_ID_BYTES = 4
 
 
 def prompt_bytes(request: GenerateRequest) -> int:
-    """Return how many bytes of content a request has."""
+    """Return how many bytes a request's prompt has: its content and tools, without the template."""
     match request.prompt:
         case ChatPrompt(messages):
             return tools_bytes(request.prompt) + sum(map(message_bytes, messages))
@@ -19,7 +19,7 @@ def prompt_bytes(request: GenerateRequest) -> int:
 
 
 def tools_bytes(prompt: ChatPrompt) -> int:
-    """Return how many bytes the descriptions of a conversation's tools have."""
+    """Return the size of a conversation's tool definitions in bytes."""
     return sum(len(tool.name) + _num_bytes(tool.description) + _num_bytes(tool.parameters) for tool in prompt.tools)
 
 

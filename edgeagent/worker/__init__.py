@@ -1,1 +1,1 @@
-"""A model's own process: the child, its supervisor and the messages between them."""
+"""The process that runs one model: the child, its supervisor and the messages between them."""

@@ -1,7 +1,7 @@
-"""Why a worker died, in a few words, from its exit code and the end of what it printed.
+"""Describes in a few words why a worker died, from its exit code and the end of its output.
 
-After a worker has seen a prompt, the text of an exception may quote it; then only the exception's type and place are
-told, so that no cause carries what a user wrote.
+After a worker has seen a prompt, the text of an exception may quote it. Then the cause has only the exception's type
+and place, so that no cause contains user text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SIGNAL_WORDS = {
     "SIGXCPU": "out of its CPU time limit",
 }
 _SIGKILL, _SIGTERM = 9, 15
-# What C++ and ggml print as they end the process.
+# Texts that C++ and ggml print if an allocation fails.
 _ALLOCATION_FAILED = ("std::bad_alloc", "out of memory", "OutOfDeviceMemory", "failed to allocate")
 _OUT_OF_MEMORY = "SIGKILL (out of memory: the kernel ended it; a smaller --ctx or model needs less)"
 # NTSTATUS values that a Windows process leaves as its exit code.
@@ -43,7 +43,7 @@ _LIBCPP = re.compile(r"terminating due to uncaught exception of type ((?:[^:\n]|
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "[^"]*?([^/\\"]+)", line (\d+)', re.MULTILINE)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?::\s*(.*))?$")
-# Bounds of a worker's text for the log, which may be hostile and long.
+# Limits of a worker's text for the log. The text may be hostile and long.
 _MAX_NOTES = 3
 _MAX_NOTE_CHARS = 400
 _LEFT_OUT = re.compile(r"^edgeagent worker: left out (\d{1,15}) bytes", re.MULTILINE)
@@ -52,36 +52,36 @@ _MAX_LINE = 400
 
 
 def describe_left_out(num_bytes: int) -> str:
-    """Return the line with which a stopping worker reports how many bytes it had no time to write to the disk cache."""
+    """Return a stopping worker's report of how many bytes it had no time to write to the disk cache."""
     return f"left out {num_bytes} bytes"
 
 
 def read_left_out(stderr: str) -> int:
-    """Return the unwritten bytes that a stopped worker reports; 0 if it reports none."""
+    """Return how many unwritten bytes a stopped worker reported; 0 if it reported none."""
     found = _LEFT_OUT.search(stderr)
     return int(found[1]) if found else 0
 
 
 def read_notes(notes: Sequence[str]) -> list[str]:
-    """Return a worker's text for the log: a few lines, without control characters."""
+    """Return a worker's notes for the log: a few lines, without control characters."""
     return [one_line(note) for note in notes[:_MAX_NOTES]]
 
 
 def one_line(text: str) -> str:
-    """Return a worker's text as one short line."""
+    """Return a worker's text as one short line without control characters."""
     return "".join(char if char.isprintable() else " " for char in text[:_MAX_NOTE_CHARS])
 
 
 def is_from_outside(returncode: int) -> bool:
-    """Whether a process was ended from outside: by a person, a service manager, the kernel out of memory.
+    """Whether a process was ended from outside: by a person, a service manager, or the kernel for lack of memory.
 
-    False on Windows, where the process that ends another one chooses its exit code.
+    Always False on Windows, where the exit code does not show it: the process that ends another chooses the code.
     """
     return returncode in (-_SIGKILL, -_SIGTERM)
 
 
 def num_oom_kills(counters: Path = Path("/proc/vmstat")) -> int:
-    """Return how many processes Linux's kernel has ended since its start to free memory; 0 where it is not known."""
+    """Return how many processes the Linux kernel has ended since boot to free memory; 0 if unknown."""
     try:
         found = re.search(r"^oom_kill (\d+)$", counters.read_text(encoding="ascii"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
@@ -90,7 +90,7 @@ def num_oom_kills(counters: Path = Path("/proc/vmstat")) -> int:
 
 
 def is_out_of_memory(returncode: int, num_oom_kills: int, stderr: str = "") -> bool:
-    """Whether a process ended for want of memory. The kernel ended `num_oom_kills` for it while this one lived."""
+    """Whether a process ended because memory ran out. The kernel ended `num_oom_kills` processes during its life."""
     by_kernel = returncode == -_SIGKILL and num_oom_kills > 0
     return by_kernel or (returncode != 0 and any(words in stderr for words in _ALLOCATION_FAILED))
 
@@ -98,7 +98,7 @@ def is_out_of_memory(returncode: int, num_oom_kills: int, stderr: str = "") -> b
 def describe_exit(returncode: int, stderr: str, *, has_seen_prompts: bool, num_oom_kills: int = 0) -> str:
     """Return what ended a process that was not asked to stop, e.g. "SIGSEGV (invalid memory access)".
 
-    `num_oom_kills` is how many processes the kernel ended to free memory while this one lived.
+    `num_oom_kills` is how many processes the kernel ended to free memory during this one's life.
     """
     how = _OUT_OF_MEMORY if is_out_of_memory(returncode, num_oom_kills) else _describe_code(returncode)
     why = _describe_output(stderr, has_seen_prompts)
@@ -120,7 +120,7 @@ def _describe_code(returncode: int) -> str:
 
 
 def _describe_output(stderr: str, is_private: bool) -> str:
-    # Cut the lines, since patterns are slow on a very long line of a broken worker.
+    # Shorten the lines, since the patterns are slow on a very long line from a broken worker.
     stderr = "\n".join(line[:_MAX_LINE] for line in stderr.splitlines())
     if found := _last(_ASSERTION, stderr):
         return f"{found[1] or ''}{found[2]}"[:_MAX_QUOTE]

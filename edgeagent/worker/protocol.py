@@ -1,10 +1,14 @@
 """The messages between the daemon and a worker, and their frames.
 
-A frame is a 4-byte little-endian length and that many bytes of msgpack (no pickle: a worker that a hostile model file
-took over must not own the daemon). Daemon → worker goes over the child's stdin, worker → daemon over its stdout. The
-first message to a worker is Load; its answer is LoadProgress… then Ready or LoadFailed. Every Submit is answered by
-StepResults for that id, the last of which holds a Finished, or by one Failed; nothing follows either. Every Ask is
-answered by AnswerParts for that id, the last with `is_last`, or by one Failed. A dropped Ask gets no answer.
+A frame is a 4-byte little-endian length and that many bytes of msgpack. It is not pickle, since a worker taken over by
+a hostile model file must not take over the daemon. Messages to the worker go through its stdin, messages to the daemon
+through its stdout.
+
+- The first message to a worker is Load. It is answered by any number of LoadProgress, then Ready or LoadFailed.
+- Every Submit is answered by StepResults for its id, the last of which holds a Finished, or by one Failed. Nothing
+  follows either.
+- Every Ask is answered by AnswerParts for its id, the last with `is_last`, or by one Failed. A dropped Ask may get no
+  answer.
 """
 
 from __future__ import annotations
@@ -34,9 +38,9 @@ _MAX_ERROR_CHARS = 4096
 
 
 class DiskCache(Struct, frozen=True):
-    """The folder of cached blocks, its bounds, and the secret that keys and seals them.
+    """The folder of cached blocks, its limits, and the secret that keys and seals the blocks.
 
-    `max_bytes_per_hour` 0: no limit. `close_s`: how long a stopping worker may write queued blocks.
+    `max_bytes_per_hour`: 0 means no limit. `close_s`: how many seconds a stopping worker may write queued blocks.
     """
 
     folder: str
@@ -51,11 +55,14 @@ class DiskCache(Struct, frozen=True):
 class Load(Struct, frozen=True, tag="load"):
     """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
 
-    `identity` tells the model's file from another that took its place. `writable` are the only folders that the sandbox
-    lets the worker write to. `shapes` are the model's and its draft's, () if their headers could not be read. The model
-    may take `room_bytes` of the machine's memory; 0: what is free. `num_tries` loads before this one ran out of memory.
-    `kept` is `to_keep` of the last worker's Ready. `adapters` are the paths of the model's LoRA adapters, by name;
-    `unusable_adapters` tell why others cannot be used.
+    - `identity` changes if another file replaces the model's file.
+    - `writable` are the only folders that the sandbox lets the worker write to.
+    - `shapes` are those of the model and its draft; empty if the model's header could not be read.
+    - `room_bytes` is how much of the machine's memory the model may use; 0 means all that is free.
+    - `num_tries` is how many loads before this one ran out of memory.
+    - `kept` is what the last worker sent as `to_keep` or with Keep.
+    - `adapters` are the paths of the model's LoRA adapters by name. `unusable_adapters` has the reasons why others
+      cannot be used.
     """
 
     name: str
@@ -74,10 +81,10 @@ class Load(Struct, frozen=True, tag="load"):
 
 
 class Delivered(Struct, frozen=True, array_like=True):
-    """The output so far: first `so_far`, from another machine, then `tokens`, from earlier workers.
+    """The output so far: first `so_far` from another machine, then `tokens` from earlier workers.
 
-    The tokens came in steps of `step_lengths`; `unsaid` are the log probabilities of the last tokens, whose text was
-    not sent yet.
+    The tokens were delivered in steps of `step_lengths`. `unsaid` has the log probabilities of the last tokens, whose
+    text was not sent yet.
     """
 
     tokens: tuple[int, ...] = ()
@@ -92,8 +99,8 @@ NOTHING_DELIVERED = Delivered()
 class Submit(Struct, frozen=True, tag="submit"):
     """Begin a request, or continue one that an earlier worker or another machine began.
 
-    `accepted_at_s` is the daemon's time.monotonic at acceptance; `load_ms` is the time it waited for the model. The
-    output continues after its `delivered` part, which is not sent again.
+    `accepted_at_s` is the daemon's time.monotonic at acceptance. `load_ms` is how long the request waited for the model
+    to load. The output continues after its `delivered` part, which is not sent again.
     """
 
     request: GenerateRequest
@@ -103,32 +110,32 @@ class Submit(Struct, frozen=True, tag="submit"):
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
-    """Stop a request; an unknown or finished id is ignored. A live one answers Finished(cancelled)."""
+    """Cancel a request; an unknown or finished id is ignored. A live request is answered with Finished(cancelled)."""
 
     id: str
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """Ask the model's text tools a question; it does not wait for a decode."""
+    """Ask the model a question about text. Questions do not wait for requests."""
 
     id: str
     query: TextQuery
 
 
 class Drop(Struct, frozen=True, tag="drop"):
-    """Forget an Ask; an unknown or answered id is ignored."""
+    """Drop an Ask; an unknown or answered id is ignored."""
 
     id: str
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Ask for a Pong; answered by the worker's reader thread even in the middle of a long step."""
+    """Ask for a Pong, which the worker's reader thread sends even in the middle of a long step."""
 
     nonce: int
 
 
 class Stop(Struct, frozen=True, tag="stop"):
-    """Cancel what is live and exit. The end of the stream means the same."""
+    """Cancel all live requests and exit."""
 
 
 ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
@@ -137,7 +144,7 @@ ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
 class LoadProgress(Struct, frozen=True, tag="progress"):
     """How much of the model is loaded, 0 to 1.
 
-    `trying`: which part of which file is tried next, in words; if the process ends, this is the reported cause.
+    `trying` describes the part of a file that is tried next. If the process ends, it is reported as the cause.
     """
 
     fraction: float
@@ -145,12 +152,12 @@ class LoadProgress(Struct, frozen=True, tag="progress"):
 
 
 def adapter_trial(path: str) -> str:
-    """Return `LoadProgress.trying` of an adapter, by which the daemon knows which one ended the process."""
+    """Return `LoadProgress.trying` for an adapter, from which the daemon knows which adapter ended the process."""
     return f"the adapter {path}"
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """The model is loaded and warm. `notes` are lines for the daemon's log, `to_keep` is for the next worker's Load."""
+    """The model is loaded and warm. `notes` are lines for the daemon's log; `to_keep` is for the next worker's Load."""
 
     info: ModelInfo
     notes: tuple[str, ...] = ()
@@ -158,7 +165,7 @@ class Ready(Struct, frozen=True, tag="ready"):
 
 
 class Keep(Struct, frozen=True, tag="keep"):
-    """A later `to_keep` of a Ready: what was learnt since."""
+    """A newer `to_keep` than that of the Ready, with what was learned since."""
 
     content: bytes
 
@@ -166,7 +173,7 @@ class Keep(Struct, frozen=True, tag="keep"):
 class LoadFailed(Struct, frozen=True, tag="load_failed"):
     """The model cannot be loaded; the worker exits after this. `code` is an EdgeAgentError code.
 
-    `can_take_less`: it ran out of memory, and would take less where the next Load counts this try.
+    `can_take_less`: the load ran out of memory, and the next one, with a higher `num_tries`, would use less.
     """
 
     code: str
@@ -175,9 +182,10 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
 
 
 class StepItem(Struct, frozen=True, array_like=True):
-    """One request's share of an engine step. After an item with `is_part` more follow; the last one has all tokens.
+    """One request's share of an engine step. A large share comes in several items; all but the last have `is_part`.
 
-    `unsaid` are the log probabilities of the latest tokens, whose text is held back; the next worker needs them.
+    Only the last item has `tokens`. `unsaid` has the log probabilities of the latest tokens, whose text is held back; a
+    next worker needs them.
     """
 
     id: str
@@ -212,7 +220,7 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 
 def failed(failed_id: str, error: EdgeAgentError) -> Failed:
-    """Return the end of a request or an Ask by an error; it may quote a schema that is longer than a frame may be."""
+    """Return the Failed for an error. The message is shortened, since it may quote a schema too long for a frame."""
     return Failed(failed_id, error.code, error.message[:_MAX_ERROR_CHARS], error.param)
 
 
@@ -245,7 +253,7 @@ def encode(message: ToWorker | FromWorker) -> bytes:
 
 
 def frame_length(header: bytes, max_bytes: int) -> int:
-    """Return the body length a 4-byte header announces; raise ProtocolError over `max_bytes`."""
+    """Return the body length that a 4-byte header announces; raise ProtocolError if it is over `max_bytes`."""
     (length,) = _length.unpack(header)
     if length > max_bytes:
         raise ProtocolError(f"a frame of {length} bytes is over the limit of {max_bytes}")
@@ -253,7 +261,7 @@ def frame_length(header: bytes, max_bytes: int) -> int:
 
 
 def decode_to_worker(body: bytes) -> ToWorker:
-    """Return the message of a frame body; raise ProtocolError when it is none."""
+    """Return the message in a frame body; raise ProtocolError if it is invalid."""
     try:
         return _to_worker.decode(body)
     except msgspec.MsgspecError as error:
@@ -261,7 +269,7 @@ def decode_to_worker(body: bytes) -> ToWorker:
 
 
 def decode_from_worker(body: bytes) -> FromWorker:
-    """Return the message of a frame body; raise ProtocolError when it is none."""
+    """Return the message in a frame body; raise ProtocolError if it is invalid."""
     try:
         return _from_worker.decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -269,7 +277,7 @@ def decode_from_worker(body: bytes) -> FromWorker:
 
 
 def read_to_worker(stream: BinaryIO) -> ToWorker | None:
-    """Block for the next message to the worker; None at the end of the stream."""
+    """Block until the next message to the worker arrives; return None at the end of the stream."""
     header = stream.read(LENGTH_BYTES)
     if len(header) < LENGTH_BYTES:
         return None

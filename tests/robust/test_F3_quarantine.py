@@ -56,7 +56,7 @@ async def test_a_model_that_hangs_every_worker_is_left_alone_too(tmp_path: Path)
     # Each was up for longer than the window in which crashes are counted, as it is where hangs take 30 s to notice.
     patience = replace(QUICK, hang_timeout_s=0.3, stop_grace_s=0.1, crash_window_s=0.2)
     async with faulty(tmp_path, patience=patience, serves_after=False) as victim:
-        for reason in ("ended under the request", "crashed too often"):
+        for reason in ("ended during the request", "crashed too often"):
             response = (await victim.ask("deaf")).response
             assert response["status"] == "failed"
             assert f"{reason} (hung: one step took longer" in response["error"]["message"]

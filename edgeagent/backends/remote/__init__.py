@@ -1,5 +1,5 @@
-"""Generation on another machine that speaks OpenAI's protocol.
+"""Generates on another machine that speaks OpenAI's protocol.
 
-`connection` has the only way out, which takes a Permit. `bodies` writes requests, `answers` reads streams,
-`endpoints` knows how each base URL fares and picks among them, `backend` is what the router sees.
+`connection` is the only code that sends anything, and requires a Permit. `bodies` writes requests, and `answers` reads
+streams. `endpoints` tracks the health of each base URL and chooses among them. `backend` is what the router sees.
 """

@@ -1,4 +1,4 @@
-"""The key of a remote: found where its owner put it, sent only to that remote, and no longer once it was refused."""
+"""The API key of a remote. It is sent only to that remote, and no longer once the remote has refused it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Headers = tuple[tuple[str, str], ...]
 _SCHEME = "Bearer "
 FindKey = Callable[[Key], str]
 
-KEY_IS_MENDED = "the key is changed, or `edgeagent remote add` adds the remote again"
+KEY_IS_MENDED = "the key is changed, or the remote is added again with `edgeagent remote add`"
 _ASK_AGAIN_S = 5.0
 _MIN_KEY_PART = 8
 
 
 def quotes_key(text: str, headers: Headers) -> bool:
-    """Whether a remote's words quote the key that these headers carry, or a part of it that says something."""
+    """Whether a text from a remote quotes the key in these headers, or at least eight characters of it."""
     keys = [value.removeprefix(_SCHEME) for _, value in headers]
     return any(
         key[start : start + _MIN_KEY_PART] in text
@@ -28,7 +28,7 @@ def quotes_key(text: str, headers: Headers) -> bool:
 
 
 class Access:
-    """Whether and how a remote lets us in. A key that it refused is sent again only where that is forgiven."""
+    """Tracks whether a remote accepts our key. A refused key is sent again only if it changes, or after `forgive`."""
 
     def __init__(self, key: Key | None, find: FindKey) -> None:
         self._key = key
@@ -40,11 +40,11 @@ class Access:
         self._checked_s: float | None = None
 
     def headers(self) -> Headers:
-        """Return the headers that carry the key; raise ConfigError where it is not found."""
+        """Return the headers that carry the key; raise ConfigError if the key is not found."""
         return () if self._key is None else (("Authorization", f"{_SCHEME}{self._find(self._key)}"),)
 
     def refuse(self, status: int) -> None:
-        """Take note that the remote refused the key, or that it wants one where there is none."""
+        """Note that the remote refused the key, or a request without a key."""
         self._status = status
         self._refused = self._digest()
         self._checked_s = None
@@ -57,9 +57,9 @@ class Access:
         self._refused = self._checked_s = None
 
     def obstacle(self, now_s: float) -> tuple[str, str]:
-        """Return a word and a sentence for what keeps us out, both empty where nothing does.
+        """Return why requests cannot be sent, as one word and as a sentence; both are empty if they can.
 
-        The key is looked for again every few seconds at most.
+        The key is looked up again at most every few seconds.
         """
         if self._checked_s is None or now_s - self._checked_s > _ASK_AGAIN_S:
             self._checked_s = now_s

@@ -1,4 +1,4 @@
-"""One try of a request at one endpoint: from the connection to the end of its answer. It tries nothing twice."""
+"""One attempt to run a request at one endpoint, from the connection to the end of the answer, without retries."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _EVENT_STREAM = "text/event-stream"
 
 
 class Attempt:
-    """Reads one answer. An answer begins with its first content, not with its head or a role.
+    """Sends one request and reads its answer. The answer begins with its first content, not with its head or a role.
 
-    `ends_at_s` is the loop's time at which the whole request must be over; `guard` keeps back what is repeated.
+    `ends_at_s` is the event loop's time at which the whole request must have ended. `guard` drops repeated text.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Attempt:
         self.is_over = False
 
     async def begin(self, permit: Permit, call: Call) -> list[Delta]:
-        """Send the call; return the first content, or nothing where the answer is whole and empty."""
+        """Send the call; return the first content, or an empty list if the answer is complete and empty."""
         until_s = min(self._loop.time() + self._limits.first_token_s, self._ends_at_s)
         try:
             exchange = self._exchange = await self._control.wait(until_s, partial(self._transport.open, permit, call))
@@ -60,7 +60,7 @@ class Attempt:
         return []
 
     async def next(self) -> list[Delta]:
-        """Return more content; nothing once the answer is whole. An event of any kind shows that it goes on."""
+        """Return more content, or an empty list at the end of the answer. Any event restarts the idle timeout."""
         num_events, until_s = self.tally.num_events, self._idle_until_s()
         try:
             while not self.is_over:
@@ -69,11 +69,11 @@ class Attempt:
                 if self.tally.num_events > num_events:
                     num_events, until_s = self.tally.num_events, self._idle_until_s()
         except OutOfTime:
-            raise Failure(Kind.TIMEOUT, f"nothing more within {self._limits.idle_s:g} s") from None
+            raise Failure(Kind.TIMEOUT, f"no more events within {self._limits.idle_s:g} s") from None
         return []
 
     async def close(self) -> None:
-        """End the exchange; an unfinished answer is stopped at the remote."""
+        """End the exchange; the remote is told to stop an unfinished answer."""
         if self._exchange is not None:
             await self._exchange.close(is_done=self.is_over)
 
@@ -96,7 +96,7 @@ class Attempt:
         return last
 
     async def _check_head(self, exchange: Exchange, until_s: float) -> None:
-        """Raise a Failure unless a stream of events follows."""
+        """Raise a Failure unless the response is an event stream."""
         is_stream = exchange.content_type == _EVENT_STREAM
         if exchange.status == 200 and is_stream:
             return
@@ -108,12 +108,15 @@ class Attempt:
             raise failure_of_body(exchange.status, body, retry_after_s(exchange.headers, time.time()))
         if exchange.content_type == "application/json" and b'"error"' in body:
             raise failure_of_body(0, body, None)
-        what = "a web page, as a network's sign-in page would" if b"<html" in body[:1024].lower() else "no event stream"
+        what = "a web page (a network's sign-in page?)" if b"<html" in body[:1024].lower() else "no event stream"
         raise Failure(Kind.GARBLED, f"it answered with {what} ({exchange.content_type[:64] or 'of no type'})")
 
 
 def retry_after_s(headers: dict[str, str], now_s: float) -> float | None:
-    """Return after how long to ask again, by an answer's headers; a number of seconds or a date (RFC 9110, 10.2.3)."""
+    """Return how many seconds to wait before a retry, from an answer's headers; None if they do not say.
+
+    Retry-After holds seconds or a date (RFC 9110, 10.2.3).
+    """
     for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "").strip()
         if text.replace(".", "", 1).isascii() and text.replace(".", "", 1).isdigit():

@@ -1,6 +1,6 @@
-"""The backend of one remote, as the router sees it: what it could serve, and the steps of what it does serve.
+"""The backend of one remote, as the router sees it.
 
-Requests are refused here before anything leaves: without a permit, without a key, over a budget, over its limits.
+It refuses a request before anything is sent if there is no permit or no key, or if a budget or a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from edgeagent.types import (
 )
 
 _RETRY_AFTER_S = 1.0
-# Some obstacles last until the owner changes a setting or the day's budget is renewed. Frequent tries do not help then.
+# Some obstacles last until the owner changes a setting or the day's budget is renewed. Frequent retries do not help.
 _LASTING_RETRY_S = 60.0
 _PROBE_INTERVAL_S = 10.0
-# While an endpoint rests it is probed more often, after a random time of at most this: 1 s first, then twice as long.
+# While an endpoint rests, it is probed more often, after a random delay. The upper bound of the delay starts at 1 s and
+# doubles up to 5 s.
 _FIRST_LOOK_S, _MAX_LOOK_S = 1.0, 5.0
 # Probes stop this long after the last request, so that an idle daemon sends nothing.
 _PROBED_AFTER_USE_S = 60.0
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteBackend:
-    """Generates at one remote. `probes` gives leave for probes while the machine's mode lets requests leave."""
+    """Generates at one remote. `probes` returns a permit for probes, or None while nothing may leave this machine."""
 
     def __init__(
         self,
@@ -84,14 +85,14 @@ class RemoteBackend:
             self._trouble = error.message
 
     async def start(self) -> None:
-        """Do nothing: nothing leaves this machine before it is wanted."""
+        """Do nothing: nothing is sent before the first use."""
 
     async def stop(self) -> None:
         """End every request and close every connection."""
         await self.close_streams("the daemon is stopping")
 
     async def close_streams(self, reason: str) -> None:
-        """End every request at once with this reason, and close every connection: leave was withdrawn."""
+        """End every request at once with this reason, and close every connection: requests may no longer be sent."""
         for run in list(self._live.values()):
             run.control.end(Cause.WITHDRAWN, reason)
         probing = self._warming | ({self._prober} if self._prober is not None else set())
@@ -103,24 +104,24 @@ class RemoteBackend:
             await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
 
     async def network_changed(self) -> None:
-        """Open new connections for what comes, and forget what was held against endpoints: after a sleep, say."""
+        """Use new connections from now on, and forget earlier failures of endpoints; after a sleep, for example."""
         if self._cluster is not None:
             self._cluster.renew()
 
     def forgive_key(self) -> None:
-        """Send a key again that the remote refused: its owner may have changed that at the remote."""
+        """Allow a refused key to be sent again: the owner may have made it valid at the remote."""
         if self._cluster is not None:
             self._cluster.access.forgive()
 
     def look_at_network(self) -> None:
-        """Do what a change of network asks for while requests run; a new request looks itself."""
+        """Check for a change of network if requests are running. A new request makes this check itself."""
         if self._cluster is not None and self._live:
             self._cluster.note_network()
 
     def warm(self) -> None:
-        """Open connections to each endpoint and probe it, for requests that are likely to come.
+        """Open connections to each endpoint and probe it, because requests are likely to follow.
 
-        It returns at once, and may be called as often as one likes.
+        Return at once. Frequent calls are harmless.
         """
         self._note_use()
         now_s = self._clock()
@@ -135,7 +136,7 @@ class RemoteBackend:
                     task.add_done_callback(self._warming.discard)
 
     def models(self) -> list[ModelStatus]:
-        """Return the models it serves under their names here: those the owner named, else those that it lists."""
+        """Return the models it serves, under their local names: those the owner named, else those the remote lists."""
         names = list(self.remote.models)
         if self.remote.serves_any and self._cluster is not None:
             names = self._cluster.known_models()
@@ -144,41 +145,41 @@ class RemoteBackend:
         return [ModelStatus(name, state, progress=0.0 if kind else 1.0, cause=trouble or None) for name in names]
 
     def reload(self, model: str) -> None:
-        """Refuse: a remote loads its models itself. Raise ModelNotFound for one that it does not serve."""
+        """Raise NotSupported, since a remote loads its models itself, or ModelNotFound."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} loads its models itself", served_by=self.name)
 
     def default_model(self) -> str:
-        """Return the first model that the owner named, or that it lists; raise ModelNotFound before it was asked."""
+        """Return the first model that the owner named or the remote lists; raise ModelNotFound if there is none yet."""
         names = list(self.remote.models) or self._served().known_models()
         if not names:
-            raise ModelNotFound(f"{self.name} has not said which models it has; name one", served_by=self.name)
+            raise ModelNotFound(f"{self.name} has not listed its models yet; name a model", served_by=self.name)
         return names[0]
 
     def find_model(self, name: str) -> str:
-        """Return a model's name; "" and "default" are the default model's. Raise ModelNotFound."""
+        """Return a model's name. "" and "default" stand for the default model. Raise ModelNotFound."""
         if name in ("", "default"):
             return self.default_model()
         self._served().model_there(name)
         return name
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`."""
+        """Like `find_model`."""
         return self.find_model(name)
 
     async def unload(self, model: str) -> int:
-        """Raise an error, since a remote unloads its models itself: ModelNotFound if it does not serve this one."""
+        """Raise NotSupported, since a remote unloads its models itself, or ModelNotFound."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} unloads its models itself", served_by=self.name)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Refuse: such text does not leave this machine."""
+        """Raise NotSupported, since such text does not leave this machine, or ModelNotFound."""
         del query
         self._served().model_there(model)
-        raise NotSupported(f"{self.name} is not asked about text; only this machine's models are", served_by=self.name)
+        raise NotSupported(f"{self.name} answers no questions about text; use a local model", served_by=self.name)
 
     def status(self) -> RemoteStatus:
-        """Return how it stands."""
+        """Return the remote's current status, with its endpoints."""
         now_s = self._clock()
         endpoints = self._cluster.endpoints if self._cluster is not None else []
         return RemoteStatus(
@@ -189,7 +190,7 @@ class RemoteBackend:
         )
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Say what to expect of a request; raise ModelNotFound for a model it does not serve."""
+        """Return an estimate for a request; raise ModelNotFound for a model the remote does not serve."""
         cluster = self._served()
         model = cluster.model_there(request.model)
         cluster.note_network()
@@ -214,16 +215,16 @@ class RemoteBackend:
         )
 
     def cancel(self, request_id: str) -> None:
-        """End a request politely; its generator goes on to Finished(cancelled)."""
+        """Cancel a request; its generator still yields Finished(cancelled)."""
         if (run := self._live.get(request_id)) is not None:
             run.control.end(Cause.CANCELLED)
 
     async def generate(
         self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
     ) -> AsyncGenerator[Step, None]:
-        """Run a request; see the contract in backends.base. Without a permit for it nothing is sent."""
+        """Run a request; see the contract in backends.base. Without a permit for this request, nothing is sent."""
         if permit is None:
-            raise Forbidden(f"there is no leave to send this to remote {self.remote.name!r}", served_by=self.name)
+            raise Forbidden(f"there is no permit to send this to remote {self.remote.name!r}", served_by=self.name)
         check_permit(permit, self.remote.name, Call("", b"", request_id=request.id))
         run = self._accept(request, permit, so_far)
         self._live[request.id] = run
@@ -249,7 +250,7 @@ class RemoteBackend:
             raise RemoteUnavailable(f"{self.name}: {spent}", served_by=self.name)
         if len(self._live) >= self.remote.limits.max_concurrent:
             raise Overloaded(
-                f"{len(self._live)} requests run at {self.name} and no more are sent; try again later",
+                f"{len(self._live)} requests are running at {self.name} and no more are sent; try again later",
                 retry_after_s=_RETRY_AFTER_S,
                 served_by=self.name,
             )
@@ -266,7 +267,7 @@ class RemoteBackend:
         return self._cluster.access.obstacle(self._clock())
 
     def _obstacle_of(self, request: GenerateRequest, num_tokens: int, wait_s: float) -> tuple[str, str]:
-        """Return what keeps a request out, in a word, and in a sentence where it lasts for long."""
+        """Return why a request cannot be sent, as one word, with a sentence if the obstacle is a lasting one."""
         kind, trouble = self._obstacle()
         if kind:
             return kind, trouble
@@ -285,9 +286,9 @@ class RemoteBackend:
         return (UNREACHABLE if is_open else "backing_off"), ""
 
     def _awaits_probe(self) -> bool:
-        """Whether every endpoint hung at its last request and has not answered a probe since; probe them.
+        """Whether every usable endpoint hung at its last request and has not answered a probe since.
 
-        Without leave for probes a request has to find it out.
+        If so, start probing. If probes are not permitted, return False: only a request can find out.
         """
         cluster, now_s = self._served(), self._clock()
         usable = [endpoint for endpoint in cluster.endpoints if endpoint.can_try(now_s)]
@@ -299,7 +300,7 @@ class RemoteBackend:
         return True
 
     def _speaks_no(self, request: GenerateRequest) -> bool:
-        """Whether the remote's protocol has no way to say this prompt."""
+        """Whether the remote's protocol cannot express this kind of prompt."""
         if self.remote.wire == "responses":
             return isinstance(request.prompt, TextPrompt | TokenPrompt)
         endpoints = self._served().endpoints
@@ -307,7 +308,7 @@ class RemoteBackend:
         return isinstance(request.prompt, TokenPrompt) and not takes_tokens
 
     def _note_use(self) -> None:
-        """Probe for a while, where that is allowed."""
+        """Note that the remote is in use, and probe its endpoints for a while, if that is permitted."""
         self._used_s = self._clock()
         if self._cluster is not None and self._probes() is not None and self._prober is None:
             self._prober = asyncio.get_running_loop().create_task(self._probe_while_used(self._cluster))
@@ -327,7 +328,7 @@ class RemoteBackend:
             cluster.note_network()
             await asyncio.gather(*(self._probe(cluster, index, permit) for index in range(len(cluster.endpoints))))
             if cluster.is_resting or await cluster.rests_within(_PROBE_INTERVAL_S):
-                # Full jitter: many machines may have seen the same failure, and must not ask at once.
+                # Full jitter: many machines may have seen the same failure, and must not all probe at the same time.
                 await asyncio.sleep(self._chance() * most_s)
                 most_s = min(2 * most_s, _MAX_LOOK_S)
             else:

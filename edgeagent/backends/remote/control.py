@@ -1,4 +1,4 @@
-"""Limits of time around what is awaited, and a way to end it from outside: a cancel, or consent that is withdrawn."""
+"""Puts timeouts around awaited work, and ends it from outside after a cancel or a withdrawn consent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class Cause(StrEnum):
-    """Why a request is ended from outside."""
+    """Why a request was ended from outside."""
 
     CANCELLED = "cancelled"
     WITHDRAWN = "withdrawn"
@@ -22,11 +22,11 @@ class Ended(Exception):
 
 
 class OutOfTime(Exception):
-    """A limit passed."""
+    """A time limit has passed."""
 
 
 class Control:
-    """Of one request: whether it was ended, and the limit that holds at the moment. Used within one event loop."""
+    """Runs one request's operations under their timeouts, until the request is ended. For use in one event loop."""
 
     def __init__(self) -> None:
         self.cause: Cause | None = None
@@ -34,7 +34,7 @@ class Control:
         self._scope: asyncio.Timeout | None = None
 
     def end(self, cause: Cause, message: str = "") -> None:
-        """End the request: cancel the operation that it awaits, and let no further one begin."""
+        """End the request: cancel the operation it is awaiting, and allow no further one."""
         if self.cause is not None:
             return
         self.cause, self.message = cause, message
@@ -42,7 +42,7 @@ class Control:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     async def wait(self, until_s: float, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Await work, at most until a time of the loop's clock; raise OutOfTime or Ended."""
+        """Await work until `until_s` on the event loop's clock at most; raise OutOfTime or Ended."""
         if self.cause is not None:
             raise Ended
         try:

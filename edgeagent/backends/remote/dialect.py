@@ -1,6 +1,6 @@
-"""What one kind of server takes beside OpenAI's own fields, and how it names itself.
+"""The fields that each kind of server accepts besides OpenAI's own, and the names by which servers are recognised.
 
-A field that a server does not know is an error with some and ignored by others, so each kind gets only its own.
+Some servers reject unknown fields and others ignore them, so each kind of server gets only the fields it knows.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ Penalty = Literal["repetition_penalty", "repeat_penalty"]
 
 
 class Dialect(Struct, frozen=True):
-    """The fields that a kind of server takes.
+    """The fields that a kind of server accepts.
 
-    `continues`: it continues a last message of the assistant's. `continue_fields`: it must be told to.
-    `counts_tokens`: asked to, it counts the answer's tokens in every chunk, which may have several, with their ids.
-    `times_tokens`: the same, in llama-server's timings. `penalty`: its name for the repetition penalty. `max_tokens`:
-    its name for that limit.
+    `continues`: it can continue a final message with the assistant role. `continue_fields`: it needs fields for that.
+    `counts_tokens`: on request, every chunk states how many tokens the answer has, and the chunk's token ids.
+    `times_tokens`: on request, llama-server's timings in every chunk state how many tokens the answer has.
+    `penalty` and `max_tokens`: its names for the repetition penalty and for that limit.
     """
 
     name: str
@@ -48,7 +48,7 @@ VLLM = Dialect(
     reasoning_fields=("reasoning_content", "reasoning"),
 )
 SGLANG = Dialect("sglang", takes_token_prompts=True, continues=True, continue_fields=True)
-# Without the fields newer builds repeat what they continue; older ones do not know them.
+# Without `continue_fields`, newer builds repeat the message that they continue. Older builds ignore these fields.
 LLAMA_SERVER = Dialect(
     "llamacpp",
     takes_token_prompts=True,
@@ -78,5 +78,5 @@ _BY_OWNER = {
 
 
 def dialect_of(owned_by: str) -> Dialect:
-    """Return the dialect of a server whose models are owned by this, as its /v1/models says."""
+    """Return the dialect of a server from the `owned_by` of its models in /v1/models."""
     return _BY_OWNER.get(owned_by.lower(), UNKNOWN)

@@ -1,4 +1,4 @@
-"""What can go wrong with one try at a remote, and what each kind of failure means for the next one."""
+"""The kinds of failure of one attempt at a remote, and what each kind means for the next attempt."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """Kinds of failure. Each is also the outcome of the try in the egress ledger."""
+    """Kinds of failure. Each is also the outcome of the attempt in the egress ledger."""
 
     UNREACHABLE = "unreachable"
     """No connection: name, route, port or proxy. Nothing was sent."""
     UNTRUSTED = "untrusted"
     """TLS failed: certificate, name, pin or protocol. Nothing was sent."""
     TIMEOUT = "timeout"
-    """A limit passed: connect, first content, or between two events."""
+    """A time limit passed: for connecting, for the first content, or between two events."""
     CUT = "cut"
     """The connection or the stream ended too early."""
     GARBLED = "garbled"
-    """The answer is not what the protocol says: another type, half a JSON value, too large."""
+    """The answer violates the protocol: wrong type, incomplete JSON value, or too large."""
     SERVER_ERROR = "server_error"
-    """5xx but 503, or an error event without a better code."""
+    """5xx except 503, or an error event without a better code."""
     OVERLOADED = "overloaded"
-    """429, 503 or 408: alive, and full for the moment."""
+    """429, 503 or 408: alive, but overloaded at the moment."""
     REFUSED_KEY = "refused_key"
     """401 or 403."""
     REJECTED = "rejected"
-    """Any other 4xx: the request itself is at fault, there."""
+    """Any other 4xx: this remote does not accept the request itself."""
     NO_MODEL = "no_model"
-    """404: not the model, or not the address."""
+    """404: it does not have the model, or the address is wrong."""
     WRONG_MODEL = "wrong_model"
-    """It answered with another of its models than the one that was asked for."""
+    """It answered with another of its models than the requested one."""
     REPEATED = "repeated"
-    """It may have started an answer over instead of continuing it."""
+    """It may have restarted an answer instead of continuing it."""
     REDIRECT = "redirect"
     """3xx. Never followed."""
 
@@ -55,10 +55,10 @@ COUNT_AGAINST_HEALTH = MAY_GO_ELSEWHERE - {Kind.OVERLOADED, Kind.WRONG_MODEL, Ki
 
 
 class Failure(Exception):
-    """One try failed. `message` is for the client and for logs: it never holds content, nor a key.
+    """One attempt failed. `message` is for the client and for logs: it never holds content or a key.
 
-    `detail` is text from the remote, for the client alone. `was_reused`: on a connection that an earlier request
-    opened, which the remote may have closed meanwhile.
+    `detail` is text from the remote, for the client only. `was_reused`: the attempt used a connection that an earlier
+    request had opened, and that the remote may have closed meanwhile.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The names under which remotes know conversations and clients: random ones, which change.
+"""Random names for conversations and clients, so that remotes do not learn who they are.
 
-A conversation keeps its name for a day, so that its turns find the endpoint and the cache of those before; the secret
-behind the names is new with each start.
+A conversation keeps its name for a day, so that its turns reach the same endpoint and its cached prefix. The secret
+from which names are derived is new with each start of the daemon.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _DAY_S = 86_400.0
 
 
 class Pseudonyms:
-    """Makes names, all from one secret. No two remotes get the same ones."""
+    """Derives names from one secret. Different remotes get different names."""
 
     def __init__(self, remote: str, secret: bytes | None = None) -> None:
         self._remote = remote
         self._secret = secret or secrets.token_bytes(32)
 
     def session(self, request: GenerateRequest, now_s: float) -> str:
-        """Return the name of a request's conversation: by its lane, else by how it begins, else the request's own.
+        """Return the name of a request's conversation, derived from its lane, else its first messages, else its id.
 
-        None is without: vLLM's router sends all requests that have no name to the same engine.
+        Every request gets a name, since vLLM's router sends all requests without one to the same engine.
         """
         lane = request.cache.lane or beginning_of(request) or request.id
         return self._name("session", str(int(now_s // _DAY_S)), request.cache.partition, lane)
 
     def cache_salt(self, request: GenerateRequest) -> str:
-        """Return what keeps one client's prefixes from being found by another's requests."""
+        """Return the salt that keeps one client's requests from hitting another client's cached prefixes."""
         return self._name("salt", request.cache.partition)
 
     def _name(self, *parts: str) -> str:
@@ -42,7 +42,7 @@ class Pseudonyms:
 
 
 def beginning_of(request: GenerateRequest) -> str:
-    """Return what all turns of a conversation have in common: a digest of its messages up to the user's first."""
+    """Return a digest of a conversation's messages up to the user's first, which is the same for all its turns."""
     if not isinstance(request.prompt, ChatPrompt):
         return ""
     messages = request.prompt.messages

@@ -1,4 +1,4 @@
-"""One request at a remote: tries until its answer has begun, then reads that answer to its one end."""
+"""Runs one request at a remote: tries endpoints until an answer has begun, then reads that answer to its end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _MAX_DELAY_S = 0.2
 
 
 class Run:
-    """One request. `begin` and then `next` return its steps, until one ends with Finished; `close` it in the end."""
+    """One request. Call `begin`, then `next` until a step ends with Finished, and `close` in any case."""
 
     def __init__(
         self, cluster: Cluster, request: GenerateRequest, permit: Permit, so_far: AnswerSoFar | None = None
@@ -81,7 +81,7 @@ class Run:
         self.is_over = False
 
     async def begin(self) -> Step:
-        """Try endpoints until one answers; return the first content. Raise an EdgeAgentError."""
+        """Try endpoints until one answers; return the step with the first content. Raise an EdgeAgentError."""
         if tokens_left(self._request, self._so_far) == 0 and self._so_far is not None:
             return self._finish(FinishReason.LENGTH)
         try:
@@ -94,7 +94,7 @@ class Run:
             raise RemoteUnavailable(f"{self._cluster.name}: {error.message}", served_by=self._cluster.name) from None
 
     async def next(self) -> Step:
-        """Return more; the last step ends with Finished. Raise an EdgeAgentError."""
+        """Return the next step; the last one ends with Finished. Raise an EdgeAgentError."""
         assert self._attempt is not None and self._endpoint is not None
         try:
             deltas = await self._attempt.next()
@@ -116,7 +116,7 @@ class Run:
     async def _try_endpoints(self) -> Step:
         self._cluster.retries.earn()
         num_sent, before = 0, None
-        last = Failure(Kind.UNREACHABLE, "none of its endpoints can be asked now")
+        last = Failure(Kind.UNREACHABLE, "none of its endpoints may get requests now")
         for endpoint, prober in self._cluster.order(self._model, self._num_prompt_tokens, self._session):
             if before is not None and _is_too_long(last):
                 if not self._is_longer(endpoint, before):
@@ -142,7 +142,7 @@ class Run:
         raise last
 
     def _blame(self, endpoint: Endpoint, failure: Failure) -> None:
-        """Take note of a failure, unless it was only the request's own time that ended."""
+        """Record a failure of an endpoint, unless the cause was only the request's own timeout."""
         if _is_too_long(failure):
             endpoint.note_context(self._model, told_context(failure.detail))
         if not (failure.kind is Kind.TIMEOUT and self._is_out_of_time()):
@@ -156,7 +156,7 @@ class Run:
         return asyncio.get_running_loop().time() >= self._ends_at_s
 
     async def _try(self, endpoint: Endpoint, prober: Prober) -> Step:
-        """Send the request to one endpoint; return its first content."""
+        """Send the request to one endpoint; return the step with the first content."""
         cluster = self._cluster
         headers = self._key_headers = cluster.access.headers()
         began_s = self._heard_s = cluster.clock()
@@ -206,17 +206,17 @@ class Run:
         return Call(body.path, body.content, headers, self._request.id)
 
     def _check_model(self, endpoint: Endpoint, tally: Tally) -> None:
-        """Raise a Failure where another of the endpoint's models answers; a mere other spelling is told as it is."""
+        """Raise a Failure if another of the endpoint's models answered. Accept a name that is not in its list."""
         if tally.model != self._model and tally.model in endpoint.models and self._model in endpoint.models:
-            raise Failure(Kind.WRONG_MODEL, "it answered with another model than the one that was asked for")
+            raise Failure(Kind.WRONG_MODEL, "it answered with another model than the requested one")
 
     async def _pause(self) -> None:
-        """Wait a random while, so that requests that failed there at once do not come again at once."""
+        """Wait a random time, so that requests that failed at the same time do not retry at the same time."""
         delay_s = random.random() * _MAX_DELAY_S  # noqa: S311 - jitter
         try:
             await self.control.wait(self._ends_at_s, partial(asyncio.sleep, delay_s))
         except OutOfTime:
-            raise Failure(Kind.TIMEOUT, "no time is left for another try") from None
+            raise Failure(Kind.TIMEOUT, "no time is left for a retry") from None
 
     def _step(self, deltas: list[Delta], started: Started | None = None) -> Step:
         assert self._attempt is not None
@@ -232,7 +232,7 @@ class Run:
         return (NO_TOKEN,) * num_new
 
     def _finish(self, reason: FinishReason, deltas: list[Delta] | None = None) -> Step:
-        """Return the last step."""
+        """End the request and return its last step."""
         self.is_over = True
         now_s = self._cluster.clock()
         tally = self._attempt.tally if self._attempt is not None else Tally()
@@ -252,7 +252,7 @@ class Run:
         return Step((*(deltas or ()), finished), self._new_tokens(tally), time.monotonic())
 
     def _total(self, usage: Usage) -> Usage:
-        """Return the whole answer's counts; to the remote the part before was a part of the prompt."""
+        """Return the counts for the whole answer. The remote counted the earlier part of it as part of the prompt."""
         if self._so_far is None:
             return usage
         num_before = self._so_far.num_tokens
@@ -265,7 +265,7 @@ class Run:
         )
 
     def _end_early(self) -> Step:
-        """Return the last step of a request that was cancelled; raise where the leave to send it was withdrawn."""
+        """Return the last step of a cancelled request; raise RemoteUnavailable if the permit was withdrawn."""
         if self.control.cause is Cause.CANCELLED:
             return self._finish(FinishReason.CANCELLED)
         self._close_row("withdrawn")
@@ -290,7 +290,7 @@ class Run:
             await attempt.close()
 
     def _error(self, failure: Failure) -> EdgeAgentError:
-        """Return a failure as the router and the client see it. Only a rejected request's client reads the detail."""
+        """Convert a failure to an error for the router and the client. Only a rejection shows the remote's detail."""
         name, num_told = self._cluster.name, self._num_told
         message = f"{name}: {failure.message}"
         if failure.kind is Kind.TIMEOUT and self._is_own_timeout():

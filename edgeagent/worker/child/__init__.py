@@ -1,1 +1,1 @@
-"""What runs in the model's process: requests in, frames out, text around the engine."""
+"""The code of the model's process. It turns requests into frames, and converts between text and the engine's tokens."""

@@ -1,4 +1,4 @@
-"""The worker's thread that writes blocks to disk. The block store decides what is written, and when."""
+"""The worker's thread that writes blocks to disk. The block store decides what to write, and when."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from edgeagent.worker.protocol import DiskCache
 
 
 def start_block_store(disk: DiskCache) -> BlockStore:
-    """Return a store with its writer's thread; it looks at the folder while the model loads."""
+    """Return a block store and start its writer thread, which reads the folder while the model loads."""
     files = Files(Path(disk.folder))
-    # If the clock is wrong at a restart, blocks age by at most half of the time that they are kept.
+    # If the clock is wrong at a restart, blocks age by at most half of their time to live.
     budget = WriteBudget(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)
     limits = Limits(max_bytes=disk.max_bytes, min_free_bytes=disk.min_free_bytes, ttl_s=disk.max_unused_s)
     store = BlockStore(files, Seal(disk.secret), budget, limits, close_s=disk.close_s)

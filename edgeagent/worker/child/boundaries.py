@@ -1,6 +1,6 @@
-"""The positions in a conversation's tokens at which other prompts are likely to differ from it.
+"""Finds the positions in a conversation's tokens where other prompts are likely to diverge from it.
 
-A recurrent state can be saved only at the moment it is reached, so the engine needs such positions before it computes.
+A recurrent state can be saved only when it is reached, so the engine must know these positions before it computes.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.types import ChatPrompt, Message
 from edgeagent.worker.render.renderer import Template
 
-_OTHER = "\u2042"  # no user's message begins with it
+_OTHER = "\u2042"  # real messages do not begin with it
 _QUESTION = Message("user", _OTHER)
 
 Piece = Callable[[int], bytes]
-"""Gives the bytes of a token."""
+"""A function that returns the bytes of a token."""
 
 
 def find_system_end(
     template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
 ) -> int | None:
-    """Return where the tokens of a prompt's instructions and tools end, None where the template refuses to render them.
+    """Return where the tokens of a prompt's instructions and tools end; None if the template cannot render them alone.
 
-    Without instructions these are the tokens that the template writes before any message. `text` is the prompt as
-    rendered.
+    If the prompt has no instructions, these are the tokens that the template writes before any message. `text` is the
+    rendered prompt.
     """
     system = tuple(takewhile(lambda message: message.role == "system", prompt.messages))
     return _num_shared(template, structs.replace(prompt, messages=(*system, _QUESTION)), text, tokens, piece)
@@ -45,7 +45,7 @@ def find_next_turn(
 
 
 def _num_shared(template: Template, other: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece) -> int | None:
-    """Return how many leading tokens another prompt shares, all but the last at most."""
+    """Return how many leading tokens another prompt shares, at most all but the last."""
     try:
         rendered = template.render(other).text
     except EdgeAgentError:

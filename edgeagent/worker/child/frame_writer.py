@@ -1,7 +1,7 @@
-"""Writes frames to the pipe on a thread of their own; the main thread writes directly where that cannot block.
+"""Writes frames to the pipe on a separate thread. The main thread writes directly if that cannot block.
 
-Through the thread, each step's tokens would wait until the next step has begun: the thread gets the interpreter only
-then. The two never write at the same time: each takes `permit` first, which has one item.
+Through the thread, each step's tokens would wait until the next step has begun, since the thread gets the interpreter
+only then. The two threads never write at the same time: each first takes the only item of `permit`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import BinaryIO, Protocol
 
 from edgeagent.worker.protocol import FromWorker, encode
 
-# A pipe that is ready takes at least this many bytes (POSIX guarantees 512, all systems that poll give 4096).
+# A pipe that is ready accepts at least this many bytes (POSIX guarantees 512; all systems with poll accept 4096).
 MAX_DIRECT_BYTES = 4096
 
 
 class Frames(Protocol):
-    """Where a thread puts its frames."""
+    """A queue or other object that accepts a thread's frames."""
 
     def put(self, frame: FromWorker, /) -> None: ...
 
 
 class FrameWriter(threading.Thread):
-    """Writes the items of `frames` to the pipe; None ends it. Bytes are frames that the outlet could not write."""
+    """Writes the items of `frames` to the pipe; None ends it. Items of bytes are encoded frames from the Outlet."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(name="writer", daemon=True)
@@ -35,7 +35,7 @@ class FrameWriter(threading.Thread):
         self.permit: SimpleQueue[None] = SimpleQueue()
         self.permit.put(None)
         self.descriptor = stream.fileno()
-        self._stream = stream  # kept, or its descriptor would be closed
+        self._stream = stream  # keeps the descriptor open
 
     def run(self) -> None:
         while (frame := self.frames.get()) is not None:
@@ -47,7 +47,7 @@ class FrameWriter(threading.Thread):
 
 
 class Outlet:
-    """Sends the main thread's frames in order: each is written at once, or queued for the writer after earlier ones."""
+    """Sends the main thread's frames in order: writes each at once if possible, else queues it for the writer."""
 
     def __init__(self, writer: FrameWriter) -> None:
         self._writer = writer
@@ -58,7 +58,7 @@ class Outlet:
             self._poll.register(writer.descriptor, select.POLLOUT)
 
     def put(self, frame: FromWorker) -> None:
-        """Send a frame; never wait for the reader."""
+        """Send a frame without waiting for the pipe's reader."""
         encoded = encode(frame)
         if not self._is_written(encoded):
             self._num_left += 1

@@ -1,4 +1,4 @@
-"""Gives a thread the lowest priority for the processor and the disk."""
+"""Gives a thread the lowest CPU and disk priority."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import platform
 import sys
 
 _NICE = 19
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # the system call, which libc has no function for
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # the system call's number; libc has no function for it
 _IOPRIO_WHO_PROCESS, _IOPRIO_IDLE = 1, 3 << 13
 _PRIO_DARWIN_THREAD, _PRIO_DARWIN_BG = 3, 0x1000
 _THREAD_MODE_BACKGROUND_BEGIN = 0x10000
 
 
 def give_way() -> None:
-    """Lower the calling thread's priority for good, as far as the system lets it."""
-    # AttributeError: a C library without the function.
+    """Lower the calling thread's priority permanently, as far as the system allows it."""
+    # AttributeError: the C library lacks the function.
     with contextlib.suppress(OSError, AttributeError):
         if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # Linux: of the thread alone
+            os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # on Linux, this affects only the thread
             number = _IOPRIO_SET.get(platform.machine())
             if number is not None:
                 ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)

@@ -1,7 +1,7 @@
-"""Reports what llama.cpp is and sees on this machine, in the sandbox of a worker.
+"""Reports llama.cpp's build and the devices that it finds on this machine, from inside a worker's sandbox.
 
-`python -m edgeagent.worker.child.native_report` writes two lines of JSON: the sandbox, then llama.cpp. One that was
-compiled for another CPU ends the process between them.
+`python -m edgeagent.worker.child.native_report` writes two lines of JSON: the sandbox, then llama.cpp. If llama.cpp was
+compiled for another CPU, the process ends after the first line.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from edgeagent.worker.sandbox.sandbox import enclose, set_limits
 
 
 def main() -> None:
-    """Enter the sandbox, then load llama.cpp."""
+    """Enter the sandbox and report it, then load llama.cpp and report it."""
     set_limits()
     _write({"sandbox": enclose((), ()), "landlock": landlock.version() if sys.platform == "linux" else 0})
     _write(_described())
 
 
 def _described() -> dict[str, Any]:
-    # It loads native code, which is what may fail.
+    # Import late: this loads native code, which may fail.
     from edgeagent.engine.llama import bindings
 
     return {

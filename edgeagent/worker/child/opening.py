@@ -1,4 +1,4 @@
-"""Opens the model of a Load in the memory that there is: it chooses layers on GPUs, context and KV types."""
+"""Opens the model of a Load in the available memory: chooses layers on GPUs, context length and KV types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeagent.worker.protocol import Load
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model, with its options and its draft's: what was asked for, and what was chosen, with the reasons."""
+    """An open model, the options chosen for it and for its draft, and the reasons for the choices."""
 
     model: Model
     config: EngineConfig
@@ -31,11 +31,11 @@ class Opened:
     num_gpu_bytes: int
     kv_bytes_per_token: float
     num_back: int = 0
-    """Earlier states that the memory keeps of each sequence."""
+    """How many earlier states the memory keeps of each sequence."""
 
 
 def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Opened:
-    """Return the model; `on_progress` gets how much of it is loaded, 0 to 1. Raise ModelLoadFailed."""
+    """Open a load's model; `on_progress` gets the loaded fraction, 0 to 1. Raise ModelLoadFailed."""
     config = EngineConfig.model_validate_json(load.engine_config)
     shapes = load.shapes or (FileShape(0),)
     plan = _plan(load, config, _room(load, config), load.num_tries)
@@ -53,11 +53,11 @@ def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None
 
 
 def can_take_less(load: Load) -> bool:
-    """Whether another try of a load, which ran out of memory, would take less than this one."""
+    """Whether the next try of a load that ran out of memory would use less memory than this one."""
     config = EngineConfig.model_validate_json(load.engine_config)
     try:
         room = _room(load, config)
-    except ModelLoadFailed:  # even less is free by now
+    except ModelLoadFailed:  # even less memory is free now
         return False
     plans = (_plan(load, config, room, num_tries) for num_tries in (load.num_tries, load.num_tries + 1))
     this, following = ((plan.config, plan.draft_config, plan.layout.num_back) for plan in plans)
@@ -69,11 +69,11 @@ def _plan(load: Load, config: EngineConfig, room: Room, num_tries: int) -> Plan:
 
 
 def _room(load: Load, config: EngineConfig) -> Room:
-    """Return what a model may take here. Raise ModelLoadFailed if no plan could make its options work."""
+    """Return how much memory a model may use. Raise ModelLoadFailed if its options cannot work on this machine."""
     found = devices()
     if config.gpu_layers > 0 and not any(device.kind == "gpu" for device in found):
         raise ModelLoadFailed(
-            f"{config.gpu_layers} layers were asked to be on a GPU, but this build of llama.cpp sees none "
+            f"--gpu-layers puts {config.gpu_layers} layers on a GPU, but this build of llama.cpp sees none "
             f"(it sees: {', '.join(device.description for device in found)}). "
             "Use --gpu-layers 0, or rebuild with CMAKE_ARGS=-DGGML_CUDA=on make setup"
         )
@@ -81,8 +81,7 @@ def _room(load: Load, config: EngineConfig) -> Room:
     if config.main_gpu >= 0 and not gpus and gpus_of(found):
         count = len(gpus_of(found))
         raise ModelLoadFailed(
-            f"GPU {config.main_gpu} was asked for (--main-gpu), and there {'is' if count == 1 else 'are'} {count}, "
-            "counted from 0"
+            f"--main-gpu names GPU {config.main_gpu}, but there {'is' if count == 1 else 'are'} {count}, counted from 0"
         )
     memory = psutil.virtual_memory()
     if load.shapes:

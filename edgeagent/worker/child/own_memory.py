@@ -1,23 +1,23 @@
-"""The process's own memory without a side context's.
+"""Computes the process's own memory without that of a side context.
 
-The watchdog ends a worker if preparing one prompt takes too much memory. A side context, which another prompt has, may
-take gigabytes meanwhile; they must not count as the preparation's.
+The watchdog ends a worker if preparing one prompt takes too much memory. Meanwhile, the side context of another prompt
+may take gigabytes, which must not be counted for the preparation.
 """
 
 from __future__ import annotations
 
 
 class OwnMemory:
-    """Subtracts a side context's memory from the process's, measurement by measurement. Not thread-safe."""
+    """Subtracts a side context's memory from each measurement of the process's memory. Not thread-safe."""
 
     def __init__(self) -> None:
         self._before = 0  # the last result without a context
         self._of_context = 0  # attributed to the context, until it is freed
 
     def without_side(self, own_bytes: int, num_side_bytes: int) -> int:
-        """Return `own_bytes` without the context's, which may take `num_side_bytes` (0: there is no context).
+        """Return `own_bytes` without the side context's memory. `num_side_bytes` is its largest size; 0 without one.
 
-        Growth since the last measurement without a context is attributed to it, up to that many bytes.
+        Growth since the last measurement without a context is attributed to the context, up to its largest size.
         """
         grown = max(0, own_bytes - self._before)
         if num_side_bytes:

@@ -1,10 +1,14 @@
 """The worker process: one model behind a pipe.
 
-Five threads, which talk through queues: the reader takes frames off stdin, the preparer renders and tokenizes, the main
-thread runs the engine, one more answers questions about text, the writer puts frames on stdout (the main thread's own
-at once, where that cannot block). So a long template or prompt never delays other streams, pings are answered in the
-middle of a step, and delivery never blocks the engine. With a disk cache, one more thread reads blocks and one writes
-them. When the daemon goes away, stdin ends and the process exits.
+Five threads communicate through queues:
+
+- The reader reads frames from stdin, and answers pings even in the middle of a step.
+- The preparer renders and tokenizes, so that a long template or prompt does not delay other streams.
+- The main thread runs the engine. It writes its frames directly to stdout if that cannot block.
+- The writer writes all other frames to stdout, so that delivery never blocks the engine.
+- The questions thread answers questions about text.
+
+With a disk cache, two more threads read and write blocks. When the daemon ends, stdin ends and the process exits.
 """
 
 from __future__ import annotations
@@ -59,12 +63,12 @@ from edgeagent.worker.protocol import (
 from edgeagent.worker.render.renderer import MakeTemplate, start_renderers
 from edgeagent.worker.sandbox.sandbox import enclose, set_limits
 
-_PROGRESS_EVERY = 0.01  # of the file
+_PROGRESS_EVERY = 0.01  # as a fraction of the file
 _IDLE_S = 1.0
 
 
 class _Reader(threading.Thread):
-    """Reads frames from stdin and answers pings. It ends the process when the stream ends, since the daemon is gone."""
+    """Reads frames from stdin and answers pings. It ends the process if the stream ends, since the daemon is gone."""
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class _Reader(threading.Thread):
                 message = None
             match message:
                 case None:
-                    # The main thread may be in a decode; nothing that it holds needs a clean-up.
+                    # Do not wait for the main thread, which may be in a decode. Nothing needs a clean-up.
                     os._exit(0)
                 case Submit():
                     self._worker.submit(message)
@@ -132,7 +136,7 @@ class _Reader(threading.Thread):
 
 
 class _Preparer(threading.Thread):
-    """Renders and tokenizes, one request after the other."""
+    """Renders and tokenizes prompts, one request after the other."""
 
     def __init__(self, host: Host, worker: Worker) -> None:
         super().__init__(name="preparer", daemon=True)
@@ -143,7 +147,7 @@ class _Preparer(threading.Thread):
         try:
             self._prepare(self._worker.to_prepare.get(timeout=_IDLE_S))
         except Empty:
-            # Prepare for the first schema while idle. The first schema raises the error of an unsuitable vocabulary.
+            # Prepare grammars while idle. For an unsuitable vocabulary, the first request with a schema gets the error.
             with contextlib.suppress(BaseException):
                 self._host.prepare_grammars()
         while True:
@@ -157,7 +161,7 @@ class _Preparer(threading.Thread):
             self._worker.hand_in(PromptReady(submit, prepared))
         except EdgeAgentError as error:
             self._worker.commands.put(PromptRefused(submit, error))
-        except BaseException:  # the loop's edge: one bad request (a panic in Rust is no Exception) must not end it
+        except BaseException:  # one bad request must not end the loop; a Rust panic is not an Exception
             traceback.print_exc()
             unknown = InternalError("The request could not be prepared; the daemon's log has the details.")
             self._worker.commands.put(PromptRefused(submit, unknown))
@@ -166,7 +170,7 @@ class _Preparer(threading.Thread):
 
 
 def _own_bytes(memory: Any) -> int:
-    """Return the process's anonymous memory from psutil's counts; 0 where the system does not report it (macOS)."""
+    """Return the process's anonymous memory in bytes, from psutil's counts; 0 if it is not reported (macOS)."""
     if hasattr(memory, "shared"):  # Linux
         return int(memory.rss - memory.shared)
     return int(getattr(memory, "private", 0))  # Windows
@@ -178,19 +182,19 @@ def _complain(message: str) -> None:
 
 
 def _detach_from_terminal() -> None:
-    """Leave Ctrl-C to the daemon, which stops its workers in order."""
+    """Ignore Ctrl-C. The daemon handles it and stops its workers in order."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _die_with_parent() -> None:
-    """Ask for SIGKILL when the daemon dies, where the platform can; elsewhere the end of the pipe ends the process."""
+    """On Linux, request SIGKILL when the daemon dies. On other systems, the end of the pipe ends the process."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _claim_stdout() -> BinaryIO:
-    """Return the frame pipe, and send whatever else is printed to stderr: llama.cpp prints to stdout at times."""
+    """Return stdout as the pipe for frames, and redirect prints to stderr, since llama.cpp may print to stdout."""
     frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # buffered: a write to a raw pipe may be partial
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return frames
@@ -227,7 +231,7 @@ def _load(
 
 
 def _start(host: Host | EncoderHost, frames: Frames) -> Worker | EncoderWorker:
-    """Return what runs on the main thread; a model that generates gets a thread that prepares its prompts."""
+    """Return the worker for the main thread. For a model that generates, also start the preparer."""
     if isinstance(host, EncoderHost):
         return EncoderWorker(host, frames)
     worker = Worker(host, frames)
@@ -248,12 +252,12 @@ def main() -> int:
     if not isinstance(message, Load):
         _complain("the first message must be Load; this program is started by the daemon")
         return 2
-    # One template for prompts, one for questions about text.
+    # One renderer is for prompts, one for questions about text.
     make_template = start_renderers(2, is_enclosed=EngineConfig.model_validate_json(message.engine_config).sandbox)
     sandbox = _enclose(message)
     writer.start()
     store = None if message.disk is None else start_block_store(message.disk)
-    # Write on this thread: the process may end before another thread could write.
+    # Write load progress on this thread: the process may crash before another thread could write it.
     outlet = Outlet(writer)
     try:
         host = _load(message, sandbox, store, outlet, make_template)
@@ -281,7 +285,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # No thread holds anything that needs a clean-up, and a clean-up could hang.
+    # Skip the interpreter's clean-up, which could hang. Nothing needs it.
     code = main()
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Turns a prompt into tokens, and answers questions about text. It knows no engine and no thread."""
+"""Turns a prompt into tokens, and answers questions about text, without the engine and without threads."""
 
 from __future__ import annotations
 
@@ -35,27 +35,29 @@ from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
 from edgeagent.worker.render.protocol import Open
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
-_USUAL_PIECE = 8  # characters for each cell; a shorter text may fit, and is quickly tokenized
-_MOST_BYTES = 16  # characters of a token, on average; a conversation too long by this measure is not even rendered
-_ROUGHLY_BYTES = 4  # of a token, where a conversation is too long for its tokens to be counted
-_TURN_TOKENS = 8  # what a turn's role and punctuation add, about
+_USUAL_PIECE = 8  # characters per cell; a text below this may fit, and is quickly tokenized
+_MOST_BYTES = 16  # bytes per token, on average; a conversation with more cannot fit and is not even rendered
+_ROUGHLY_BYTES = 4  # bytes per token, if a conversation is too long to count its tokens
+_TURN_TOKENS = 8  # about how many tokens a turn's role and punctuation add
 _MAX_SIZES = 8192
-# Turns of a conversation are dropped in steps of this share of the context. Larger steps drop more than is needed.
-# Smaller steps are more frequent, and after each one the rest of the conversation is computed again.
+# Turns of a conversation are dropped in steps of context / _STEP tokens. Larger steps drop more than is needed. Smaller
+# steps are more frequent, and after each step the rest of the conversation is computed again.
 _STEP = 2
-# The share of the context that is left for an answer without a limit, and for any answer.
+# Truncation leaves context / _USUAL_ANSWER for an answer without a limit, and context / _LONGEST_ANSWER at most.
 _USUAL_ANSWER = 8
 _LONGEST_ANSWER = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
-    """A prompt's tokens; the first `num_added` were added by the tokenizer or the template.
+    """A prompt's tokens, and what is known about them.
 
-    `text` is the client's text, None where it was not one text. `open_reasoning` is the reasoning tag that the template
-    left open. `num_dropped_items` of the conversation did not fit and are left out. `num_system` tokens are
-    instructions and tools; `boundaries` are positions where other prompts may diverge from this one; they are computed
-    only if the memory kind needs them.
+    - `text`: the prompt as text; None for a prompt of token ids and for infill.
+    - `num_added`: how many leading tokens the tokenizer added.
+    - `open_reasoning`: the reasoning tag that the template left open.
+    - `num_system`: how many leading tokens are instructions and tools.
+    - `boundaries`: positions where other prompts may diverge from this one; empty unless the memory kind needs them.
+    - `num_dropped_items`: how many items of the conversation were dropped because they did not fit.
     """
 
     tokens: list[int]
@@ -77,9 +79,9 @@ class _Written:
 
 
 def make_template(model: Model, special: SpecialTexts, make: MakeTemplate = open_here) -> Template:
-    """Return the model's chat template, for one thread; other threads make their own.
+    """Return the model's chat template. Each thread must make its own.
 
-    Raise TemplateTooSlow if trying it exceeds its limits.
+    Raise TemplateTooSlow if trying the template exceeds its limits.
     """
     source = model.chat_template
     markers = special.markers(f"{source}{KNOWN_MARKERS}")
@@ -99,9 +101,10 @@ class PromptReader:
         self._sizes: dict[bytes, int] = {}
 
     def read(self, prompt: Prompt, max_tokens: int | None = None) -> ReadPrompt:
-        """Return a prompt's tokens; raise InvalidRequest, NotSupported, or ContextLengthExceeded where none can fit.
+        """Return a prompt's tokens; raise InvalidRequest, NotSupported, or ContextLengthExceeded if it cannot fit.
 
-        `max_tokens` may follow, None: as many as fit. A conversation that is to be truncated leaves room for some.
+        `max_tokens` is the limit of the answer; None means as many tokens as fit. A truncated conversation leaves room
+        for an answer.
         """
         match prompt:
             case ChatPrompt():
@@ -124,9 +127,9 @@ class PromptReader:
         return _Written(prompt, rendered, tokenize_rendered(rendered, self._vocabulary))
 
     def _write_shortened(self, prompt: ChatPrompt, max_tokens: int | None) -> _Written:
-        """Render a conversation, without its oldest turns if it would not fit with room for an answer.
+        """Render a conversation. If it would not leave room for an answer, drop its oldest turns.
 
-        If even the shortest version does not fit, that one is returned.
+        If even the shortest version is too long, return that version.
         """
         context = self._context_length
         most = context - min(max_tokens or context // _USUAL_ANSWER, context // _LONGEST_ANSWER)
@@ -143,7 +146,7 @@ class PromptReader:
         return self._write(_cut(prompt, places[-1]) if places else prompt)
 
     def _places(self, messages: Sequence[Message]) -> list[int]:
-        """Return where a conversation can be cut. Sizes of messages are cached from the previous turn."""
+        """Return where a conversation can be cut. Message sizes are cached, since the next turn repeats them."""
         texts = {id(message): text_of(message) for message in messages}
         is_countable = sum(map(len, texts.values())) <= _USUAL_PIECE * _MOST_BYTES * self._context_length
 
@@ -174,7 +177,7 @@ class PromptReader:
         prompt, rendered, tokens = written.prompt, written.rendered, written.tokens
         place = (self._template, prompt, rendered.text, tokens, self._model.piece)
         has_instructions = bool(prompt.tools) or any(message.role == "system" for message in prompt.messages[:1])
-        # A memory that can be cut at any position needs no boundaries.
+        # A memory that can be truncated at any position needs no boundaries.
         has_boundaries = self._model.memory_kind is not MemoryKind.FULL_ATTENTION
         system_end = find_system_end(*place) if has_instructions or has_boundaries else None
         next_turn = find_next_turn(*place) if has_boundaries else None
@@ -195,7 +198,7 @@ class PromptReader:
         return ReadPrompt(tokens, text, int(add_bos and self._model.bos_token is not None))
 
     def _infill_tokens(self, prefix: str, suffix: str) -> list[int]:
-        """Return prefix, suffix and the place between them, as the model was trained to see them (PSM order)."""
+        """Return the tokens of prefix and suffix with the model's infill marks, in prefix-suffix-middle (PSM) order."""
         marks = self._model.infill_tokens
         if marks is None:
             raise NotSupported(
@@ -208,7 +211,7 @@ class PromptReader:
         return [*([] if bos is None else [bos]), marks.prefix, *head, marks.suffix, *tail, marks.middle]
 
     def _check_length(self, text: str) -> None:
-        """Refuse a text that cannot fit before it is tokenized, which would delay other requests by seconds."""
+        """Raise ContextLengthExceeded for a text that cannot fit, before tokenizing it delays others by seconds."""
         context = self._context_length
         if len(text) <= _USUAL_PIECE * context or self._model.max_piece_bytes is None:
             return
@@ -236,8 +239,10 @@ def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Templat
 
 
 def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQuery) -> TextAnswer:
-    """Answer a question about the tokens of a text; raise InvalidRequest for unknown token ids, NotSupported for a
-    conversation."""
+    """Answer a question about the tokens of a text.
+
+    Raise InvalidRequest for unknown token ids, and NotSupported for a conversation.
+    """
     match query:
         case Tokenize(text, add_bos, parse_special, with_pieces):
             tokens = tuple(vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos))
@@ -248,11 +253,11 @@ def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQ
         case RenderPrompt():
             raise NotSupported("This model has no conversations: it only embeds or ranks texts.", param="model")
         case PurgeCache() | Embed() | Rerank():
-            raise InternalError("that is the engine's to answer, not the tokenizer's")
+            raise InternalError("the engine must answer this question, not the tokenizer")
 
 
 def check_tokens(model: Model, tokens: tuple[int, ...], param: str) -> None:
-    """Raise InvalidRequest, with that param, where a token id is not in the model's vocabulary."""
+    """Raise InvalidRequest, naming `param`, if a token id is not in the model's vocabulary."""
     bad = next((token for token in tokens if not 0 <= token < model.num_tokens), None)
     if bad is not None:
         raise InvalidRequest(f"Token {bad} is not in the vocabulary of {model.num_tokens} tokens.", param=param)

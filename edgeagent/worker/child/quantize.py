@@ -1,6 +1,6 @@
-"""Quantizes one model file in a process of its own, in the sandbox: it reads the model and writes one file.
+"""Quantizes one model file in a separate, sandboxed process, which may only read the model and write one file.
 
-A line of JSON on stdin says what to do. Lines on stdout say how far it is, and at the end that it is done, or why not.
+A line of JSON on stdin says what to do. Lines of JSON on stdout report progress, and at the end success or an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Do what stdin says; return the exit code."""
+    """Quantize the model that stdin names; return the exit code."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
@@ -32,7 +32,7 @@ def main() -> int:
     sources, target = [Path(path) for path in order["sources"]], Path(order["target"])
     if order["is_enclosed"]:
         enclose(sources, [target])
-    # It loads native code.
+    # Import late, in the sandbox: this loads native code.
     from edgeagent.engine.llama.quantizer import Quantizer
 
     try:
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _claim_stdout() -> TextIO:
-    """Return what was stdout, and send what llama.cpp prints there to stderr."""
+    """Return the original stdout for replies, and redirect llama.cpp's prints from stdout to stderr."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return replies
@@ -68,5 +68,5 @@ def _write(replies: TextIO, **fields: Any) -> None:
 
 if __name__ == "__main__":
     code = main()
-    # llama.cpp's threads have ended; its static objects have nothing to clean up.
+    # Skip the clean-up: llama.cpp's threads have ended, and its static objects need none.
     os._exit(code)

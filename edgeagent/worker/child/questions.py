@@ -1,6 +1,6 @@
-"""The worker's thread for questions about text: it does not wait for prompts or decodes, and they do not wait for it.
+"""The worker's thread for questions about text. It runs independently of prompt preparation and decoding.
 
-llama.cpp's vocabulary may be read by several threads; a chat template may not, so this thread has its own.
+Several threads may read llama.cpp's vocabulary. A chat template is for one thread only, so this thread has its own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _MAX_CHARS = 64 << 10
 
 
 class Questions(threading.Thread):
-    """Answers Asks one after the other. `make_answerer` is called once, by this thread, at the first question.
+    """Answers Asks one after the other. This thread calls `make_answerer` once, at the first question.
 
-    For an Embed or a Rerank, `compute` makes the tokens here and hands them to the main thread, which answers.
+    For an Embed or a Rerank, this thread calls `compute`, which tokenizes and passes the tokens to the main thread. The
+    main thread sends the answer.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class Questions(threading.Thread):
         self._live: set[str] = set()  # several threads use it; each operation on it is atomic
 
     def ask(self, ask: Ask) -> None:
-        """Take a question; any thread may call it."""
+        """Queue a question; any thread may call it."""
         self._live.add(ask.id)
         self._asks.put(ask)
 
     def drop(self, ask_id: str) -> None:
-        """Forget a question; any thread may call it. An answer that is being computed is finished, but not sent."""
+        """Drop a question; any thread may call it. A running computation is finished, but its answer is not sent."""
         self._live.discard(ask_id)
 
     def run(self) -> None:
@@ -72,7 +73,7 @@ class Questions(threading.Thread):
                 self._frames.put(AnswerPart(ask.id, last, is_last=True))
         except EdgeAgentError as error:
             self._frames.put(failed(ask.id, error))
-        except BaseException:  # the thread's outermost call: one bad question must not end it
+        except BaseException:  # one bad question must not end the thread
             traceback.print_exc()
             unknown = InternalError("The question could not be answered; the daemon's log has the details.")
             self._frames.put(failed(ask.id, unknown))
@@ -81,7 +82,7 @@ class Questions(threading.Thread):
 
 
 def _split(answer: TextAnswer) -> Iterator[TextAnswer]:
-    """Yield an answer in parts that fit a frame each; the last may be empty."""
+    """Split an answer into parts that each fit a frame; the last may be empty."""
     for start in range(0, len(answer.text), _MAX_CHARS):
         yield TextAnswer(answer.text[start : start + _MAX_CHARS])
     start = num_bytes = 0

@@ -1,4 +1,4 @@
-"""Turns the texts of an Embed into tokens, and refuses texts with too many."""
+"""Turns the texts of an Embed into tokens, and refuses texts that are too long."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edgeagent.worker.child.prompt import check_tokens
 
 
 class TextReader:
-    """Makes tokens of an Embed's texts, for any thread."""
+    """Tokenizes an Embed's texts; any thread may use it."""
 
     def __init__(self, model: Model, vocabulary: LongTextVocabulary, max_tokens: int, length: int) -> None:
-        """`length`: the length of the model's embeddings, 0 if it has none."""
+        """`length` is the number of dimensions of the model's embeddings; 0 if it has none."""
         self._model = model
         self._vocabulary = vocabulary
         self._max_tokens = max_tokens
@@ -39,9 +39,10 @@ class TextReader:
         ]
 
     def _read(self, prompt: TextPrompt | TokenPrompt, name: str, *, truncate: bool) -> list[int]:
-        """Return a text's tokens, with the model's own first and last tokens added, as in its training.
+        """Return a text's tokens, with the first and last tokens that the model was trained with.
 
-        The text of a control token becomes that token, as in llama-server and Ollama. Token ids are not changed.
+        Text that spells a control token becomes that token, as in llama-server and Ollama. A prompt of token ids is not
+        changed.
         """
         head: list[int] = []
         tail: list[int] = []

@@ -1,1 +1,1 @@
-"""What runs in the daemon: one supervisor for each model's process, and the pool of them."""
+"""The part of the worker package that runs in the daemon: a supervisor for each model's process, and their pool."""

@@ -1,4 +1,4 @@
-"""Runs the process that quantizes a model file, and reads its progress. The names of types are only passed on."""
+"""Runs the process that quantizes a model file, and reads its progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_STDERR_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be made of which files. `target` exists and is empty; `file_type` is llama.cpp's number."""
+    """The parameters of a quantization. `target` must exist and be empty; `file_type` is llama.cpp's number."""
 
     sources: tuple[Path, ...]
     target: Path
@@ -40,9 +40,10 @@ def quantize(
     *,
     command: Sequence[str] = QUANTIZE_COMMAND,
 ) -> None:
-    """Write the target. `check_size` is told the tensors' bytes before anything is written, and may raise.
+    """Quantize the sources into the target. `on_tensor` gets the number of finished tensors and the total.
 
-    Raise ModelLoadFailed where llama.cpp refuses, or where its process ends. Whatever is raised ends the process.
+    `check_size` gets the size of the quantized tensors in bytes before anything is written, and may raise. Raise
+    ModelLoadFailed if llama.cpp refuses, or if the process ends early. Any exception ends the process.
     """
     oom_kills = num_oom_kills()
     with tempfile.TemporaryFile() as stderr, _started(command, stderr) as process:
@@ -64,9 +65,7 @@ def quantize(
             stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _MAX_STDERR_BYTES))
             said = stderr.read().decode(errors="replace")
             cause = describe_exit(code, said, has_seen_prompts=False, num_oom_kills=num_oom_kills() - oom_kills)
-            raise ModelLoadFailed(
-                f"{order.sources[0]} cannot be quantized: its process ended by {cause}", param="model"
-            )
+            raise ModelLoadFailed(f"{order.sources[0]} cannot be quantized: its process ended: {cause}", param="model")
 
 
 @contextmanager

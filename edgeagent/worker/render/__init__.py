@@ -1,1 +1,1 @@
-"""A model's chat template, run in a process of its own."""
+"""Runs a model's chat template in a separate process."""

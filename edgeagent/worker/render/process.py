@@ -1,8 +1,8 @@
-"""The processes that run a model's chat template, apart from the model: ending one affects no other request.
+"""The processes that run a model's chat template, separate from the model. Ending one affects only its own request.
 
-Jinja's own work in C (comparing, sorting, formatting) checks no budget while it runs, and no other thread of the
-process runs meanwhile. So the kernel bounds it: a timer of CPU time ends the process, a limit of its address space
-makes allocations fail. A keeper process, which runs no template code, starts the next one and reports what happened.
+Jinja's work in C (comparing, sorting, formatting) does not check budgets, and blocks all other threads of its process.
+So the kernel limits it: a timer of CPU time ends the process, and a limit of its address space makes allocations fail.
+A keeper process, which runs no template code, starts the next renderer and reports the end of the last.
 
 Both are forked before the worker starts threads and enters its sandbox, where it cannot start processes.
 """
@@ -42,22 +42,26 @@ from edgeagent.worker.render.protocol import (
 )
 from edgeagent.worker.sandbox import sandbox
 
-# CPU time for compiling a template and trying what it can. The template's own budgets, which raise an error, are
-# smaller.
+# CPU time for compiling a template and finding out what it supports. The template's own budgets, which raise an error,
+# are smaller.
 OPEN_CPU_S = 5.0
-# On top of what the process has mapped when it starts.
+# In addition to the memory that the process has mapped at its start.
 MAX_MEMORY_BYTES = 256 << 20
 _MAX_DESCRIPTORS = 4096
 _PR_SET_PDEATHSIG = 1
 _number = struct.Struct("<Q")
 
 Pipes = tuple[int, int]
-"""What a renderer reads from, and what it writes to."""
+"""The file descriptors to read from and to write to."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Post:
-    """A renderer's pipes, the number of the message it is busy with, and how many renderers were ended before it."""
+    """What a renderer is started with.
+
+    `mark` begins each frame. `place` is shared with the keeper and holds the number of the message in work, or 0.
+    `num_ended` is how many earlier renderers at this pipe have ended.
+    """
 
     pipe: Pipes
     mark: bytes
@@ -66,9 +70,9 @@ class _Post:
 
 
 def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
-    """Keep a renderer at each pair of pipes until the worker is gone, then end the process. Call it in a new process.
+    """Keep a renderer running at each pair of pipes until the worker is gone, then end the process.
 
-    `mark` begins each frame.
+    Call this in a new process. `mark` begins each frame.
     """
     try:
         worker = os.getppid()
@@ -101,13 +105,13 @@ def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
 
 
 def _say_what_failed() -> None:
-    """Try to write the traceback to stderr. It must not raise: this copy of the worker would run on."""
+    """Try to write the traceback to stderr. This must not raise, or this fork of the worker would continue to run."""
     with suppress(BaseException):
         os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
 
 
 def _leave_the_worker(pipes: list[Pipes]) -> None:
-    """Close the worker's pipes to the daemon: they must end when the worker does."""
+    """Close the worker's pipes to the daemon, which must end when the worker ends."""
     kept = {2, *(descriptor for pipe in pipes for descriptor in pipe)}
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -120,7 +124,7 @@ def _leave_the_worker(pipes: list[Pipes]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Ask Linux to end this process when the parent ends; elsewhere the end of the pipe ends it."""
+    """On Linux, end this process when its parent ends. On other systems, the end of the pipe ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -187,7 +191,8 @@ def _serve(post: _Post) -> None:
             frame = _refusal(message, unknown, began_s)
         signal.setitimer(signal.ITIMER_PROF, 0)
         send(post.pipe[1], post.mark, frame)
-        # Counted only after the answer: if it is killed before that, the worker must be told, or it waits forever.
+        # Clear the number only after the answer was sent. If the process is killed before that, the keeper must report
+        # the number, or the worker would wait forever.
         place[:] = _number.pack(0)
 
 

@@ -1,9 +1,9 @@
 """The messages between a worker and the process that renders its chat template, over a pair of pipes.
 
 Each Open and each Render has a number and is answered by one frame with that number. A process may be ended at any
-moment, in the middle of a frame too, and the next one reads from the same pipe. So each frame begins with random bytes
-that no template can know, and ends with zeros: a broken frame is skipped. Each question states how many processes its
-writer knows to have ended: a later process answers NotOpen.
+moment, even in the middle of a frame, and the next one uses the same pipe. So each frame begins with random bytes that
+no template can know, and ends with zeros; a broken frame is skipped. Each question states how many processes have ended
+as far as its writer knows. If more have ended, the process answers NotOpen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 20
 
 
 class Open(Struct, frozen=True, tag="open"):
-    """Compile a template and find out what it can; see text.template.chat_template.ChatTemplate."""
+    """Compile a template and find out what it supports; see text.template.chat_template.ChatTemplate."""
 
     number: int
     source: str | None
@@ -40,7 +40,7 @@ class Open(Struct, frozen=True, tag="open"):
 
 
 class Render(Struct, frozen=True, tag="render"):
-    """Render a conversation with the template that is open, in `cpu_s` of CPU time at most."""
+    """Render a conversation with the open template, using at most `cpu_s` seconds of CPU time."""
 
     number: int
     prompt: ChatPrompt
@@ -49,7 +49,7 @@ class Render(Struct, frozen=True, tag="render"):
 
 
 class Opened(Struct, frozen=True, tag="opened"):
-    """What the template can."""
+    """The template is open; the fields say what it supports."""
 
     number: int
     supports_tools: bool
@@ -58,7 +58,7 @@ class Opened(Struct, frozen=True, tag="opened"):
 
 
 class Done(Struct, frozen=True, tag="done"):
-    """A rendered conversation, and the CPU time that it took."""
+    """A rendered conversation, and the CPU time in seconds that it took."""
 
     number: int
     rendered: Rendered
@@ -66,13 +66,13 @@ class Done(Struct, frozen=True, tag="done"):
 
 
 class NotOpen(Struct, frozen=True, tag="not_open"):
-    """No template is open, because the process that had opened it has ended."""
+    """No template is open, since the process that had opened it has ended."""
 
     number: int
 
 
 class RenderFailed(Struct, frozen=True, tag="refused"):
-    """An error, and the CPU time until then; `code` is an EdgeAgentError code."""
+    """An error, and the CPU time in seconds until then. `code` is an EdgeAgentError code."""
 
     number: int
     code: str
@@ -82,9 +82,9 @@ class RenderFailed(Struct, frozen=True, tag="refused"):
 
 
 class Ended(Struct, frozen=True, tag="ended"):
-    """The process has ended and another one continues. `number` is the message that it was busy with, 0 if none.
+    """The process has ended, and a new one takes over. `number` is the message it was working on; 0 if none.
 
-    `signal` is 0 if it failed by itself.
+    `signal` is the signal that ended it; 0 if it exited by itself.
     """
 
     number: int
@@ -100,13 +100,13 @@ _from_renderer: msgspec.msgpack.Decoder[FromRenderer] = msgspec.msgpack.Decoder(
 
 
 def encode(message: ToRenderer | FromRenderer) -> bytes:
-    """Return a message without its marks; raise UnicodeEncodeError for text that is not valid Unicode."""
+    """Encode a message, without marks; raise UnicodeEncodeError for text that is not valid Unicode."""
     body = _encoder.encode(message)
     return _length.pack(len(body)) + body
 
 
 def new_mark() -> bytes:
-    """Return a mark for the frames of one pair of pipes; it begins with none of the bytes that a frame ends with."""
+    """Return a random mark for the frames of one pair of pipes. Its first byte is not a zero, as in a frame's end."""
     return b"\xc1" + os.urandom(MARK_BYTES - 1)
 
 
@@ -116,14 +116,14 @@ def framed(encoded: bytes, mark: bytes) -> bytes:
 
 
 def send(descriptor: int, mark: bytes, encoded: bytes) -> None:
-    """Write a frame whole; raise OSError if the pipe has no reader any more."""
+    """Write a whole frame; raise OSError if the pipe no longer has a reader."""
     left = memoryview(framed(encoded, mark))
     while left:
         left = left[os.write(descriptor, left) :]
 
 
 class Frames:
-    """Reads whole frames from a pipe; broken ones are skipped."""
+    """Reads whole frames from a pipe, and skips broken ones."""
 
     def __init__(self, descriptor: int, mark: bytes) -> None:
         self._descriptor = descriptor
@@ -132,7 +132,7 @@ class Frames:
         self._num_searched = MARK_BYTES
 
     def receive(self) -> bytes | None:
-        """Block for the next frame's body; None at the end of the pipe."""
+        """Block until the next frame arrives and return its body; None at the end of the pipe."""
         while (body := self._next()) is None:
             part = os.read(self._descriptor, _READ_BYTES)
             if not part:
@@ -141,7 +141,7 @@ class Frames:
         return body
 
     def receive_now(self) -> bytes | None:
-        """Return the next frame's body if a whole one has arrived; None otherwise, also at the end of the pipe."""
+        """Return the next frame's body if it has arrived completely; None otherwise, and at the end of the pipe."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         while (body := self._next()) is None and poll.poll(0):
@@ -152,12 +152,12 @@ class Frames:
         return body
 
     def _next(self) -> bytes | None:
-        """Return the body of a frame that has arrived whole."""
+        """Return the body of the first complete frame in the buffer; None if there is none."""
         buffer = self._buffer
         while self._find_frame():
             (num_bytes,) = _length.unpack_from(buffer, MARK_BYTES)
             end = _HEAD_BYTES + num_bytes
-            # If another frame begins before the end of this one, the writer of this one was ended while it wrote.
+            # If another frame begins before the end of this one, this one's writer was ended while writing it.
             cut = buffer.find(self._mark, self._num_searched, end + MARK_BYTES - 1)
             if cut >= 0:
                 self._drop(cut)
@@ -173,7 +173,7 @@ class Frames:
         return None
 
     def _find_frame(self) -> bool:
-        """Drop what is before the first mark; return whether a frame's head is there."""
+        """Drop all bytes before the first mark; return whether a whole frame head follows."""
         start = self._buffer.find(self._mark)
         if start:
             self._drop(start if start > 0 else max(0, len(self._buffer) - MARK_BYTES + 1))
@@ -185,10 +185,10 @@ class Frames:
 
 
 def decode_to_renderer(body: bytes) -> ToRenderer:
-    """Return the message of a body; raise msgspec.MsgspecError."""
+    """Return the message in a frame body; raise msgspec.MsgspecError."""
     return _to_renderer.decode(body)
 
 
 def decode_from_renderer(body: bytes) -> FromRenderer:
-    """Return the message of a body; raise msgspec.MsgspecError."""
+    """Return the message in a frame body; raise msgspec.MsgspecError."""
     return _from_renderer.decode(body)

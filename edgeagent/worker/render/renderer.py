@@ -1,4 +1,4 @@
-"""Runs a model's chat template in a separate process. This is the worker's side.
+"""The worker's side of the separate process that runs a model's chat template.
 
 A rendering that takes too long, or kills its process, fails only its own request.
 """
@@ -41,7 +41,7 @@ from edgeagent.worker.render.protocol import (
 
 
 class Template(Protocol):
-    """Renders conversations; one thread uses it."""
+    """Renders conversations. Only one thread may use it."""
 
     @property
     def supports_tools(self) -> bool: ...
@@ -53,19 +53,19 @@ class Template(Protocol):
     def tool_format(self) -> ToolFormat: ...
 
     def render(self, prompt: ChatPrompt) -> Rendered:
-        """Return a rendered conversation; raise InvalidRequest where the template refuses it or takes too much."""
+        """Return a rendered conversation; raise InvalidRequest if the template refuses it or exceeds a limit."""
         ...
 
     def renew(self) -> None:
-        """Begin another request: all renderings for one request share its CPU time."""
+        """Start a new budget of CPU time, which all renderings for one request share."""
         ...
 
 
-# CPU time for all renderings of one request: a long conversation is rendered again for each length that is tried.
+# CPU time for all renderings of one request. A conversation to be truncated is rendered again for each length tried.
 REQUEST_CPU_S = 3.0
 # With less, starting the process alone would exceed the limit.
 _LEAST_CPU_S = 0.05
-# If a process is ended before it begins or after it is done, the prompt is not the cause.
+# A message is sent again if a process ended before it began or after it finished: the prompt is not the cause then.
 _MAX_TRIES = 4
 _END_TRIES, _END_WAIT_S = 20, 0.01
 
@@ -73,7 +73,7 @@ MakeTemplate = Callable[[Open], Template]
 
 
 def open_here(opening: Open) -> ChatTemplate:
-    """Return a template that runs in this process, for platforms without fork."""
+    """Return a template that runs in this process; for platforms without fork."""
     return ChatTemplate(
         opening.source,
         bos_text=opening.bos_text,
@@ -85,9 +85,9 @@ def open_here(opening: Open) -> ChatTemplate:
 
 
 def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
-    """Start processes for `num_templates` templates; return a function that opens one after the other.
+    """Start processes for `num_templates` templates. Return a function that opens one template at each call.
 
-    Call it while the process has one thread and is not in a sandbox. On Windows, which cannot fork, templates run in
+    Call this while the process has one thread and is not in a sandbox. On Windows, which cannot fork, templates run in
     this process, limited only by their own budgets.
     """
     if not hasattr(os, "fork"):
@@ -110,12 +110,12 @@ def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
 
 
 class RemoteTemplate:
-    """A template in another process; opened again if that process has ended."""
+    """A template in another process. If that process has ended, the template is opened again in the next one."""
 
     def __init__(self, pipes: Pipes, mark: bytes, opening: Open, keeper: int) -> None:
-        """Open the template; raise TemplateTooSlow where it cannot be tried within its limits.
+        """Open the template; raise TemplateTooSlow if that exceeds its limits.
 
-        `keeper` is the child process that starts the others.
+        `keeper` is the process id of the child that starts the renderers.
         """
         self._keeper = keeper
         self._reads, self._writes = pipes
@@ -147,7 +147,7 @@ class RemoteTemplate:
         return self._opened.tool_format
 
     def render(self, prompt: ChatPrompt) -> Rendered:
-        """Return a rendered conversation; raise InvalidRequest, or TemplateTooSlow where the process was ended."""
+        """Return a rendered conversation; raise InvalidRequest, or TemplateTooSlow if the process was ended."""
         for _ in range(_MAX_TRIES):
             if self._left_s < _LEAST_CPU_S:
                 raise _ended(signal.SIGPROF, REQUEST_CPU_S)
@@ -161,11 +161,11 @@ class RemoteTemplate:
         raise _ended(signal.SIGKILL, REQUEST_CPU_S)
 
     def renew(self) -> None:
-        """Begin another request, with its full CPU time."""
+        """Start a new request with the full budget of CPU time."""
         self._left_s = REQUEST_CPU_S
 
     def close(self) -> None:
-        """Let its process end; afterwards no method is called."""
+        """Let the process end. No method may be called after this."""
         os.close(self._writes)
         os.close(self._reads)
         self._writes = self._reads = -1
@@ -182,12 +182,12 @@ class RemoteTemplate:
         raise _ended(signal.SIGKILL, OPEN_CPU_S)
 
     def _count_ends(self) -> None:
-        """Count the processes that ended since the last question; the next question does not count them as tries."""
+        """Count the processes that ended since the last question, so that the next question needs no extra try."""
         while (body := self._frames.receive_now()) is not None:
             self._num_ended += isinstance(decode_from_renderer(body), Ended)
 
     def _ask(self, message: ToRenderer, cpu_s: float) -> FromRenderer:
-        """Return the answer to a message; NotOpen if a process ended that may have had it.
+        """Return the answer to a message; NotOpen if it must be sent again, since a process ended meanwhile.
 
         Raise the answer's error, or TemplateTooSlow.
         """
@@ -200,7 +200,7 @@ class RemoteTemplate:
                     _fail("it has ended", self._keeper)
                 answer = decode_from_renderer(body)
                 self._num_ended += isinstance(answer, Ended)
-                # An answer with another number belongs to an earlier question, which was given up.
+                # Skip an answer with another number: it belongs to an earlier question that was given up.
                 if answer.number == message.number or isinstance(answer, Ended):
                     break
         except (OSError, msgspec.MsgspecError) as error:
@@ -236,10 +236,10 @@ def _ended(number: int, cpu_s: float) -> InvalidRequest:
 
 
 def _fail(why: str, keeper: int) -> NoReturn:
-    """End the worker: it is useless without its renderer, and the next worker continues its streams.
+    """End the worker. It is useless without its renderer; the next worker continues its streams.
 
-    The sandbox does not allow a new keeper process. The worker ends by the signal that killed the keeper. This does not
-    count as a crash of the model, since a keeper runs no code of the model.
+    The sandbox does not allow starting a new keeper process. If a signal from outside killed the keeper, the worker
+    ends by the same signal. That does not count as a crash, since a keeper runs no code of the model.
     """
     sys.stderr.write(f"edgeagent worker: the chat template's process is gone: {why}\n")
     sys.stderr.flush()
@@ -250,7 +250,7 @@ def _fail(why: str, keeper: int) -> NoReturn:
 
 
 def _wait_ended(child: int) -> int | None:
-    """Return a child's exit code; None if it still runs. Its pipes may end a moment before it does."""
+    """Return a child's exit code; None if it is still running. Its pipes may end a moment before the process."""
     for _ in range(_END_TRIES):
         try:
             pid, status = os.waitpid(child, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Calls Linux's Landlock: a process gives up files, TCP and signals permanently.
+"""Calls Linux's Landlock, with which a process permanently gives up access to files, TCP and signals.
 
 Source: the kernel's Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h. The only package on
 PyPI is an alpha without TCP rules and scopes. This module does not know what a worker needs.
@@ -53,7 +53,7 @@ def version() -> int:
 def restrict(*, read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path]) -> None:
     """Restrict this thread, and threads that it starts, to these files and folders; raise OSError if that fails.
 
-    Paths that do not exist are ignored. Needs no_new_privs. No program can be executed.
+    Paths that do not exist are ignored. After this, no program can be executed. The caller must have set no_new_privs.
     """
     known = version()
     if not known:

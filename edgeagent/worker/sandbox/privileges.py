@@ -24,7 +24,10 @@ class _Sets(ctypes.Structure):
 
 
 def give_up() -> None:
-    """Drop this thread's capabilities except those for files; executed programs gain none. Raise OSError."""
+    """Drop this thread's capabilities, except those to access files and lock memory. Executed programs gain none.
+
+    Raise OSError if that fails.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
     header, sets = _Header(_CAPABILITY_VERSION_3, 0), (_Sets * 2)()

@@ -1,6 +1,6 @@
 """Restricts a worker before it opens a model: no network, no programs, no privileges, no other users' files.
 
-Model files are untrusted, and parsers have bugs: an attacker who takes over the worker should reach nothing but the
+Model files are untrusted, and parsers have bugs. An attacker who takes over the worker should reach nothing but the
 model, the conversation and a pipe. The returned state lists the restrictions that the platform supports.
 """
 
@@ -22,11 +22,11 @@ NO_NEW_PRIVILEGES = "no-new-privileges"
 READ_ONLY_FILES = "read-only files"
 
 _MAX_OPEN_FILES = 4096
-# Threads beyond those that already run; Linux counts all threads of a user against this limit.
+# Limit of threads in addition to those that already run, since Linux counts all threads of a user.
 _MAX_MORE_THREADS = 4096
 _OOM_SCORE, _MAX_OOM_SCORE = 500, 1000
 _WAKE_TIMEOUT_S = 20.0
-# Folders of programs, libraries, drivers and the system files that they read; no user's home.
+# Folders of programs, libraries, drivers and the system files that they read. Homes are not included.
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/etc", "/proc", "/sys")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _GPU_DEVICES = ("dri", "nvidia*", "kfd", "dxg", "accel", "mali*", "kgsl*", "dma_heap")
@@ -35,11 +35,11 @@ _GPU_CACHES = (".nv", "nvidia", "mesa_shader_cache", "mesa_shader_cache_db", "ra
 
 
 def set_limits() -> None:
-    """Limit a worker's use of the machine, where the platform can.
+    """Limit a worker's use of the machine, as far as the platform supports it.
 
-    No core files (they would hold prompts), limited descriptors, threads and messages, no realtime priority; out of
-    memory, the system ends the worker before the daemon. Address space is not bounded: mapped models and GPU drivers
-    reserve far more than they ever use.
+    There are no core files (they would hold prompts), no message queues and no realtime priority. Descriptors and
+    threads are limited. If memory runs out, the system ends the worker before the daemon. Address space is not limited,
+    since mapped models and GPU drivers reserve far more than they ever use.
     """
     if os.name == "posix":
         import resource
@@ -59,7 +59,7 @@ def set_limits() -> None:
 
 
 def _lower(limit: int, value: int) -> None:
-    """Lower a limit permanently; a lower one stays."""
+    """Lower a limit permanently, unless it is lower already."""
     import resource
 
     _, hard = resource.getrlimit(limit)
@@ -68,16 +68,16 @@ def _lower(limit: int, value: int) -> None:
 
 
 def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
-    """Give up what a worker does not need, permanently; return the restrictions in words.
+    """Permanently give up what a worker does not need; return the restrictions in words.
 
-    `read` are the model's files, `write` folders of its own. Call it while the process has one thread: Landlock binds
-    the thread that asks and those it starts.
+    `read` are the model's files, and `write` the worker's own folders. Call this while the process has one thread:
+    Landlock restricts only the calling thread and the threads it starts.
     """
     if sys.platform != "linux":
         return ()
     _wake_gpu()
     state: list[str] = []
-    # If the kernel is too old or a container forbids it, the worker serves without it; the status says so.
+    # If the kernel is too old or a container forbids a restriction, the worker runs without it. The status shows this.
     with contextlib.suppress(OSError):
         privileges.give_up()
         state.append(NO_NEW_PRIVILEGES)
@@ -92,7 +92,10 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
 
 
 def enclose_renderer() -> None:
-    """Give up all but the interpreter's own files permanently, where the platform can. Call it with one thread."""
+    """Permanently give up all but the interpreter's files, if the platform supports it.
+
+    Call this while the process has one thread.
+    """
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError):
@@ -104,9 +107,10 @@ def enclose_renderer() -> None:
 
 
 def _wake_gpu() -> None:
-    """Have NVIDIA's device files made: they are missing until a program uses the GPU after the machine's start.
+    """Create NVIDIA's device files, which are missing until a program uses the GPU after the machine's start.
 
-    The driver makes them by a program that runs as root. The sandbox would forbid that, and no GPU would be found.
+    The driver creates them with a program that runs as root. Later the sandbox would forbid that, and no GPU would be
+    found.
     """
     program = shutil.which("nvidia-modprobe", path="/usr/bin:/usr/sbin:/bin:/sbin")
     is_asleep = Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidia-uvm").exists()

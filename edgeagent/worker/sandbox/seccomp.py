@@ -1,8 +1,8 @@
-"""Sets a seccomp filter of Linux: the kernel refuses system calls to this process permanently.
+"""Sets a Linux seccomp filter: the kernel permanently refuses some system calls of this process.
 
 Source: seccomp(2), include/uapi/linux/{seccomp,filter,audit}.h. The bindings on PyPI need libseccomp and are not
-maintained; a filter that compares numbers needs five kinds of instruction. `system_calls` says which calls are refused,
-and why.
+maintained. A filter that compares numbers needs only five kinds of instruction. `system_calls` lists the refused calls,
+with the reasons.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class _Program(ctypes.Structure):
 
 
 def refuse_calls() -> None:
-    """Make the kernel refuse the calls that `system_calls` names to all threads of this process, new processes too.
+    """Make the kernel refuse the calls listed in `system_calls` for all threads of this process and its children.
 
-    Needs no_new_privs. Raise OSError where the kernel or the architecture has no filter.
+    The caller must have set no_new_privs. Raise OSError if the kernel or the architecture has no filter.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None:
@@ -58,7 +58,7 @@ def refuse_calls() -> None:
 
 
 def make_filter(machine: Machine, pid: int) -> bytes:
-    """Return the instructions for the process with this id: calls are allowed unless they are listed or too new."""
+    """Return the filter's instructions for the process with this id. Calls are allowed unless listed or too new."""
     code: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_JUMP_EQUAL, 1, 0, machine.audit),
@@ -81,13 +81,13 @@ def make_filter(machine: Machine, pid: int) -> bytes:
 
 
 def _if_called(machine: Machine, name: str, steps: list[_Instruction]) -> list[_Instruction]:
-    """Return the steps for one call after a jump that skips them for all others; they end in a return."""
+    """Return the steps for one call, after a jump that skips them for all other calls. The steps end in a return."""
     number = machine.numbers.get(name)
     return [] if number is None else [(_JUMP_EQUAL, 0, len(steps), number), *steps]
 
 
 def _check(check: Check, pid: int) -> list[_Instruction]:
-    """Return steps that refuse the call unless the argument passes; if it passes, the steps after them run."""
+    """Return steps that refuse the call unless its argument passes the check. If it passes, the next steps run."""
     own = {OWN_ID: (pid,), OWN_PROCESS: (0, pid)}
     values = [value for each in check.values for value in own.get(each, (each,))]
     # Both architectures are little-endian.
@@ -97,7 +97,7 @@ def _check(check: Check, pid: int) -> list[_Instruction]:
         steps.append((_AND, 0, 0, check.mask))
     for place, value in enumerate(values):
         num_behind = len(values) - 1 - place
-        # After a match the refusal runs, or is skipped.
+        # After a match, jump to the refusal, or behind it.
         steps.append((_JUMP_EQUAL, num_behind + (0 if check.refuses else 1), 0, value))
     if check.refuses:
         steps[-1] = (_JUMP_EQUAL, 0, 1, values[-1])

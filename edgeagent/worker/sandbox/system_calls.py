@@ -1,9 +1,9 @@
-"""The system calls that are refused to a worker, by name, and their numbers on each architecture.
+"""The names of the system calls that a worker may not use, and their numbers on each architecture.
 
-The list names refused calls, not allowed ones. GPU drivers (NVIDIA's is closed) use calls that are documented nowhere,
-and a list of allowed calls without one of them would break machines that we cannot test. So whole classes are refused,
-each for what an intruder could do with it. For a call that is newer than this file the kernel answers that it does not
-exist, which programs handle anyway.
+The list has refused calls, not allowed ones. GPU drivers (NVIDIA's is closed source) use undocumented calls, and a list
+of allowed calls that lacks one of them would break machines that we cannot test. So whole classes of calls are refused,
+each because of what an intruder could do with it. Calls newer than this file fail as if the kernel did not have them,
+which programs must handle anyway.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OWN_ID = -1  # stands for the process's id
-OWN_PROCESS = -2  # stands for its id and for 0, which means "this one" (to signals it means a whole group)
-# The last number of Linux 6.18.
+OWN_PROCESS = -2  # stands for the process's id and for 0, which means "this process" (for signals, a whole group)
+# The highest call number in Linux 6.18.
 NEWEST_CALL = 470
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The values that 32 bits of an argument, under a mask, must have; with `refuses`, must not have.
+    """The values that 32 bits of an argument may have, after masking. With `refuses`, those that it may not have.
 
-    The upper half of a number is checked only where the kernel looks at it, as it does at a pointer's.
+    The upper half of an argument is checked only if the kernel uses it, as for pointers.
     """
 
     argument: int
@@ -32,15 +32,15 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """An architecture: its audit number, and its numbers of the calls named below that it has."""
+    """An architecture: its audit number, and its numbers for the calls below. Calls that it lacks are left out."""
 
     audit: int
     numbers: dict[str, int]
 
 
 _CLASSES = {
-    # Landlock guards the content of files. It does not guard their owners, modes, times and attributes, and it does not
-    # cover watching a folder or opening a file by its handle.
+    # Landlock protects the content of files. It does not protect their owners, modes, times and attributes, and it does
+    # not cover watching a folder or opening a file by its handle.
     "files": "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat setxattr lsetxattr fsetxattr setxattrat "
     "removexattr lremovexattr fremovexattr removexattrat utime utimes futimesat file_setattr inotify_init "
     "inotify_init1 inotify_add_watch fanotify_init fanotify_mark name_to_handle_at open_by_handle_at",
@@ -53,14 +53,14 @@ _CLASSES = {
     "mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr",
     "namespaces": "unshare setns mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig "
     "fsmount fspick mount_setattr",
-    # Parts of the kernel with many security holes, which no model needs.
+    # Parts of the kernel with a history of security holes, which no model needs.
     "kernel": "bpf perf_event_open userfaultfd add_key request_key keyctl io_uring_setup io_uring_enter "
     "io_uring_register init_module finit_module delete_module kexec_load kexec_file_load reboot memfd_secret "
     "modify_ldt personality quotactl quotactl_fd acct swapon swapoff syslog iopl ioperm uselib vhangup",
 }
 REFUSED = tuple(name for names in _CLASSES.values() for name in names.split())
 
-# Refused as if the kernel had none: the C library then starts threads by `clone`, whose flags a filter can see.
+# Fails as if the kernel did not have it. The C library then starts threads with `clone`, whose flags a filter can see.
 UNKNOWN = ("clone3",)
 
 _THREAD = 0x10000
@@ -76,7 +76,7 @@ CHECKED: dict[str, tuple[Check, ...]] = {
     "clone": (Check(0, (_THREAD,), mask=_THREAD | _NEW_NAMESPACES),),
     # A datagram socket of a pair may send to any path.
     "socketpair": (Check(0, (_UNIX,)), Check(1, (_STREAM, _SEQPACKET), mask=_TYPE)),
-    # Only the times of open files, in which the disk cache records the last use of blocks; not those of paths.
+    # Times may be set on open files, but not on paths. The disk cache records the last use of blocks this way.
     "utimensat": (Check(1, (0,)), Check(1, (0,), is_upper_half=True)),
     "kill": (Check(0, _OWN_ID),),
     "tkill": (Check(0, _OWN_ID),),
@@ -88,14 +88,14 @@ CHECKED: dict[str, tuple[Check, ...]] = {
     "ioprio_set": (Check(0, (1,)), Check(1, _OWN)),
     "migrate_pages": (Check(0, _OWN),),
     "move_pages": (Check(0, _OWN),),
-    # By number: a thread may set its own, as 0; llama.cpp names others only where it is asked to pin them.
+    # A thread may set its own scheduling (as 0). llama.cpp sets that of other threads only if configured to pin them.
     "sched_setaffinity": (Check(0, _OWN),),
     "sched_setscheduler": (Check(0, _OWN),),
     "sched_setparam": (Check(0, _OWN),),
     "sched_setattr": (Check(0, _OWN),),
-    # Signals to others by way of a file's owner; leases, which make others wait; watching folders.
+    # These could send signals to others through a file's owner, make others wait for leases, or watch folders.
     "fcntl": (Check(1, (_SET_OWNER, _SET_SIGNAL, _SET_OWNER_EX, _SET_LEASE, _NOTIFY), refuses=True),),
-    # Keys typed into a terminal, attributes of files, and the owner again.
+    # These could type into a terminal, or set attributes and owners of files.
     "ioctl": (
         Check(
             1,
@@ -105,7 +105,7 @@ CHECKED: dict[str, tuple[Check, ...]] = {
     ),
 }
 
-# From 424 on a call has one number everywhere.
+# From 424 on, a call has the same number on every architecture.
 _SHARED = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_open": 434, "clone3": 435,

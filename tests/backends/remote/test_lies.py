@@ -92,7 +92,7 @@ def test_calls_that_never_get_a_name(calls: list[Any]) -> None:
 def test_arguments_without_a_name_are_no_answer() -> None:
     calls = [{"index": 0, "function": {"arguments": "{}"}}]
     _, failure = read(ChatReader(), [chunk({"tool_calls": calls}) + chunk(finish="tool_calls") + DONE])
-    assert failure is not None and "without its name" in failure.message
+    assert failure is not None and "without the tool's name" in failure.message
 
 
 @pytest.mark.parametrize("quoted", [f"Bearer {KEY}", f"...{KEY[:9]}***", "x" * 490 + KEY])

@@ -106,7 +106,7 @@ async def test_an_errand_is_cancelled_once() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     await errands.finish()
-    with pytest.raises(Failure, match="closed here"):
+    with pytest.raises(Failure, match="closed on this machine"):
         await other
 
 

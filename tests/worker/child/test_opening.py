@@ -83,9 +83,9 @@ def test_no_other_try_where_even_the_least_does_not_fit_any_more(path: Path, mon
 def test_layers_on_a_gpu_that_is_not_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_cpu = tuple(device for device in devices() if device.kind == "cpu")
     monkeypatch.setattr(opening, "devices", lambda: only_cpu)
-    with pytest.raises(ModelLoadFailed, match=r"3 layers were asked to be on a GPU, but .* sees none"):
+    with pytest.raises(ModelLoadFailed, match=r"--gpu-layers puts 3 layers on a GPU, but .* sees none"):
         open_model(make_load(path, gpu_layers=3))
     open_model(make_load(path, main_gpu=1)).model.close()
     monkeypatch.setattr(opening, "devices", lambda: (*only_cpu, CARD))
-    with pytest.raises(ModelLoadFailed, match=r"GPU 1 was asked for \(--main-gpu\), and there is 1, counted from 0"):
+    with pytest.raises(ModelLoadFailed, match=r"--main-gpu names GPU 1, but there is 1, counted from 0"):
         open_model(make_load(path, main_gpu=1))

@@ -54,7 +54,7 @@ def test_however_it_ends_is_an_error_in_words(program: str, why: str) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_crash_is_an_error_in_words() -> None:
-    with pytest.raises(ModelLoadFailed, match="its process ended by SIGSEGV"):
+    with pytest.raises(ModelLoadFailed, match="its process ended: SIGSEGV"):
         run("import signal; os.kill(os.getpid(), signal.SIGSEGV)")
 
 

@@ -68,7 +68,7 @@ class _Token(_Rival):
 
 
 class _Logprobs(Struct):
-    """Chat's `content`, or the lists side by side that text completions have."""
+    """Logprobs: `content` in chat completions; the parallel lists below it in text completions."""
 
     content: list[_Token] | None = None
     tokens: list[str] | None = None
@@ -77,7 +77,7 @@ class _Logprobs(Struct):
 
 
 class _Choice(Struct):
-    """One choice; `token_ids` are vLLM's, of the tokens that the chunk has."""
+    """One choice. Only vLLM sends `token_ids`, the ids of the chunk's tokens."""
 
     delta: _Delta | None = None
     text: str | None = None
@@ -102,7 +102,7 @@ class _Usage(Struct):
 
 
 class _Timings(Struct):
-    """llama-server's; `predicted_n` is how many tokens of the answer there are."""
+    """Timings from llama-server. `predicted_n` is how many tokens the answer has so far."""
 
     predicted_n: int | None = None
 
@@ -117,7 +117,10 @@ class _Chunk(Struct):
 
 
 class _OpenCall:
-    """A call of the stream, under the remote's index, which may have gaps; it starts when its name is there."""
+    """A tool call in the stream. It starts when its name arrives; `index` is None before that.
+
+    Calls are keyed by the remote's index, which may have gaps; `index` has none.
+    """
 
     def __init__(self) -> None:
         self.id = ""
@@ -127,7 +130,7 @@ class _OpenCall:
 
 
 class ChatReader(AnswerReader):
-    """Reads one answer. `num_rivals`: how many likeliest others of each token were asked for; None: no logprobs."""
+    """Reads one answer. `num_rivals` is how many top alternatives of each token were requested; None: no logprobs."""
 
     def __init__(self, num_rivals: int | None = None) -> None:
         super().__init__()
@@ -137,9 +140,9 @@ class ChatReader(AnswerReader):
 
     def _last_deltas(self) -> list[Delta]:
         if any(call.pending for call in self._calls.values()):
-            raise Failure(Kind.GARBLED, "it sent a call's arguments without its name")
+            raise Failure(Kind.GARBLED, "it sent the arguments of a tool call without the tool's name")
         if self.tally.num_calls and self.tally.finish is FinishReason.STOP:
-            # vLLM says stop where the request named the function.
+            # vLLM's finish reason is "stop" if the request named the function.
             self.tally.finish = FinishReason.TOOL_CALLS
         return [
             ToolCallDelta(call.index, "{}")
@@ -161,7 +164,8 @@ class ChatReader(AnswerReader):
             self.tally.usage = _usage(chunk.usage)
         if chunk.choices:
             self._read_choice(chunk.choices[0], deltas)
-            # A slow reader gets the tokens of several steps in a chunk. The tokens of one character come together.
+            # A chunk may hold several tokens: a slow reader gets several steps at once, and the tokens of one character
+            # come together.
             self.tally.note_tokens(self.tally.usage.num_output_tokens if self.tally.usage is not None else 0)
             self.tally.note_tokens((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
 
@@ -184,13 +188,13 @@ class ChatReader(AnswerReader):
     def _finish(self, reason: str) -> None:
         finish = _FINISHES.get(reason)
         if finish is None:
-            raise Failure(Kind.SERVER_ERROR, "it ended the answer for a reason that is not the protocol's")
+            raise Failure(Kind.SERVER_ERROR, "it ended the answer with an unknown finish reason")
         self.tally.finish = finish
 
     def _read_call(self, position: int, said: _Call, deltas: list[Delta]) -> None:
         key = said.index if said.index is not None else position
         if key not in self._calls and len(self._calls) >= MAX_CALLS:
-            raise Failure(Kind.GARBLED, f"it began more than {MAX_CALLS} calls")
+            raise Failure(Kind.GARBLED, f"it started more than {MAX_CALLS} tool calls")
         call = self._calls.setdefault(key, _OpenCall())
         call.id = call.id or said.id or ""
         function = said.function or _Function()
@@ -204,7 +208,7 @@ class ChatReader(AnswerReader):
             deltas.append(ToolCallDelta(call.index, call.pending))
             call.pending, call.has_arguments = "", True
         if len(call.pending) > _MAX_NAMELESS_CHARS:
-            raise Failure(Kind.GARBLED, "it sent a call's arguments without its name")
+            raise Failure(Kind.GARBLED, "it sent the arguments of a tool call without the tool's name")
 
     def _take_logprobs(self, said: _Logprobs | None) -> int:
         if said is None:
@@ -246,7 +250,7 @@ def _piece(said: _Rival) -> bytes:
     try:
         return bytes(said.bytes)
     except ValueError:
-        raise Failure(Kind.GARBLED, "it sent a token's bytes that are none") from None
+        raise Failure(Kind.GARBLED, "it sent a token with invalid bytes") from None
 
 
 def _logprob(value: float | None) -> float:

@@ -1,7 +1,7 @@
-"""Removes from a continuation what it repeats of the answer before it.
+"""Removes the earlier answer from the start of its continuation, if the remote repeats it.
 
-Some builds of llama-server send the message that they continue once more before they go on, and a model that is asked
-in words may do so too. The client has that text, and must not get it twice.
+Some builds of llama-server send the message again before they continue it. A model that is asked in words to continue
+may do so too. The client already has that text and must not get it twice.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.types import Delta, TextDelta
 
-# This many characters are not repeated by chance; "ha" after "ha" may be.
+# A repetition of this many characters is not a coincidence; a second "ha" after "ha" may be.
 MIN_CERTAIN_CHARS = 16
 
 
 class EchoGuard:
-    """Holds text back while it may be a repetition of `before`."""
+    """Holds text back while it may be a repetition of `before`, the answer so far."""
 
     def __init__(self, before: str) -> None:
         self._before = before
@@ -23,7 +23,7 @@ class EchoGuard:
         self._is_decided = not before
 
     def take(self, deltas: list[Delta]) -> list[Delta]:
-        """Return what of these deltas is new; raise a Failure where that cannot be told."""
+        """Return the deltas without repeated text; raise a Failure if a repetition cannot be told from new text."""
         if self._is_decided:
             return deltas
         passed: list[Delta] = []
@@ -37,7 +37,7 @@ class EchoGuard:
         return passed
 
     def release(self) -> list[Delta]:
-        """Return what was held back: it repeats nothing, or ended before that was certain."""
+        """Stop holding text back and return the held deltas: they are new text, or the answer ended within them."""
         self._is_decided = True
         held, self._held = self._held, []
         return list(held)
@@ -52,7 +52,7 @@ class EchoGuard:
         if not text.startswith(self._before[num_same:]):
             return self.release()
         if len(self._before) < MIN_CERTAIN_CHARS:
-            raise Failure(Kind.REPEATED, "it cannot be told whether it went on with the answer or began it again")
+            raise Failure(Kind.REPEATED, "it is unclear whether it continued the answer or started it over")
         self.release()
         rest = text[left:]
         return [TextDelta(rest, delta.logprobs)] if rest else []

@@ -1,6 +1,6 @@
-"""What a reader of an answer collects on its way, whichever of OpenAI's protocols it comes in.
+"""Reads answers: the part that both of OpenAI's protocols share, and what it collects.
 
-An answer is whole only when its protocol's end was seen: a stream that stops before is a Failure, never a success.
+An answer is complete only if the protocol's end marker was seen. A stream that stops earlier is a Failure.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from edgeagent.types import Delta, FinishReason, TextDelta, TokenLogprob, ToolCa
 
 MAX_DETAIL_CHARS = 500
 MAX_CALLS = 128
-# More than any model takes or gives. What a remote counts ends budgets, and takes memory here.
+# More than any model reads or writes. A remote's counts are limited to these, since budgets and memory depend on them.
 MAX_PROMPT_TOKENS = 1 << 24
 MAX_OUTPUT_TOKENS = 1 << 20
 Json = TypeVar("Json")
-# The token's id in the vocabulary of a model that is elsewhere.
+# Stands for the id of a remote model's token, which is unknown here.
 NO_TOKEN = -1
 
 
 class Tally:
-    """Counts and names that come with an answer's events, and the calls that it has begun.
+    """Collects the counts and names in an answer's events, and how many tool calls it has started.
 
-    `fault`: what is wrong with the stream behind the deltas that were returned last.
+    `fault` is an error that follows the deltas returned last.
     """
 
     def __init__(self) -> None:
@@ -43,28 +43,28 @@ class Tally:
         self._num_chars = 0
 
     def note_model(self, name: str | None) -> None:
-        """Take note of who answers; a name that no model can have is ignored."""
+        """Note the name of the answering model; ignore an invalid name."""
         if name and is_model_name(name):
             self.model = name
 
     def note_tokens(self, total: int) -> None:
-        """Take note of how many tokens the answer has by now, as the remote says; the number never falls."""
+        """Note how many tokens the answer has so far, according to the remote. The number never decreases."""
         self.num_tokens = max(self.num_tokens, min(total, MAX_OUTPUT_TOKENS))
 
     def skip(self, num_chars: int) -> None:
-        """Count this many characters of content before what follows; another place has delivered them."""
+        """Count characters that another backend has delivered before this answer."""
         self._num_chars += num_chars
 
     def start_call(self, call_id: str, name: str) -> ToolCallStarted:
-        """Return the start of the next call; its id is made up where the remote gives none."""
+        """Return the start of the next call; invent an id if the remote gives none."""
         if self.num_calls >= MAX_CALLS:
-            raise Failure(Kind.GARBLED, f"it began more than {MAX_CALLS} calls")
+            raise Failure(Kind.GARBLED, f"it started more than {MAX_CALLS} tool calls")
         index = self.num_calls
         self.num_calls += 1
         return ToolCallStarted(index, call_id or f"call_{index}", name)
 
     def text(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> TextDelta:
-        """Return more text, with its tokens placed in the content."""
+        """Return a delta for more text, and set each token's position within the whole content."""
         start = self._num_chars
         self._num_chars += len(text)
         placed = []
@@ -77,8 +77,8 @@ class Tally:
 class AnswerReader(ABC):
     """Turns the bytes of one stream into deltas.
 
-    `feed` raises a Failure for an error in the stream, and for bytes that are none of the protocol; where deltas come
-    before the fault they are returned, and the fault is in the tally. `end` is called when no more bytes come.
+    `feed` raises a Failure for an error in the stream, and for bytes that violate the protocol. If deltas precede the
+    fault, `feed` returns them and keeps the fault in `tally.fault`. Call `end` when no more bytes come.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class AnswerReader(ABC):
         self._events = EventReader()
 
     def feed(self, chunk: bytes) -> list[Delta]:
-        """Take the next bytes; return what they add to the answer. What comes after its end is ignored."""
+        """Take the next bytes; return the deltas that they add to the answer. Bytes after its end are ignored."""
         deltas: list[Delta] = []
         try:
             for event in self._events.feed(chunk):
@@ -101,36 +101,36 @@ class AnswerReader(ABC):
         return deltas
 
     def end(self) -> list[Delta]:
-        """Return what the answer's end adds; raise a Failure unless the answer is whole."""
+        """Return the last deltas of a complete answer; raise a Failure if the answer is incomplete."""
         if self.tally.fault is not None:
             raise self.tally.fault
         if not self.tally.is_whole:
             half = " within an event" if self._events.has_half_an_event else ""
-            raise Failure(Kind.CUT, f"its stream ended{half} before its end was said")
+            raise Failure(Kind.CUT, f"its stream ended{half} before the answer was complete")
         if self.tally.finish is None:
             raise Failure(Kind.CUT, "its stream ended without a finish reason")
         return self._last_deltas()
 
     @abstractmethod
     def _read(self, event: Event, deltas: list[Delta]) -> None:
-        """Add an event's deltas to those of its bytes."""
+        """Append an event's deltas to `deltas`."""
 
     def _last_deltas(self) -> list[Delta]:
         return []
 
 
 def read_json(data: bytes, kind: type[Json]) -> Json:
-    """Return an event's JSON; raise a Failure for half a value, or another than the protocol's."""
+    """Decode an event's JSON; raise a Failure if it is incomplete or not of this kind."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
-        raise Failure(Kind.GARBLED, f"it sent an event that is not the protocol's ({type(error).__name__})") from None
+        raise Failure(Kind.GARBLED, f"it sent an event that violates the protocol ({type(error).__name__})") from None
 
 
 def usage_of(
     prompt: int | None = None, cached: int | None = None, output: int | None = None, reasoning: int | None = None
 ) -> Usage:
-    """Return a remote's counts, held within what can be: budgets and measurements are sums of them."""
+    """Return a remote's counts, limited to plausible values, since budgets and measurements add them up."""
     num_prompt = _held(prompt, MAX_PROMPT_TOKENS)
     return Usage(
         num_prompt, _held(cached, num_prompt), _held(output, MAX_OUTPUT_TOKENS), _held(reasoning, MAX_OUTPUT_TOKENS)
@@ -142,7 +142,7 @@ def _held(count: int | None, most: int) -> int:
 
 
 def failure_from(error: Any, status: int = 0, retry_after_s: float | None = None) -> Failure:
-    """Return what an error object, in a body or in a stream, says; any shape will do."""
+    """Return the Failure for an error object of any shape, from a body or a stream."""
     said = error if isinstance(error, dict) else {"message": error}
     code = said.get("code")
     if not status and isinstance(code, int) and 400 <= code <= 599:
@@ -173,17 +173,17 @@ _STATUS_OF_TYPE = {
 
 
 def failure_of_status(status: int, retry_after_s: float | None = None, detail: str = "") -> Failure:
-    """Return what an HTTP status means. The detail is cut; it may quote the request, with its key."""
+    """Return the Failure for an HTTP status. The detail is shortened; it may quote the request and its key."""
     detail = detail[:MAX_DETAIL_CHARS]
     match status:
         case 401 | 403:
             return Failure(Kind.REFUSED_KEY, f"it refused the key (HTTP {status})", status=status)
         case 408 | 429 | 503:
-            kind, message = Kind.OVERLOADED, f"it takes no more requests now (HTTP {status})"
+            kind, message = Kind.OVERLOADED, f"it accepts no more requests now (HTTP {status})"
         case 404:
-            kind, message = Kind.NO_MODEL, "it does not have the model, or not this address (HTTP 404)"
+            kind, message = Kind.NO_MODEL, "it does not have the model, or the address is wrong (HTTP 404)"
         case _ if 300 <= status < 400:
-            kind, message = Kind.REDIRECT, f"it points elsewhere (HTTP {status}), and redirects are not followed"
+            kind, message = Kind.REDIRECT, f"it redirects elsewhere (HTTP {status}), and redirects are not followed"
         case _ if 400 <= status < 500:
             kind, message = Kind.REJECTED, f"it rejected the request (HTTP {status})"
         case _:
@@ -192,7 +192,7 @@ def failure_of_status(status: int, retry_after_s: float | None = None, detail: s
 
 
 def failure_of_body(status: int, body: bytes, retry_after_s: float | None) -> Failure:
-    """Return what a refusal says, whose body may be OpenAI's error, plain text, HTML, or nothing."""
+    """Return the Failure for a refusal, whose body may be OpenAI's error, plain text, HTML, or empty."""
     try:
         said = msgspec.json.decode(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Reads a stream of the Responses API's events. The order within an item is the protocol's; others are ignored."""
+"""Reads a stream of the Responses API's events. Event types that add nothing to an answer are ignored."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _OpenCall(Struct):
 
 
 class ResponsesReader(AnswerReader):
-    """Reads one answer. `num_rivals`: how many likeliest others of each token were asked for; None: no logprobs."""
+    """Reads one answer. `num_rivals` is how many top alternatives of each token were requested; None: no logprobs."""
 
     def __init__(self, num_rivals: int | None = None) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class ResponsesReader(AnswerReader):
     def _read_arguments(self, said: _Event, deltas: list[Delta]) -> None:
         call = self._calls.get(said.output_index)
         if call is None:
-            raise Failure(Kind.GARBLED, "it sent arguments of a call that it did not begin")
+            raise Failure(Kind.GARBLED, "it sent the arguments of a tool call that it did not start")
         is_delta = said.type.endswith(".delta")
         text = _text(said.delta) if is_delta else said.arguments or "{}"
         if text and (is_delta or not call.has_arguments):
@@ -157,4 +157,4 @@ def _piece(said: _Rival) -> bytes:
     try:
         return said.token.encode() if said.bytes is None else bytes(said.bytes)
     except ValueError:
-        raise Failure(Kind.GARBLED, "it sent a token's bytes that are none") from None
+        raise Failure(Kind.GARBLED, "it sent a token with invalid bytes") from None

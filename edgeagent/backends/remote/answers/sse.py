@@ -1,4 +1,4 @@
-"""Server-sent events out of bytes that come in any pieces. It does not know what the events say.
+"""Parses server-sent events from a byte stream that arrives in arbitrary pieces, without interpreting their data.
 
 The format is WHATWG's: lines end with LF, CRLF or CR, an empty line ends an event, `data:` lines are joined by LF.
 `id:` and `retry:` are ignored, since a stream of tokens cannot be resumed.
@@ -17,14 +17,14 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Event(Struct, frozen=True):
-    """One event: its type, "" where it names none, and its data."""
+    """One event: its type ("" if it has none) and its data."""
 
     name: str
     data: bytes
 
 
 class EventReader:
-    """Reads one stream. An event of more than `max_event_bytes`, or a line of more, raises a Failure."""
+    """Reads one stream. An event or a line longer than `max_event_bytes` raises a Failure."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
@@ -37,13 +37,13 @@ class EventReader:
 
     @property
     def has_half_an_event(self) -> bool:
-        """Whether the stream, if it ends here, ends within an event."""
+        """Whether the bytes so far end in the middle of an event."""
         return bool(self._rest or self._data)
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Take the next bytes; yield the events that they complete. What is too long is raised after those before."""
+        """Take the next bytes; yield the events that they complete, then raise a Failure if the next is too long."""
         if self._is_cr_last and chunk:
-            # The LF of a CRLF that was cut in two ends no line of its own.
+            # A CRLF was split between two chunks. Its LF does not end another line.
             chunk = chunk.removeprefix(b"\n")
             self._is_cr_last = False
         self._rest += chunk
@@ -54,7 +54,7 @@ class EventReader:
                 del self._rest[: len(_BOM)]
             self._is_at_start = False
             chunk = bytes(self._rest)
-        # Only the new bytes are searched: a long line may come byte by byte.
+        # Search only the new bytes, since a long line may arrive byte by byte.
         if b"\n" in chunk or b"\r" in chunk:
             yield from self._events(self._split())
         if len(self._rest) > self._max_event_bytes:

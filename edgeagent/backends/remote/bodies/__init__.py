@@ -1,1 +1,1 @@
-"""Requests as remotes take them, in either of OpenAI's protocols."""
+"""Writers of request bodies for remotes, in either of OpenAI's protocols."""

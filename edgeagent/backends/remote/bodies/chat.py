@@ -1,6 +1,6 @@
 """Writes a request as the body of chat completions, or of text completions.
 
-Only what the request asks goes in: no name of this machine, of its user or of a client, and no other conversation.
+A body holds only what the request asks for: no name of this machine, its user or a client, and no other conversation.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _GO_ON = (
     "Repeat nothing of it and say nothing about this."
 )
 
-# vLLM sends the prompt's token ids with those of the answer. Those of a long prompt would delay the first token.
+# vLLM sends the prompt's token ids together with the answer's. For a long prompt they would delay the first token.
 _MAX_ECHOED_BYTES = 16 * 1024
 
 
 class Target(Struct, frozen=True):
-    """Whom a body is for: the model's name there, the server's dialect, and the salt of its prefix cache.
+    """The server that a body is for: its name of the model, its dialect, and the salt for its prefix cache.
 
-    `in_words`: an answer that it cannot continue exactly is asked for in words.
+    `in_words`: if the server cannot continue an answer exactly, ask the model in words to continue it.
     """
 
     model: str
@@ -53,14 +53,14 @@ class Target(Struct, frozen=True):
 
 
 class Body(Struct, frozen=True):
-    """What to send, and where to, below the base URL."""
+    """The content to send, and its path below the base URL."""
 
     path: str
     content: bytes
 
 
 def unsupported(request: GenerateRequest) -> str:
-    """Return what in a request no remote can be asked for, in words; empty where there is nothing."""
+    """Return in words which part of a request no remote supports; empty if remotes support all of it."""
     prompt = request.prompt
     if request.echo:
         return "the prompt's own text (echo)"
@@ -76,12 +76,12 @@ def unsupported(request: GenerateRequest) -> str:
 
 
 def not_supported(what: str, served_by: str = "edgeagent") -> NotSupported:
-    """Return the error of a request that needs something no remote does."""
+    """Return the error for a request that needs something remotes do not support."""
     return NotSupported(f"a remote cannot be asked for {what}", served_by=served_by)
 
 
 def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None = None) -> Body:
-    """Return a request's body; raise NotSupported for what cannot be said in it."""
+    """Return a request's body; raise NotSupported if the protocol cannot express the request."""
     if what := unsupported(request):
         raise not_supported(what)
     if so_far is not None and (what := bound_part(request, so_far)):
@@ -107,22 +107,22 @@ def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | N
 
 
 def bound_part(request: GenerateRequest, so_far: AnswerSoFar) -> str:
-    """Return what of an answer that began elsewhere no remote can be asked for; empty where one may continue it."""
+    """Return in words why no remote can continue an answer that began elsewhere; empty if a remote may."""
     if so_far.reasoning and not so_far.text:
-        return "the rest of a half-finished reasoning"
-    # The remote would expect the format's beginning, though half of the answer is already written.
+        return "the rest of unfinished reasoning"
+    # The remote would expect the beginning of the format, though a part of the answer is already written.
     if so_far.text and not isinstance(request.format, TextFormat):
         return "the rest of an answer in a fixed format"
     prompt = request.prompt
     if isinstance(prompt, TokenPrompt):
         return "the rest of an answer to a prompt of token ids"
     if so_far.text and isinstance(prompt, ChatPrompt) and prompt.tools and prompt.tool_choice.mode == "required":
-        return "the rest of an answer that must be a call"
+        return "the rest of an answer that must be a tool call"
     return ""
 
 
 def tokens_left(request: GenerateRequest, so_far: AnswerSoFar | None) -> int | None:
-    """Return how many tokens the answer may still have; None: no limit."""
+    """Return how many more tokens the answer may have; None if there is no limit."""
     if request.max_tokens is None:
         return None
     return max(0, request.max_tokens - (so_far.num_tokens if so_far is not None else 0))
@@ -132,7 +132,7 @@ def _common(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None
     told = {"include_usage": True} | ({"continuous_usage_stats": True} if target.dialect.counts_tokens else {})
     fields: Fields = {"model": target.model, "stream": True, "stream_options": told}
     if target.dialect.counts_tokens and prompt_bytes(request) <= _MAX_ECHOED_BYTES:
-        # vLLM's router passes this field on, and drops continuous_usage_stats.
+        # vLLM's router forwards this field, but drops continuous_usage_stats.
         fields["return_token_ids"] = True
     if target.dialect.times_tokens:
         fields["timings_per_token"] = True
@@ -197,7 +197,7 @@ def _chat(prompt: ChatPrompt, request: GenerateRequest, target: Target, so_far: 
 
 
 def _continue(fields: Fields, so_far: AnswerSoFar, target: Target) -> None:
-    """Put the answer so far last, and have the server continue it."""
+    """Append the answer so far as the last message, and ask the server to continue it."""
     fields["messages"].append(_message(Message("assistant", so_far.text, so_far.reasoning), target.dialect))
     if target.dialect.continues:
         if target.dialect.continue_fields:
@@ -226,7 +226,7 @@ def _message(message: Message, dialect: Dialect) -> Fields:
 
 
 def offered(tools: tuple[Tool, ...], choice: ToolChoice) -> tuple[Tool, ...]:
-    """Return the tools that a choice leaves, which OpenAI's `tool_choice` cannot say of several."""
+    """Return the tools that the tool choice allows; OpenAI's `tool_choice` cannot name several tools."""
     return tuple(tool for tool in tools if not choice.names or tool.name in choice.names)
 
 
@@ -251,11 +251,11 @@ def _template_kwargs(text: str, dialect: Dialect) -> Fields:
         return {}
     if dialect.takes_template_kwargs:
         return {"chat_template_kwargs": kwargs}
-    # Template variables of this machine mean nothing there, except the one that OpenAI has too.
+    # This server does not know template variables, except the one that OpenAI has as a field.
     effort = kwargs.get("reasoning_effort")
     return {"reasoning_effort": effort} if effort is not None else {}
 
 
 def json_value(text: str) -> Any:
-    """Return what JSON text of a request says, so that nothing but JSON is put into a body."""
+    """Decode JSON text from a request, so that only valid JSON gets into a body."""
     return msgspec.json.decode(text.encode())

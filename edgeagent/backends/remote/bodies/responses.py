@@ -1,4 +1,4 @@
-"""Writes a request as the body of the Responses API, for remotes that the owner wants spoken to so."""
+"""Writes a request as the body of the Responses API, for remotes that the owner configured for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeagent.types import (
 
 
 def write_responses_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None = None) -> Body:
-    """Return a request's body; raise NotSupported for what the Responses API cannot be asked for."""
+    """Return a request's body; raise NotSupported if the Responses API cannot express the request."""
     prompt = request.prompt
     if what := unsupported(request) or _unsayable(request):
         raise not_supported(what)

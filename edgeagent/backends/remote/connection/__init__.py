@@ -1,1 +1,1 @@
-"""The connections to remotes. `transport` is the only way out."""
+"""The connections to remotes. Only `transport` sends anything to them."""

@@ -1,7 +1,8 @@
-"""Runs work that must not be cancelled twice, each in a task of its own.
+"""Runs work that must not be cancelled twice, each piece in its own task.
 
-httpcore awaits while it cleans up after a cancel. A second cancel, as of a client that leaves after a limit of time,
-would interrupt that: the connection would be lost without being closed, and the answer would run on.
+httpcore awaits while it cleans up after a cancel. A second cancel would interrupt the cleanup; it comes, for example,
+from a client that leaves after a timeout. The connection would then be lost without being closed, and the remote would
+continue to generate.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Errands:
         return len(self._tasks)
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Begin work in the background."""
+        """Start work in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -34,9 +35,9 @@ class Errands:
     async def run(
         self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], Coroutine[Any, Any, Any]] | None = None
     ) -> Result:
-        """Return what work returns. If the caller is cancelled, the work is cancelled once and not waited for.
+        """Await work and return its result. If the caller is cancelled, cancel the work once and do not wait for it.
 
-        If the work completes nevertheless, `undo` gets its result. Raise a Failure where `finish` ended the work.
+        If the work completes nevertheless, `undo` gets its result. Raise a Failure if `finish` ended the work.
         """
         task = self.begin(work)
         try:
@@ -44,7 +45,7 @@ class Errands:
         except asyncio.CancelledError:
             waiting = asyncio.current_task()
             if task.cancelled() and waiting is not None and not waiting.cancelling():
-                raise Failure(Kind.CUT, "its connections were closed here") from None
+                raise Failure(Kind.CUT, "its connections were closed on this machine") from None
             task.cancel()
             if undo is not None:
                 task.add_done_callback(lambda done: self._undo(done, undo))
@@ -55,7 +56,7 @@ class Errands:
             self.begin(undo(done.result()))
 
     async def finish(self) -> None:
-        """Cancel what runs, and wait for its end."""
+        """Cancel all running work, and wait until it has ended."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -1,6 +1,6 @@
-"""Resolves names. Each lookup has a thread of its own, since a resolver may hang.
+"""Resolves host names. Each lookup has its own thread, since a resolver may hang.
 
-Nothing is kept of what it said: an address may change with the network.
+Addresses are not cached, since they may change with the network.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _running_lookups: set[int] = set()
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses that a remote of this name may have, in the order to try; an address is its own.
+    """Return the addresses of a host that a remote may have, in the order to try. `host` may be an address itself.
 
-    None: it has only others. Raise OSError for a name that has none.
+    The list is empty if the host has only addresses that a remote may not have. Raise OSError if it has no address.
     """
     try:
         ipaddress.ip_address(host)
@@ -29,7 +29,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 async def _look_up(host: str, port: int) -> list[str]:
-    """Resolve a name. A thread that hangs is abandoned; above a number of those none is started."""
+    """Resolve a name in a new thread. Raise OSError if too many earlier lookups still hang."""
     if len(_running_lookups) >= _MAX_LOOKUPS:
         raise OSError(f"{_MAX_LOOKUPS} earlier lookups still hang")
     loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ async def _look_up(host: str, port: int) -> list[str]:
         except OSError as error:
             found = error
         except UnicodeError:
-            found = OSError("it cannot be a name")
+            found = OSError("it is not a valid host name")
         with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
             loop.call_soon_threadsafe(tell, found)
 
@@ -63,11 +63,11 @@ async def _look_up(host: str, port: int) -> list[str]:
 
 
 def _may_be(host: str, address: str) -> bool:
-    """Whether a remote may be at the address that a name has.
+    """Whether a remote with this host name may have this address.
 
-    A name that leads to this machine, or to a link's own addresses (a cloud's metadata), is a resolver's mistake or a
-    rebinding; the owner who means them writes the address, or localhost. That leads nowhere else, since it needs no
-    TLS. Private networks are where clusters are.
+    A name that resolves to this machine, or to a link-local address (a cloud's metadata service), is a resolver's
+    mistake or a DNS rebinding attack. An owner who means such an address configures it directly, or as localhost.
+    localhost must resolve to this machine, since it needs no TLS. Private networks are allowed: clusters are there.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     # The system connects to ::ffff:127.0.0.1 as to 127.0.0.1.
@@ -78,7 +78,7 @@ def _may_be(host: str, address: str) -> bool:
 
 
 def _alternating(addresses: list[str]) -> list[str]:
-    """Return the addresses with those of the two protocols in turns, the resolver's first one first (RFC 8305)."""
+    """Alternate IPv4 and IPv6 addresses, beginning with the protocol of the resolver's first address (RFC 8305)."""
     first_kind = ":" in addresses[0]
     ours = [address for address in addresses if (":" in address) == first_kind]
     others = [address for address in addresses if (":" in address) != first_kind]

@@ -1,6 +1,6 @@
-"""Opens the sockets of `transport`: names, connections and TLS, each with its own limit and its own time.
+"""Opens sockets for `transport`: resolves names, connects and starts TLS. Each stage has its own limit and is timed.
 
-httpcore calls it as its network backend.
+httpcore uses it as its network backend.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgeagent.backends.remote.connection.way import NOWHERE
 from edgeagent.backends.remote.failures import Failure, Kind
 
 NAME_S = 2.0
-"""How long a name may take to be resolved."""
+"""Timeout for resolving a name, in seconds."""
 _STAGGER_S = 0.25
 _MAX_BUFFERED_BYTES = 256 * 1024
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -33,7 +33,7 @@ _QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # only on Linux
 
 
 class Stages(Struct):
-    """How long the stages of one connection took, in seconds; 0 where there was none, as for an address."""
+    """How many seconds each stage of one connection took; 0 for a stage that was not needed."""
 
     name_s: float = 0.0
     connect_s: float = 0.0
@@ -41,9 +41,10 @@ class Stages(Struct):
 
 
 class Network(httpcore.AsyncNetworkBackend):
-    """The sockets of one endpoint. `stages`, and the addresses of both sides, are those of its last new connection.
+    """Opens the sockets of one endpoint.
 
-    Where TLS is made with the context `pinned`, the certificate must have the SHA-256 `pin`; a proxy's has its own.
+    `stages`, `peer` and `local` (the addresses of both sides) describe the last new connection. If TLS uses the context
+    `pinned`, the certificate's SHA-256 must be `pin`. TLS to a proxy uses another context.
     """
 
     def __init__(self, connect_s: float, pinned: ssl.SSLContext | None = None, pin: str = "") -> None:
@@ -62,7 +63,7 @@ class Network(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Resolve a name and connect to the first of its addresses that answers; raise a Failure."""
+        """Resolve a name and connect to the first of its addresses that answers; raise a Failure if none does."""
         del timeout, local_address, socket_options
         began_s = time.monotonic()
         addresses = await self._addresses(host, port)
@@ -85,13 +86,13 @@ class Network(httpcore.AsyncNetworkBackend):
         except TimeoutError:
             raise Failure(Kind.UNREACHABLE, f"its name was not resolved within {NAME_S:g} s") from None
         except OSError as error:
-            raise Failure(Kind.UNREACHABLE, f"its name is not resolved: {_reason(error)}") from None
+            raise Failure(Kind.UNREACHABLE, f"its name could not be resolved: {_reason(error)}") from None
         if not found:
-            raise Failure(Kind.UNREACHABLE, "its name leads to an address that no remote can have")
+            raise Failure(Kind.UNREACHABLE, "its name resolves to an address that a remote may not have")
         return [(address, port) for address in found]
 
     async def secure(self, wire: _Wire, context: ssl.SSLContext, hostname: str | None) -> None:
-        """Make a connection TLS; raise a Failure before anything else is sent where it cannot be trusted."""
+        """Start TLS on a connection. If the other side cannot be trusted, raise a Failure before any data is sent."""
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(self._connect_s):
@@ -107,12 +108,12 @@ class Network(httpcore.AsyncNetworkBackend):
         self.stages.tls_s = time.monotonic() - began_s
 
     async def sleep(self, seconds: float) -> None:
-        """Wait; httpcore asks for it only to retry, which it is not told to."""
+        """Wait. httpcore would call this between retries, which are off."""
         await asyncio.sleep(seconds)
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """One connection, as httpcore sees it. Its limits are set around whole exchanges, not around each read."""
+    """One connection, as httpcore sees it. Timeouts apply to whole exchanges, not to each read."""
 
     def __init__(self, wire: _Wire, network: Network) -> None:
         self._wire = wire
@@ -159,7 +160,7 @@ class _Stream(httpcore.AsyncNetworkStream):
 
 
 class _Wire(asyncio.Protocol):
-    """A socket, its unread bytes and its waiting reader. It stops receiving while too much is unread."""
+    """A socket with a buffer of unread bytes and one waiting reader. It stops receiving while the buffer is full."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -175,16 +176,16 @@ class _Wire(asyncio.Protocol):
 
     @property
     def is_readable(self) -> bool:
-        """Whether a read would return at once. On an idle connection that can only mean its end."""
+        """Whether a read would return at once. On an idle connection this means that it has ended."""
         return bool(self._unread) or self._is_over
 
     def addresses(self) -> tuple[tuple[str, int], str]:
-        """Return the other side's address and port, and our address; NOWHERE and "" where it is gone already."""
+        """Return the other side's address and port, and our address; NOWHERE and "" if the connection has ended."""
         there, here = (self.transport.get_extra_info(name) for name in ("peername", "sockname"))
         return (there[0], there[1]) if there else NOWHERE, here[0] if here else ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is of no class of asyncio's
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not an instance of asyncio's
         self._connection = transport.get_extra_info("socket")
 
     def data_received(self, data: bytes) -> None:
@@ -215,7 +216,7 @@ class _Wire(asyncio.Protocol):
         self._drained = None
 
     async def read(self, max_bytes: int) -> bytes:
-        """Return the next bytes, b"" at the end; raise OSError for a connection that broke."""
+        """Return the next bytes, b"" at the end; raise OSError if the connection broke."""
         while not self._unread:
             if self._error is not None:
                 raise self._error
@@ -231,7 +232,7 @@ class _Wire(asyncio.Protocol):
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, and wait while the other side takes none. A head and its body go out together."""
+        """Send bytes, and wait while the send buffer is full. A request's head and body are sent in one write."""
         if self._is_over or self.transport.is_closing():
             raise self._error or ConnectionResetError("the connection was closed")
         if not self._unsent:
@@ -242,10 +243,9 @@ class _Wire(asyncio.Protocol):
             await self._drained
 
     def _acknowledge(self) -> None:
-        """Acknowledge what has come at once; the kernel forgets this with the next packet.
+        """Acknowledge received data at once, instead of after 40 ms. The kernel resets this option with each packet.
 
-        It would wait 40 ms. A server that does not set TCP_NODELAY sends an answer's head, and then nothing until that
-        is acknowledged.
+        A server that does not set TCP_NODELAY sends an answer's head, and then waits for the acknowledgement.
         """
         if _QUICK_ACK is not None and self._connection is not None:
             with contextlib.suppress(OSError):
@@ -261,18 +261,18 @@ class _Wire(asyncio.Protocol):
             self.transport.write(data)
 
     async def start_tls(self, context: ssl.SSLContext, hostname: str | None) -> None:
-        """Make the connection TLS."""
+        """Start TLS on the connection."""
         loop = asyncio.get_running_loop()
         secured = await loop.start_tls(self.transport, self, context, server_hostname=hostname)
         if secured is None:
             raise ConnectionResetError("the connection was closed")
         self.transport = secured
         if secured.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
-            # httpcore writes each frame of a request in a turn of the loop of its own.
+            # With HTTP/2, httpcore writes each frame of a request in a separate turn of the event loop.
             self._num_turns = 1
 
     def close(self) -> None:
-        """Close at once; what was not sent yet is not."""
+        """Close at once, and drop data that has not been sent."""
         self._is_over = True
         self.transport.abort()
 
@@ -283,7 +283,10 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 async def _connect_first(addresses: list[tuple[str, int]], connect_s: float) -> _Wire:
-    """Try the addresses a quarter of a second apart, all at once in the end; return the first connection."""
+    """Connect to the addresses in parallel, and return the first connection. Raise OSError if all attempts fail.
+
+    The next attempt starts when one fails, or after a quarter of a second; earlier attempts continue.
+    """
     loop = asyncio.get_running_loop()
     running: set[asyncio.Task[_Wire]] = set()
     waiting = list(addresses)
@@ -327,10 +330,10 @@ async def _connect(host: str, port: int, connect_s: float) -> _Wire:
 
 
 def _lost_after(seconds: float) -> list[tuple[int, int, int]]:
-    """Return the option that ends a connection whose other side acknowledges nothing for so long.
+    """Return the socket option that ends a connection if sent data stays unacknowledged for this many seconds.
 
-    Without it a pooled connection that leads nowhere, as after a change of network, takes requests for a quarter of an
-    hour. A server that is slow to answer acknowledges what it gets.
+    Without it, a pooled connection that is dead, for example after a change of network, takes requests for a quarter of
+    an hour. A server that is slow to answer is not affected, since its kernel acknowledges the data.
     """
     if sys.platform == "linux":
         return [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))]
@@ -340,10 +343,10 @@ def _lost_after(seconds: float) -> list[tuple[int, int, int]]:
 
 
 def _probed_after(seconds: float) -> list[tuple[int, int, int]]:
-    """Return the options that ask a silent side three times in so long whether its kernel is still there.
+    """Return the keepalive options that detect a dead other side within about this many seconds.
 
-    An answer that comes in over a way that is gone has nothing to be acknowledged: without this only its limit of
-    silence ends it. A server that is slow to answer does not notice.
+    While an answer is received, we send nothing that could stay unacknowledged. If the path breaks then, only the idle
+    timeout would end the answer without these options. They do not affect a server that is slow to answer.
     """
     each = max(1, int(seconds / 3))
     idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS's name
@@ -366,9 +369,9 @@ def _tls_failure(error: Exception) -> Failure:
         case ssl.SSLCertVerificationError():
             return Failure(Kind.UNTRUSTED, f"its certificate is not trusted: {error.verify_message}")
         case ssl.SSLError():
-            return Failure(Kind.UNTRUSTED, f"no TLS: {error.reason or type(error).__name__}")
+            return Failure(Kind.UNTRUSTED, f"TLS failed: {error.reason or type(error).__name__}")
         case TimeoutError():
-            return Failure(Kind.UNTRUSTED, "no TLS within the limit for a connection")
+            return Failure(Kind.UNTRUSTED, "the TLS handshake did not end within the limit for a connection")
         case _:
             return Failure(Kind.UNTRUSTED, "it closed the connection during the TLS handshake")
 

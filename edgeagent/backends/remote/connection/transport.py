@@ -1,7 +1,7 @@
-"""Every connection from this machine to a remote is opened here, and only with a permit.
+"""Opens every connection from this machine to a remote, and requires a permit for each call.
 
-It knows a remote's address, its TLS settings and how much it may send, but not the content. It sends no cookies,
-follows no redirects, and uses no compression and no proxy but the remote's own.
+It knows a remote's address, its TLS settings and its limits, but not the content of requests. It sends no cookies,
+follows no redirects, uses no compression, and uses no proxy except the one configured for the remote.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException
 
 
 class Call(Struct, frozen=True):
-    """One HTTP request. `path` is below the endpoint's base URL, or with `is_at_root` beside its /v1.
+    """One HTTP request. `path` is relative to the endpoint's base URL; with `is_at_root`, to that URL without its /v1.
 
-    `request_id` is that of the request whose permit it needs; a probe has none, and no body.
+    `request_id` is the id of the request whose permit the call needs. A probe has no request id and no body.
     """
 
     path: str
@@ -94,9 +94,9 @@ class Transport:
         return len(self._connections.pool.connections)
 
     def note_network(self) -> bool:
-        """Whether the way to the endpoint is another than at the last call, or the machine has slept since.
+        """Renew the connections if the network has changed since the last call; return whether it has.
 
-        Then it renews the connections.
+        The network has changed if the route to the endpoint has changed or the machine has slept.
         """
         old, num_sleeps = self._connections, int(seconds_asleep() / _SLEPT_S)
         here = source_of(old.network.peer)
@@ -109,7 +109,7 @@ class Transport:
         return True
 
     def renew(self) -> None:
-        """Open new connections for what comes. Streams on the old ones go on, unless our address there is gone."""
+        """Use new connections from now on. Streams on the old ones continue, unless our local address is gone."""
         old, self._connections = self._connections, self._new_connections()
         here = source_of(old.network.peer)
         self._connections.network.peer, self._connections.network.local = old.network.peer, here
@@ -126,9 +126,9 @@ class Transport:
             self._close_later(connections)
 
     async def open(self, permit: Permit | ProbePermit, call: Call) -> Exchange:
-        """Send a call and wait for the head of its answer; raise Forbidden without leave for it, or a Failure.
+        """Send a call and wait for the head of its answer; raise Forbidden if the permit is not for it, or a Failure.
 
-        The caller sets the limit of time around this, and closes the exchange.
+        The caller sets a timeout around this, and closes the exchange.
         """
         check_permit(permit, self._remote.name, call)
         stages = CallStages(began_s=time.monotonic())
@@ -157,9 +157,9 @@ class Transport:
             self._leave(used)
             kind = Kind.CUT if stages.sent_s else Kind.UNREACHABLE
             raise Failure(kind, "the connection broke before an answer came", was_reused=not stages.is_new) from None
-        except ValueError:  # httpcore reads HTTP/2's status as a number without having looked at it
+        except ValueError:  # httpcore converts an HTTP/2 status to a number without checking it
             self._leave(used)
-            raise Failure(Kind.GARBLED, "the head of its answer is not HTTP's") from None
+            raise Failure(Kind.GARBLED, "the head of its answer is not valid HTTP") from None
         except BaseException:
             self._leave(used)
             raise
@@ -184,14 +184,14 @@ class Transport:
         return headers
 
     async def drop(self) -> None:
-        """Close every connection at once, and open new ones with the next call: the network changed, or leave ended."""
+        """Close every connection at once; the next call opens new ones."""
         await self._errands.finish()
         old, self._connections = self._connections, self._new_connections()
         await old.pool.aclose()
 
 
 class _Connections:
-    """A pool with its sockets, and how many exchanges use it. One that is retired takes no new ones."""
+    """A connection pool, and how many exchanges use it. A retired pool takes no new exchanges."""
 
     def __init__(self, pool: httpcore.AsyncConnectionPool, network: Network) -> None:
         self.pool = pool
@@ -201,7 +201,7 @@ class _Connections:
 
 
 class CallStages(Struct):
-    """When a call reached its stages: seconds of time.monotonic, and how long a new connection took."""
+    """When a call reached its stages, in seconds of time.monotonic, and how long a new connection took."""
 
     began_s: float
     is_new: bool = False
@@ -210,7 +210,7 @@ class CallStages(Struct):
     connection: Stages = field(default_factory=Stages)
 
     def note(self, event: str, connection: Stages) -> None:
-        """Take one of httpcore's trace events."""
+        """Record one of httpcore's trace events."""
         stage = event.partition(".")[2]
         if stage in ("connect_tcp.complete", "start_tls.complete"):
             self.is_new, self.connection = True, connection
@@ -221,7 +221,7 @@ class CallStages(Struct):
 
 
 class Exchange:
-    """An answer whose head has come. Its body is read piece by piece; `close` it whatever happens."""
+    """An answer whose head has arrived. The body is read piece by piece. The caller must always `close` it."""
 
     def __init__(
         self,
@@ -248,11 +248,11 @@ class Exchange:
 
     @property
     def is_http2(self) -> bool:
-        """Whether it runs over HTTP/2."""
+        """Whether the exchange uses HTTP/2."""
         return self._response.extensions.get("http_version") == b"HTTP/2"
 
     async def read(self, max_bytes: int = MAX_STREAM_BYTES) -> bytes:
-        """Return the next bytes of the body, b"" at its end; raise a Failure where it breaks, or is too large."""
+        """Return the next bytes of the body, b"" at its end; raise a Failure if it breaks off or is too large."""
         if self.headers.get("content-encoding", "identity") != "identity":
             raise Failure(Kind.GARBLED, "it compressed its answer, though it was asked not to")
         if self._is_at_end:
@@ -268,22 +268,22 @@ class Exchange:
         return chunk
 
     async def read_all(self, max_bytes: int) -> bytes:
-        """Return the rest of the body; raise a Failure where it breaks, or is too large."""
+        """Return the rest of the body; raise a Failure if it breaks off or is too large."""
         parts: list[bytes] = []
         while part := await self.read(max_bytes):
             parts.append(part)
         return b"".join(parts)
 
     async def close(self, *, is_done: bool = False) -> None:
-        """End the exchange. Unless it `is_done`, the remote is told to stop: the stream is reset, or cut."""
+        """End the exchange. Unless `is_done`, stop the remote: reset the HTTP/2 stream, or close the connection."""
         if self._is_closed:
             return
         self._is_closed = True
         if is_done and not self._is_at_end:
-            # The little that follows the end is read beside everything else, so that the connection can be reused.
+            # Read the few bytes after the end in the background, so that the connection can be reused.
             self._errands.begin(self._read_off())
         else:
-            # `drop` may cancel that work. The task that closes the exchange was not cancelled, and continues.
+            # `drop` may cancel `ending`. The task that closes the exchange was not cancelled then, and continues.
             ending = self._errands.begin(self._end())
             await asyncio.wait([ending])
             if not ending.cancelled():
@@ -312,17 +312,17 @@ class Exchange:
 
 
 def _proxy_of(remote: Remote, url: str) -> str | None:
-    """Return the proxy on the way to an endpoint; none for one of this machine, which another machine would read."""
+    """Return the proxy for an endpoint, if any. A proxy elsewhere must not read traffic that stays on this machine."""
     is_needless = remote.proxy is not None and is_loopback(url) and not is_loopback(remote.proxy)
     return None if is_needless else remote.proxy
 
 
 async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Request, stream_id: int) -> None:
-    """Cancel an HTTP/2 stream that has not ended, at the server too.
+    """Cancel an HTTP/2 stream that has not ended, also at the server.
 
-    httpcore 1.0 forgets a half-read stream without telling the server. The server would continue to generate, and the
-    stream would count against the connection's limit of streams, and its unread bytes against the window, until the
-    connection ends. httpcore has no public way to do this.
+    httpcore 1.0 forgets a half-read stream without telling the server. The server would continue to generate. Until the
+    connection ends, the stream would count against its limit of streams, and the unread bytes against its window.
+    httpcore has no public way to do this.
     """
     held = next((held for held in pool._requests if held.request is request), None)
     connection: Any = getattr(held and held.connection, "_connection", None)
@@ -334,29 +334,29 @@ async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Re
             if isinstance(unread, h2.events.DataReceived):
                 state.acknowledge_received_data(unread.flow_controlled_length, stream_id)
         state.reset_stream(stream_id, error_code=h2.errors.ErrorCodes.CANCEL)
-    except h2.exceptions.ProtocolError:  # it had ended, or the connection has
+    except h2.exceptions.ProtocolError:  # the stream or the connection has already ended
         pass
     with contextlib.suppress(httpcore.NetworkError):
         await connection._network_stream.write(state.data_to_send())
 
 
 def check_permit(permit: Permit | ProbePermit, remote: str, call: Call) -> None:
-    """Raise Forbidden unless this is leave for this call to this remote, from a mode that lets requests leave."""
+    """Raise Forbidden unless the permit allows this call to this remote, in a mode that lets requests leave."""
     is_request = type(permit) is Permit and bool(call.request_id) and permit.request_id == call.request_id
     is_probe = type(permit) is ProbePermit and call.body is None and not call.request_id
     is_for_us = (is_request or is_probe) and permit.remote == remote
     if not is_for_us or permit.mode not in _REMOTE_MODES:
-        raise Forbidden(f"there is no leave to send this to remote {remote!r}")
+        raise Forbidden(f"there is no permit to send this to remote {remote!r}")
 
 
 _REMOTE_MODES = (RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Return how a remote is known by TLS 1.2 or later; raise ConfigError, which names the file at fault.
+    """Return the context that verifies a remote, with TLS 1.2 or later; raise ConfigError that names a bad file.
 
-    By its own CA where there is one; by its pin alone where there is only that, whoever signed it; else by the CAs that
-    the system trusts.
+    A remote with its own CA file is verified by that CA. A remote with only a pin is verified by the pin alone, whoever
+    signed its certificate. Other remotes are verified by the CAs that the system trusts.
     """
     path = tls.ca_file
     try:
@@ -368,7 +368,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
             path = tls.client_certificate
             context.load_cert_chain(tls.client_certificate, tls.client_key, password=lambda: b"")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"TLS: {path} cannot be used: {_said(error)}; name another file, or mend it") from None
+        raise ConfigError(f"TLS: {path} cannot be used: {_said(error)}; fix the file or name another one") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

@@ -1,6 +1,6 @@
-"""The way from this machine to an address: which of our own addresses it begins at, and whether we slept since.
+"""The route from this machine to an address: which local address it uses, and how long the machine has slept.
 
-Nothing is sent: a datagram socket that is connected or bound only has the kernel look.
+Nothing is sent: connecting or binding a datagram socket only makes the kernel look up the route.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import socket
 import time
 
-# An address that no machine has (RFC 5737), for remotes that were never reached.
+# An address that no machine has (RFC 5737), for remotes to which there was no connection yet.
 NOWHERE = ("192.0.2.1", 9)
 
 
 def source_of(peer: tuple[str, int]) -> str:
-    """Return our address at which the way to a peer begins; "" where there is no way."""
+    """Return the local address that the route to a peer uses; "" if there is no route."""
     try:
         with socket.socket(_family(peer[0]), socket.SOCK_DGRAM) as probe:
             probe.connect(peer)
@@ -23,7 +23,7 @@ def source_of(peer: tuple[str, int]) -> str:
 
 
 def is_ours(address: str) -> bool:
-    """Whether this machine has an address at the moment."""
+    """Whether this machine currently has an address."""
     try:
         with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
@@ -33,7 +33,7 @@ def is_ours(address: str) -> bool:
 
 
 def seconds_asleep() -> float:
-    """Return how long the machine has slept since it was started; 0 where the system does not tell."""
+    """Return how many seconds the machine has slept since it was started; 0 if the system does not tell."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return 0.0 if boot is None else time.clock_gettime(boot) - time.clock_gettime(time.CLOCK_MONOTONIC)
 

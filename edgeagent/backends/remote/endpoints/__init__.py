@@ -1,1 +1,1 @@
-"""The endpoints of a remote: how each fares, and which one a request goes to."""
+"""The endpoints of a remote: the health and speed of each, and the choice among them for a request."""

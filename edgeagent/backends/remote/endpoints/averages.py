@@ -1,6 +1,6 @@
-"""How fast an endpoint was: moving averages of the time to the first token, by length of prompt, and between tokens.
+"""Moving averages of an endpoint's speed: the time to the first token by prompt length, and the time between tokens.
 
-Old values are forgotten, so that an endpoint that was slow is tried again.
+Old values are forgotten, so that a slow endpoint is tried again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _MAX_STRETCH = 4.0
 
 
 class Average:
-    """One moving average; None before the first value, and when the last is too old."""
+    """One moving average. Its value is None before the first sample, and once the last sample is too old."""
 
     def __init__(self) -> None:
         self._value: float | None = None
@@ -41,18 +41,18 @@ class Averages:
         self._first_token[_size(num_prompt_tokens)].add(seconds, now_s)
 
     def note_tokens(self, num_tokens: int, seconds: float, now_s: float) -> None:
-        """Note the time that the tokens after the first took; `num_tokens` is how many they were."""
+        """Note how many seconds the tokens after the first took; `num_tokens` counts only these."""
         if num_tokens > 0:
             self._token.add(seconds / num_tokens, now_s)
 
     def token_s(self, now_s: float) -> float | None:
-        """Return the time from one token to the next."""
+        """Return the seconds from one token to the next."""
         return self._token.value(now_s)
 
     def first_token_s(self, num_prompt_tokens: int, now_s: float) -> float | None:
-        """Predict the time to the first token: from prompts as long, else from the nearest length that is known.
+        """Predict the seconds to the first token from prompts of similar length, else of the nearest known length.
 
-        From shorter prompts it is stretched by the length, up to four times; from longer ones it is an upper bound.
+        A value from shorter prompts is multiplied by up to four. A value from longer prompts is an upper bound.
         """
         size = _size(num_prompt_tokens)
         for distance in range(len(self._first_token)):

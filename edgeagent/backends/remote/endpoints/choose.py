@@ -9,7 +9,7 @@ from msgspec import Struct
 
 LONG_PROMPT_TOKENS = 4096
 UNKNOWN_FIRST_TOKEN_S = 0.2
-"""What a first token is taken to need where nothing is known: little, so that a new endpoint is tried."""
+"""The assumed time to the first token of an endpoint without measurements: short, so that a new endpoint is tried."""
 _WAITING_S = 0.2
 _MIXED_S = 0.5
 _FULL_CACHE = 0.95
@@ -19,10 +19,10 @@ _REGION_FACTOR, _REGION_S = 2.0, 0.5
 
 
 class View(Struct, frozen=True):
-    """What is known of an endpoint. `is_on_trial`: it failed, and no request has succeeded since.
+    """What is known about an endpoint. `is_on_trial`: it failed, and no request has succeeded since.
 
-    `num_long` and `num_short`: this machine's requests there with long and short prompts. `num_waiting` and `kv_usage`:
-    the endpoint's own measurements, 0 if it reports none.
+    `num_long` and `num_short` count this machine's live requests there with long and with short prompts. `num_waiting`
+    and `kv_usage` are reported by the endpoint itself; 0 if it reports none.
     """
 
     url: str
@@ -40,11 +40,11 @@ def choose(views: Sequence[View], num_prompt_tokens: int, session: str = "") -> 
     """Return the endpoints to try, as indices into `views`, best first; those that cannot be tried are left out.
 
     1. Endpoints on trial come last.
-    2. The owner's first region with an endpoint comes first, unless another is predicted to be much sooner.
-    3. Within a region the endpoint of the conversation comes first, unless another is predicted to be much sooner: its
-       cache has the conversation's beginning.
-    4. The others follow in the order of their predicted times. A prediction uses the endpoint's averages, its queue,
-       and whether it is busy with prompts of the other kind.
+    2. The first region in the owner's order comes first, unless another is predicted to be much faster.
+    3. Within a region, the conversation's own endpoint comes first, since its cache has the conversation's prefix,
+       unless another is predicted to be much faster.
+    4. The others follow in the order of their predicted times. A prediction uses the endpoint's averages and queue, and
+       how many prompts of the other kind (long or short) it is busy with.
     """
     is_long = num_prompt_tokens >= LONG_PROMPT_TOKENS
     usable = [index for index, view in enumerate(views) if view.can_try]
@@ -59,7 +59,7 @@ def choose(views: Sequence[View], num_prompt_tokens: int, session: str = "") -> 
 
 
 def score(view: View, *, is_long: bool) -> float:
-    """Return the predicted time to the first token, including known delays."""
+    """Return the predicted seconds to the first token, including known delays."""
     seconds = UNKNOWN_FIRST_TOKEN_S if view.first_token_s is None else view.first_token_s
     seconds += _WAITING_S * view.num_waiting
     if view.kv_usage >= _FULL_CACHE:

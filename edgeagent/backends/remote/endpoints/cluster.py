@@ -1,4 +1,4 @@
-"""A remote's endpoints and what its requests share: the key, the ledger, pseudonyms and the budget of second tries."""
+"""A remote's endpoints, and what its requests share: the key, the ledger, pseudonyms and the retry budget."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ logger = logging.getLogger(__name__)
 
 
 class Ledger(Protocol):
-    """Where every request that leaves is written down, before it does."""
+    """Records every request to a remote before it is sent."""
 
     def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
-        """Write a row and return its number; raise RemoteUnavailable where it cannot be written."""
+        """Write a row and return its number; raise RemoteUnavailable if it cannot be written."""
         ...
 
     def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Write how a row ended."""
+        """Write the outcome of a row's request."""
         ...
 
     def budget_left(self, remote: str, client: str) -> str | None:
-        """Return why nothing more may be spent there; None where something may."""
+        """Return why a client may send nothing more to a remote today; None if it may."""
         ...
 
 
 class Cluster:
-    """One remote. Raises ConfigError at once where its TLS files cannot be used."""
+    """One remote. The constructor raises ConfigError if the remote's TLS files cannot be used."""
 
     def __init__(
         self, remote: Remote, find_key: FindKey, ledger: Ledger, clock: Callable[[], float] = time.monotonic
@@ -63,12 +63,12 @@ class Cluster:
 
     @property
     def is_resting(self) -> bool:
-        """Whether an endpoint gets no requests because of its failures."""
+        """Whether any endpoint gets no requests because of its failures."""
         now_s = self.clock()
         return any(endpoint.breaker.state(now_s) == "open" for endpoint in self.endpoints)
 
     async def rests_within(self, seconds: float) -> bool:
-        """Wait until an endpoint begins to rest; False where none does in time."""
+        """Wait until an endpoint begins to rest; return False if none does in time."""
         self._has_opened.clear()
         try:
             await asyncio.wait_for(self._has_opened.wait(), seconds)
@@ -78,11 +78,11 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """Its name as a backend's."""
+        """The backend's name for this remote."""
         return f"remote:{self.remote.name}"
 
     def model_there(self, model: str) -> str:
-        """Return a model's name at the remote; raise ModelNotFound where it does not serve it."""
+        """Return the remote's own name for a model; raise ModelNotFound if the remote does not serve it."""
         if not self.remote.serves_any:
             if model in self.remote.models:
                 return self.remote.models[model]
@@ -91,22 +91,22 @@ class Cluster:
         raise ModelNotFound(f"{self.name} does not serve model {model!r:.200}", served_by=self.name)
 
     def known_models(self) -> list[str]:
-        """Return the models that its endpoints list; none where one of them has not been asked, or lists none."""
+        """Return the models that its endpoints list; none if any endpoint was not asked yet, or lists none."""
         if not all(endpoint.models for endpoint in self.endpoints):
             return []
         return list(dict.fromkeys(model for endpoint in self.endpoints for model in endpoint.models))
 
     def fits(self, model: str, num_prompt_tokens: int) -> bool:
-        """Whether a prompt may fit the context of a model there, by its estimated size."""
+        """Whether a prompt of this estimated size may fit a model's context at the remote."""
         if self.remote.context_length:
             return num_prompt_tokens <= self.remote.context_length
         return any(endpoint.fits(model, num_prompt_tokens) for endpoint in self.endpoints)
 
     def order(self, model: str, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
-        """Yield the endpoints to try, best first; the only one twice.
+        """Yield the endpoints to try, best first. If there is only one, yield it twice.
 
-        If none may be tried, the request is here because nothing else could serve it: then yield the endpoints whose
-        breaker is open, unless they hung.
+        If none may be tried, yield the endpoints whose breaker is open, unless they hung: the request came here because
+        no other backend could serve it.
         """
         now_s = self.clock()
         views = [endpoint.view(model, num_prompt_tokens, now_s) for endpoint in self.endpoints]
@@ -117,16 +117,16 @@ class Cluster:
             yield self.endpoints[index], self.probers[index]
 
     def seconds_until_next(self) -> float:
-        """Return after how long an endpoint may be tried; 0: now."""
+        """Return after how many seconds an endpoint may be tried; 0 if one may be tried now."""
         now_s = self.clock()
         return min(
             max(endpoint.breaker.seconds_left(now_s), endpoint.pause.seconds_left(now_s)) for endpoint in self.endpoints
         )
 
     def note_network(self) -> None:
-        """Where the network has changed, or the machine has slept, forget what was held against the endpoints.
+        """Forget earlier failures of the endpoints if the network has changed or the machine has slept.
 
-        It looks once a second at most.
+        The network is checked at most once a second.
         """
         now_s = self.clock()
         if now_s - self._looked_s < _LOOK_S:
@@ -137,7 +137,7 @@ class Cluster:
                 endpoint.breaker.forgive()
 
     def renew(self) -> None:
-        """Open new connections to every endpoint, and forget what was held against it."""
+        """Use new connections to every endpoint from now on, and forget earlier failures."""
         for endpoint in self.endpoints:
             endpoint.transport.renew()
             endpoint.breaker.forgive()
@@ -145,7 +145,7 @@ class Cluster:
     def note_failure(
         self, endpoint: Endpoint, failure: Failure, since_s: float = math.inf, *, had_begun: bool = False
     ) -> None:
-        """Record a failure of an endpoint, of a probe or of a request, which waited from `since_s` on."""
+        """Record the failure of a probe or a request at an endpoint. A request had waited since `since_s`."""
         now_s = self.clock()
         was_open = endpoint.breaker.state(now_s) == "open"
         endpoint.note_failure(failure, now_s, since_s, had_begun=had_begun)
@@ -160,7 +160,7 @@ class Cluster:
 
 
 def num_prompt_tokens(request: GenerateRequest) -> int:
-    """Return about how many tokens a request's prompt has; its model's tokenizer is elsewhere."""
+    """Estimate how many tokens a request's prompt has; the remote model's tokenizer is not available here."""
     match request.prompt:
         case ChatPrompt(messages=messages, tools=tools):
             num_chars = sum(

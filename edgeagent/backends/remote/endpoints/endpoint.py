@@ -1,4 +1,4 @@
-"""One base URL of a remote: its connections, and all that is known of how it fares."""
+"""One base URL of a remote: its connections, and what is known about its health, speed and models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgeagent.types import EndpointStatus
 
 
 class Endpoint:
-    """One endpoint. Times are of the clock that its backend uses."""
+    """One endpoint. Times are those of its backend's clock."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Endpoint:
         self.models: tuple[str, ...] = ()
         self.is_identified = False
         self._contexts: dict[str, int] = {}
-        self._learns_contexts = not remote.context_length  # what the owner says holds
+        self._learns_contexts = not remote.context_length  # a context length set by the owner takes precedence
         self.num_waiting: int | None = None
         self.kv_usage: float | None = None
         self._num_long = 0
@@ -46,11 +46,11 @@ class Endpoint:
 
     @property
     def num_live(self) -> int:
-        """How many requests run there."""
+        """How many of this machine's requests run at this endpoint."""
         return self._num_long + self._num_short
 
     def begin(self, num_prompt_tokens: int) -> None:
-        """Count a request that goes there."""
+        """Count a request that is sent to this endpoint."""
         self.breaker.begin()
         if num_prompt_tokens >= LONG_PROMPT_TOKENS:
             self._num_long += 1
@@ -58,7 +58,7 @@ class Endpoint:
             self._num_short += 1
 
     def end(self, num_prompt_tokens: int) -> None:
-        """Count a request's end. Its success or failure is noted before, by the methods below."""
+        """Count a request's end. The methods below must have noted its success or failure before."""
         self.breaker.give_up()
         if num_prompt_tokens >= LONG_PROMPT_TOKENS:
             self._num_long -= 1
@@ -66,18 +66,18 @@ class Endpoint:
             self._num_short -= 1
 
     def note_content(self, num_prompt_tokens: int, seconds: float, now_s: float) -> None:
-        """Note an answer's first content; `seconds` is the time that it took."""
+        """Note an answer's first content, which arrived after `seconds`."""
         self.breaker.hear(now_s)
         self.breaker.succeed()
         self.pause.clear()
         self.averages.note_first_token(num_prompt_tokens, seconds, now_s)
 
     def note_failure(self, failure: Failure, now_s: float, since_s: float, *, had_begun: bool = False) -> None:
-        """Note a failure. The request had waited since `since_s`; `had_begun`: its answer had content."""
+        """Note a failure. The request had waited since `since_s`. `had_begun`: its answer already had content."""
         if failure.kind in WAS_NOT_SENT:
             self.breaker.note_down()
         if failure.kind is Kind.TIMEOUT or failure.was_reused:
-            # This connection may be dead, and the other pooled ones too.
+            # This connection may be dead, and so may the other pooled ones.
             self.transport.renew()
         if failure.kind is Kind.OVERLOADED:
             self.pause.refuse(now_s, failure.retry_after_s)
@@ -86,29 +86,29 @@ class Endpoint:
             self.breaker.fail(now_s, failure.message, hung=hung, since_s=since_s, had_begun=had_begun)
 
     def note_context(self, model: str, num_tokens: int) -> None:
-        """Note a model's context; 0: not known."""
+        """Note a model's context length in tokens; 0 means unknown."""
         if num_tokens and self._learns_contexts:
             self._contexts[model] = num_tokens
 
     def context(self, model: str) -> int:
-        """Return a model's context; 0: not known."""
+        """Return a model's context length in tokens; 0 if unknown."""
         return self._contexts.get(model, 0)
 
     def fits(self, model: str, num_prompt_tokens: int) -> bool:
-        """Whether a prompt may fit a model's context, by its estimated size."""
+        """Whether a prompt of this estimated size may fit a model's context."""
         room = self.context(model)
         return not room or num_prompt_tokens <= CERTAIN * room
 
     def can_try(self, now_s: float) -> bool:
-        """Whether a request may go there now."""
+        """Whether a request may be sent to this endpoint now."""
         return self.breaker.can_try(now_s) and not self.pause.seconds_left(now_s)
 
     def may_be_tried(self, now_s: float) -> bool:
-        """Whether a request that would be refused otherwise may go there now."""
+        """Whether a request that would otherwise be refused may be sent to this endpoint now."""
         return self.breaker.may_be_tried(now_s) and not self.pause.seconds_left(now_s)
 
     def view(self, model: str, num_prompt_tokens: int, now_s: float) -> View:
-        """Return what the choice among endpoints sees, for a request to one of its models."""
+        """Return the view of this endpoint that `choose` needs for a request to one of its models."""
         return View(
             url=self.url,
             region=self.region,
@@ -122,13 +122,13 @@ class Endpoint:
         )
 
     def status(self, now_s: float) -> EndpointStatus:
-        """Return what is shown of it."""
+        """Return the endpoint's status for display."""
         pause_s = self.pause.seconds_left(now_s)
         return EndpointStatus(
             url=self.url,
             region=self.region,
             breaker=self.breaker.state(now_s),
-            cause=self.breaker.cause or (f"it wants no requests for {pause_s:.0f} s" if pause_s else ""),
+            cause=self.breaker.cause or (f"overloaded; it gets no requests for {pause_s:.0f} s" if pause_s else ""),
             num_live=self.num_live,
             first_token_s=self.averages.first_token_s(0, now_s),
             token_s=self.averages.token_s(now_s),

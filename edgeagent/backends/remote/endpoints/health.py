@@ -1,6 +1,6 @@
-"""Whether an endpoint may be asked now: a circuit breaker for failures, and a pause where it asked for one.
+"""Decides whether an endpoint may get requests now: a circuit breaker for failures, and a pause for overload.
 
-Pure: time and chance are handed in. Being full is no failure: it pauses, and does not open the breaker.
+Pure: time and randomness are passed in. An overloaded endpoint is paused; overload does not open the breaker.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ State = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
-    """Opens after five failures in a row, or at once after a hang, since each of those costs a whole limit of time.
+    """A circuit breaker. It opens after five failures in a row, or after one hang, since a hang costs a whole timeout.
 
     Several nodes may be behind one endpoint, and one of them may die. Therefore failures within a second of each other
     count as one, if they cut running answers or if another answer continued while the requests waited. In the latter
     case a hang counts like other failures.
-    The first content of an answer closes the breaker, and so does an answer's good end.
+    The first content of an answer closes the breaker, and so does the successful end of an answer.
 
-    An open breaker lets nothing through for 30 s, and for twice as long each time that it opens again without a success
-    between. A half-open one lets one request through, whose end closes or opens it. After a hang a probe should go
-    first, where probes are allowed: no request then waits for a limit of time.
+    An open breaker lets nothing through for 30 s. This time doubles whenever it opens again without a success in
+    between. A half-open breaker lets one request through, whose outcome closes or opens it. After a hang, a probe
+    should go first, if probes are allowed, so that no request waits for a timeout.
 
-    A request that nothing else can serve may try an open one, once a second, unless it hung. An answered probe shortens
-    that time only if the endpoint had been down before, so that not even a probe got an answer. An endpoint that
-    answers probes and fails requests would otherwise get requests all the time.
+    A request that no other backend can serve may try an endpoint with an open breaker, once a second, unless the
+    endpoint hung. An answered probe shortens the open time only if the endpoint had been down, so that not even a probe
+    got an answer. Otherwise, an endpoint that answers probes but fails requests would get requests all the time.
     """
 
     def __init__(self) -> None:
@@ -55,33 +55,33 @@ class Breaker:
         return "open" if now_s < self._open_until_s else "half_open"
 
     def can_try(self, now_s: float) -> bool:
-        """Whether a request may go there."""
+        """Whether a request may be sent to the endpoint."""
         state = self.state(now_s)
         return state == "closed" or (state == "half_open" and not self._is_trying)
 
     def may_be_tried(self, now_s: float) -> bool:
-        """Whether a request that would be refused otherwise may go there."""
+        """Whether a request that would otherwise be refused may be sent to the endpoint."""
         is_spent = self._is_trying or self._has_hung or now_s < self._failed_s + LAST_RESORT_S
         return self.can_try(now_s) or not is_spent
 
     def wants_probe(self, now_s: float) -> bool:
-        """Whether it hung and has not answered since, so that a request might hang too."""
+        """Whether the endpoint hung and has not answered since, so that a request might hang too."""
         return self._has_hung and self.state(now_s) == "half_open"
 
     def begin(self) -> None:
-        """Note that a request goes there."""
+        """Note that a request is sent to the endpoint."""
         self._is_trying = self._open_until_s is not None
 
     def give_up(self) -> None:
-        """Note that a request ended without saying anything about the endpoint."""
+        """Note the end of a request, which by itself says nothing about the endpoint."""
         self._is_trying = False
 
     def hear(self, now_s: float) -> None:
-        """Note that a running answer goes on."""
+        """Note that a running answer continues."""
         self._heard_s = now_s
 
     def finish(self) -> None:
-        """Note an answer's good end. After a hang it says nothing: it may have begun before."""
+        """Note an answer's successful end. While open after a hang, ignore it: the answer may have begun before."""
         if self._open_until_s is None or not self._has_hung:
             self.succeed()
 
@@ -95,7 +95,7 @@ class Breaker:
     def fail(
         self, now_s: float, cause: str, *, hung: bool = False, since_s: float = math.inf, had_begun: bool = False
     ) -> None:
-        """Note a failure: of a request that waited from `since_s` on, or of an answer that had begun."""
+        """Note the failure of a request that had waited since `since_s`, or of an answer that had begun."""
         self.cause, self._failed_s = cause, now_s
         is_answering = self._heard_s > since_s
         hung = hung and not is_answering
@@ -107,29 +107,32 @@ class Breaker:
         self._is_trying = self._is_trying and had_begun
         self._num_failures += 1
         if self._open_until_s is not None and (not was_trying or now_s < self._open_until_s):
-            return  # it is open already; this request had begun before, or was a last resort
+            return  # already open: this request was sent before that, or as a last resort
         if hung or was_trying or self._num_failures >= MAX_FAILURES:
             self._open_until_s = now_s + min(OPEN_S * 2**self._num_openings, MAX_OPEN_S)
             self._num_openings += 1
             self._has_hung = hung
 
     def note_down(self) -> None:
-        """Note that it takes no connection, or answers no probe."""
+        """Note that the endpoint accepts no connection, or answers no probe."""
         self._is_down = True
 
     def recover(self, now_s: float) -> None:
-        """Note an answered probe: where it counts, an open breaker closes, and the next failure opens it."""
+        """Note an answered probe. If it counts, close an open breaker, so that one more failure opens it again.
+
+        It counts if the endpoint had been down, or if the open time is over, and no request is being tried.
+        """
         was_down, self._is_down = self._is_down, False
         if self._open_until_s is not None and not self._is_trying and (was_down or now_s >= self._open_until_s):
             self._open_until_s = None
             self._num_failures = MAX_FAILURES - 1
 
     def seconds_left(self, now_s: float) -> float:
-        """Return after how long a request may go there."""
+        """Return after how many seconds a request may be sent to the endpoint."""
         return 0.0 if self._open_until_s is None else max(0.0, self._open_until_s - now_s)
 
     def forgive(self) -> None:
-        """Close an open breaker, for the network has changed; the next failure opens it."""
+        """Close an open breaker, since the network has changed. One more failure opens it again."""
         if self._open_until_s is not None:
             self._open_until_s = None
             self._num_failures = MAX_FAILURES - 1
@@ -137,9 +140,9 @@ class Breaker:
 
 
 class Pause:
-    """The time for which an endpoint wants no requests: as long as it said, else a random time that grows.
+    """The time for which an overloaded endpoint gets no requests: as long as it asked for, else a growing random time.
 
-    Refusals that come during a pause belong to the same burst, and do not lengthen the next pause.
+    Refusals during a pause belong to the same burst, and do not lengthen the next pause.
     """
 
     def __init__(self, chance: Callable[[], float]) -> None:
@@ -148,7 +151,7 @@ class Pause:
         self._most_s = _FIRST_PAUSE_S / 2
 
     def refuse(self, now_s: float, retry_after_s: float | None) -> None:
-        """Note that the endpoint is full. If it names no delay, wait a random time, with a limit that doubles."""
+        """Note that the endpoint is overloaded. If it names no delay, pause for a random time; its limit doubles."""
         if retry_after_s is None:
             if self.seconds_left(now_s):
                 return
@@ -157,16 +160,16 @@ class Pause:
         self._until_s = max(self._until_s, now_s + min(retry_after_s, MAX_PAUSE_S))
 
     def clear(self) -> None:
-        """Note that it takes requests."""
+        """Note that the endpoint accepts requests."""
         self._most_s = _FIRST_PAUSE_S / 2
 
     def seconds_left(self, now_s: float) -> float:
-        """Return how long it is to be left alone."""
+        """Return for how many more seconds the endpoint should get no requests."""
         return max(0.0, self._until_s - now_s)
 
 
 class RetryBudget:
-    """Allows a second try for one request in ten, so that trouble is not made worse by more requests."""
+    """Allows one retry for every ten requests, so that retries do not add much load to a remote in trouble."""
 
     SHARE = 0.1
     MOST = 10.0
@@ -179,7 +182,7 @@ class RetryBudget:
         self._saved = min(self.MOST, self._saved + self.SHARE)
 
     def take(self) -> bool:
-        """Take a second try, if there is one."""
+        """Use up one retry; return False if none is left."""
         if self._saved < 1.0:
             return False
         self._saved -= 1.0

@@ -1,6 +1,6 @@
 """Asks an endpoint for its health, its models and its load, with small requests without content.
 
-No server has all of the paths: the first that answers is kept.
+No server has all of the health paths. The first path that answers is remembered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _METRIC = re.compile(
 
 
 class _Model(Struct):
-    """An entry of a list of models. Its context is `max_model_len` at vLLM and SGLang, in `meta` at llama-server."""
+    """An entry in a list of models. vLLM and SGLang give the context as `max_model_len`, llama-server in `meta`."""
 
     id: str
     owned_by: str = ""
@@ -45,7 +45,7 @@ class _Model(Struct):
 
     @property
     def num_context_tokens(self) -> int:
-        """Its context; 0 where none is named."""
+        """The model's context length in tokens; 0 if the entry has none."""
         named = (self.max_model_len, self.context_length)
         return listed_context(*named, _field(self.meta, "n_ctx"), _field(self.edgeagent, "context_length"))
 
@@ -55,7 +55,7 @@ class _Models(Struct):
 
 
 class Prober:
-    """Probes one endpoint. `headers` has the key, which is sent only to list the models."""
+    """Probes one endpoint. The methods' `headers` carry the key, which is sent only to list the models."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -73,7 +73,7 @@ class Prober:
             await self._read_metrics(permit)
 
     async def open_ahead(self, permit: ProbePermit, num_connections: int) -> None:
-        """Open connections, so that requests find them; whatever is answered will do."""
+        """Open connections in advance, so that requests can use them. Any answer is good enough."""
         call = Call(self._health_path or _HEALTH_PATHS[0], is_at_root=True)
         num_missing = num_connections - self._endpoint.transport.num_connections
         await asyncio.gather(*(self._get(permit, call) for _ in range(num_missing)), return_exceptions=True)
@@ -85,9 +85,9 @@ class Prober:
         request_id: str = "",
         control: Control | None = None,
     ) -> None:
-        """Ask which models it has; `owned_by` says what kind of server it is. Raise a Failure.
+        """Ask which models the endpoint has. Their `owned_by` tells the kind of server. Raise a Failure.
 
-        With the `control` of a request it ends with that.
+        If the `control` of a request is given, that request's end also ends this.
         """
         status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id), control)
         if status in (401, 403):
@@ -101,19 +101,19 @@ class Prober:
         try:
             models = msgspec.json.decode(body, type=_Models).data
         except (ValueError, RecursionError):
-            raise Failure(Kind.GARBLED, "what it lists as its models is no list of models") from None
+            raise Failure(Kind.GARBLED, "its list of models is not valid") from None
         endpoint.models = tuple(model.id for model in models if is_model_name(model.id))
         for model in models:
             endpoint.note_context(model.id, model.num_context_tokens)
         endpoint.dialect = dialect_of(models[0].owned_by if models else "")
 
     async def _health(self, permit: ProbePermit) -> int | None:
-        """Return the status of the first health path that exists; None: it has none."""
+        """Return the HTTP status of the first health path that exists; None if none exists."""
         paths = _HEALTH_PATHS if self._health_path is None else (self._health_path,)
         for path in paths:
             status, body = await self._get(permit, Call(path, is_at_root=True))
             if status == 200 and body.lstrip()[:1] == b"<":
-                raise Failure(Kind.GARBLED, "a web page answers in its place, as a network's sign-in page would")
+                raise Failure(Kind.GARBLED, "a web page answers in its place (a network's sign-in page?)")
             if status in (200, 204) or status >= 500:
                 self._health_path = path
                 return status
@@ -128,7 +128,7 @@ class Prober:
         values: dict[bytes, list[float]] = {}
         for name, value in found:
             values.setdefault(name, []).append(float(value))
-        # A remote may send any number, even one that is infinite as a float.
+        # A remote may send any number, even one so large that it becomes infinity as a float.
         self._endpoint.num_waiting = int(min(sum(values.get(b"num_requests_waiting", [0])), _MAX_WAITING))
         self._endpoint.kv_usage = min(max(values.get(b"kv_cache_usage_perc", [0.0])), 1.0)
 
@@ -144,7 +144,7 @@ class Prober:
         try:
             body = await exchange.read_all(_MAX_BYTES)
             if 300 <= exchange.status < 400:
-                raise Failure(Kind.REDIRECT, f"it points elsewhere (HTTP {exchange.status})", status=exchange.status)
+                raise Failure(Kind.REDIRECT, f"it redirects elsewhere (HTTP {exchange.status})", status=exchange.status)
             return exchange.status, body
         finally:
             await exchange.close()

@@ -1,1 +1,1 @@
-"""The worker of a model that reads whole texts: it embeds or ranks them, and generates nothing."""
+"""The worker of a model that embeds or ranks whole texts, and does not generate."""

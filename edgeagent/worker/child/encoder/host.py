@@ -24,7 +24,7 @@ from edgeagent.worker.protocol import Load
 
 
 class EncoderHost:
-    """One model, ready to embed or to rank. One thread calls `encode`; others may read texts beside it."""
+    """One model, ready to embed or to rank. One thread calls `encode`; other threads may read texts meanwhile."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class EncoderHost:
     ) -> None:
         """Warm the model up; raise ModelLoadFailed if it cannot compute.
 
-        `on_try` is told which part of which file is tried next, in words; `started_s` is the time.monotonic when the
-        load began, None: now.
+        `on_try` is called with a description of the part of a file that is tried next. `started_s` is the
+        time.monotonic when the load began; None means now.
         """
         started_s = time.monotonic() if started_s is None else started_s
         config, model = opened.config, opened.model
@@ -58,7 +58,7 @@ class EncoderHost:
 
     @property
     def num_threads(self) -> int:
-        """CPU threads a batch uses; busy cores are left to others, unless the number is configured."""
+        """How many CPU threads a batch uses. Busy cores are left to other programs, unless the number is configured."""
         if self._threads is None:
             return self._num_threads
         self._threads.update(time.monotonic())
@@ -71,7 +71,7 @@ class EncoderHost:
     def read_texts(self, query: Embed | Rerank) -> list[list[int]]:
         """Return the tokens of each text to compute; any thread may call it.
 
-        Raise InvalidRequest, ContextLengthExceeded, or NotSupported where the model does the other of the two.
+        Raise InvalidRequest, ContextLengthExceeded, or NotSupported if the model embeds and should rank, or vice versa.
         """
         if isinstance(query, Embed):
             return self._texts.read(query)
@@ -82,14 +82,14 @@ class EncoderHost:
         return self._pairs.read(query)
 
     def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
-        """Return a function that answers questions about text, for one thread to call beside all others."""
+        """Return a function that answers questions about text. One thread may call it while the other threads run."""
         return partial(answer_text_query, self.model, self._vocabulary)
 
     def disk_cache(self) -> None:
-        """Return None: nothing is kept of a text."""
+        """Return None: nothing about a text is cached."""
 
     def close(self) -> None:
-        """Free the memory; afterwards no method is called."""
+        """Free the memory. No method may be called after this."""
         self.encoder.close()
 
     @property

@@ -1,6 +1,6 @@
-"""The main thread of an embedding or ranking model's worker. Commands in, frames out.
+"""The main thread of an embedding or ranking model's worker: takes commands and sends frames.
 
-Every request and every question ends exactly once. It knows queues, neither pipes nor threads.
+Every request and every question ends exactly once. This module uses queues; it does not know pipes or threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _IDLE_S = 60.0  # the memory is freed after this time without use
 
 @dataclass(slots=True)
 class _Job:
-    """The rest of a question; `texts` is None until they are tokenized. Of a Rerank the scores so far."""
+    """A question in progress. `texts` are those still to compute; None until they are tokenized.
+
+    `scores` are the scores so far of a Rerank.
+    """
 
     query: Embed | Rerank
     texts: deque[list[int]] | None = None
@@ -57,7 +60,7 @@ Command = Cancel | Ask | Drop | Stop | TextsReady
 
 
 class EncoderWorker:
-    """The open questions, which take turns, and the encoder that computes them in batches."""
+    """Computes open questions in batches. The questions take turns."""
 
     def __init__(self, host: EncoderHost, frames: Frames, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -80,9 +83,11 @@ class EncoderWorker:
             pass
 
     def turn(self) -> bool:
-        """Carry out the queued commands, then compute a batch; wait for a command if there is no work. False on
-        Stop."""
-        # Cleared before the commands are read: an interruption that comes later sets it again and is not lost.
+        """Carry out the queued commands, then compute a batch. Wait for a command if there is no work.
+
+        Return False on Stop.
+        """
+        # Clear the flag before reading commands, so that a later interruption sets it again and is not lost.
         self._encoder.clear_abort()
         if not self._take_commands():
             return False
@@ -96,7 +101,7 @@ class EncoderWorker:
     def submit(self, message: Submit) -> None:
         """Refuse a request to generate text; any thread may call it.
 
-        A request with no output and no cache only asks for the model to be loaded. It succeeds, since the model is.
+        A request without output and without caching only asks to load the model. It succeeds: the model is loaded.
         """
         request = message.request
         if request.prefill_only and not request.cache.write:
@@ -114,17 +119,17 @@ class EncoderWorker:
         )
 
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
-        """Queue a command from the reader thread, and interrupt a batch."""
+        """Queue a command from the reader thread. Stop also interrupts the running batch."""
         self.commands.put(command)
         if isinstance(command, Stop):
             self._encoder.request_abort()
 
     def ask(self, message: Ask) -> None:
-        """Expect the tokens of a question's texts; any thread may call it."""
+        """Queue a question, whose tokens follow later; any thread may call it."""
         self.commands.put(message)
 
     def drop(self, message: Drop) -> None:
-        """Forget a question, and interrupt its batch; any thread may call it."""
+        """Drop a question and interrupt the running batch; any thread may call it."""
         self.commands.put(message)
         self._encoder.request_abort()
 
@@ -138,7 +143,7 @@ class EncoderWorker:
 
     @property
     def status(self) -> WorkerStatus:
-        """Counts for the status; any thread may ask."""
+        """Counts for the status; any thread may read them."""
         num_open = len(self._jobs)
         return WorkerStatus(
             num_steps=self._num_batches,
@@ -177,7 +182,7 @@ class EncoderWorker:
                 yield self.commands.get_nowait()
 
     def _rest_s(self) -> float | None:
-        """Return after how many seconds without work memory can be freed; None if there is none to free."""
+        """Return after how many idle seconds the memory can be freed; None if there is work or nothing to free."""
         if self._jobs or not self._encoder.is_open:
             return None
         return max(0.0, self._used_at_s + _IDLE_S - self._clock())
@@ -213,7 +218,7 @@ class EncoderWorker:
         is_last = not job.texts
         del self._jobs[ask_id]
         if not is_last:
-            self._jobs[ask_id] = job  # the others' turn: a short question does not wait for all of a long one
+            self._jobs[ask_id] = job  # last in turn, so that a short question need not wait for all of a long one
         if isinstance(job.query, Rerank):
             job.scores += [Score(relevance(row), len(text)) for text, row in zip(texts, rows, strict=True)]
             if is_last:

@@ -1,4 +1,4 @@
-"""Turns a query and its documents into the texts that a ranking model reads: one for each document."""
+"""Turns a query and its documents into the texts that a ranking model reads, one for each document."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _GAP = re.compile(r"\{(query|document)\}")
 
 
 class PairReader:
-    """Makes tokens of pairs, for any thread.
+    """Tokenizes pairs of a query and a document; any thread may use it.
 
-    A model with a template of its own for pairs gets it filled in. Others get the query and the document between the
-    tokens that they were trained with, as in llama-server: BOS query EOS SEP document EOS, those that the vocabulary
-    wants.
+    If a model has its own template for pairs, the template is filled in. Otherwise the pair is built as in
+    llama-server: BOS query EOS SEP document EOS, without the special tokens that the vocabulary lacks.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class PairReader:
         self._template = model.metadata(_TEMPLATE_KEY)
 
     def read(self, query: Rerank) -> list[list[int]]:
-        """Return the tokens of each pair; raise ContextLengthExceeded or InvalidRequest, which names the document."""
+        """Return the tokens of each pair; raise ContextLengthExceeded or InvalidRequest, naming the document."""
         pairs = self._filled(query) if self._template is not None else self._joined(query)
         for index, tokens in enumerate(pairs):
             self._check_length(len(tokens), index)
@@ -45,7 +44,7 @@ class PairReader:
         return [self._fill(self._template, query.query, document) for document in query.documents]
 
     def _fill(self, template: str, query: str, document: str) -> list[int]:
-        """Fill in a template. A client's text that spells a control token stays text."""
+        """Fill in a template and tokenize it. Client text that spells a control token stays plain text."""
         marker = Marker(self._control, (query, document))
         texts = {"query": marker.mark(query), "document": marker.mark(document)}
         text = _GAP.sub(lambda gap: texts[gap[1]], template)
@@ -65,7 +64,7 @@ class PairReader:
     def _check_length(self, num_tokens: int, index: int) -> None:
         if num_tokens == 0:
             raise InvalidRequest(
-                f"documents[{index}] and the query have no token; one must have some", param=f"documents[{index}]"
+                f"documents[{index}] and the query have no tokens; one must have some", param=f"documents[{index}]"
             )
         if num_tokens > self._max_tokens:
             raise ContextLengthExceeded(

@@ -1,4 +1,4 @@
-"""Turns what a ranking model says of a pair into one number. Pure."""
+"""Turns a ranking model's output for a pair into one score. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from edgeagent.engine.llama.embedder import Rows
 
 
 def relevance(classes: Rows) -> float:
-    """Return how relevant a document is, 0 to 1.
+    """Return how relevant a document is, from 0 to 1.
 
-    A model with one class gives a logit, whose logistic function is meant. One with several gives probabilities, of
-    which the first is that of "relevant" (Qwen3-Reranker's "yes").
+    A model with one class gives a logit, which the logistic function maps to a score. A model with several classes
+    gives probabilities. The first one is the probability of "relevant" (Qwen3-Reranker's "yes").
     """
     first = float(classes[0])
     if len(classes) > 1:
         return first
-    # Of the two forms of the same function, the one that cannot overflow.
+    # Choose the form of the logistic function that cannot overflow.
     return 1 / (1 + math.exp(-first)) if first >= 0 else math.exp(first) / (1 + math.exp(first))

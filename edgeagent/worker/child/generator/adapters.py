@@ -1,4 +1,4 @@
-"""The LoRA adapters of a model: the loaded ones, and why others cannot be used."""
+"""Loads the LoRA adapters of a model, and records why some cannot be used."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from edgeagent.worker.protocol import adapter_trial
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The identities of usable adapters by name, and the faults of the others by name."""
+    """The identities of the usable adapters, and why the others are unusable, both by name."""
 
     identities: Mapping[str, str]
     unusable: Mapping[str, str]
 
     def identity(self, name: str) -> str:
-        """Return the identity of an adapter; "" for no name. Raise ModelDamaged if it cannot be used."""
+        """Return the identity of an adapter; "" if no name is given. Raise ModelDamaged if it cannot be used."""
         if not name:
             return ""
         if name in self.unusable:
             why = self.unusable[name].rstrip(".")
             raise ModelDamaged(
-                f"the adapter {name} cannot be used: {why}; mend the file and load the model again", param="model"
+                f"the adapter {name} cannot be used: {why}; fix the file and reload the model", param="model"
             )
         return self.identities[name]
 
@@ -35,9 +35,9 @@ class Adapters:
 def load_adapters(
     runner: LlamaRunner, paths: Mapping[str, str], unusable: Mapping[str, str], on_try: Callable[[str], None]
 ) -> Adapters:
-    """Load a model's adapters, and try each once. Adapters that do not suit the model or fail are unusable.
+    """Load a model's adapters and try each once. An adapter that does not fit the model or fails is unusable.
 
-    `on_try` is told which one is tried next, since a damaged one may crash the process.
+    `on_try` is called with the next adapter before it is tried, since a damaged one may crash the process.
     """
     found, refused = {}, dict(unusable)
     for name, path in paths.items():

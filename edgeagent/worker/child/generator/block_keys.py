@@ -1,4 +1,4 @@
-"""The keys of a model's blocks on disk and of its draft's, and what the store is told of their clients."""
+"""The keys of the disk blocks of a model and its draft, and the clients' names that the store records for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgeagent.worker.protocol import Load
 
 
 class BlockKeys:
-    """Makes the keyrings of one load, the same after each restart: none (None) if no tier outlives the process."""
+    """Makes the keyrings of one load. They are the same after a restart. Without a disk tier there are none (None)."""
 
     def __init__(self, load: Load, store: BlockStore | None) -> None:
         self._name = load.name
@@ -29,24 +29,24 @@ class BlockKeys:
         self._introduced: set[str] = set()
 
     def make(self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int) -> Keyring | None:
-        """Return the keyring of the model at `path`, whose full blocks have `block_tokens`."""
+        """Return the keyring of the model at `path`, whose full blocks have `block_tokens` tokens."""
         self._model = self._make(path, runner, config, block_tokens, is_draft=False)
         return None if self._model is None else self._model[0]
 
     def make_of_draft(self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int) -> Keyring | None:
-        """Return the keyring of the draft at `path`: its blocks are found for every model that it drafts for."""
+        """Return the keyring of the draft at `path`. All models with this draft share its blocks."""
         self._draft, self._draft_name = self._make(path, runner, config, block_tokens, is_draft=True), path.name
         return None if self._draft is None else self._draft[0]
 
     def describe_unused(self) -> str | None:
-        """Return a log line about blocks of the model on disk that other settings made; None if there are none."""
+        """Return a log line about disk blocks of this model made with other settings; None if there are none."""
         if self._disk is None or self._model is None:
             return None
         keyring, fingerprint = self._model
         return describe_unused(Path(self._disk.folder), self._name, fingerprint, keyring)
 
     def introduce(self, policy: CachePolicy, adapter: str, adapter_id: str) -> None:
-        """Tell the store which client a partition belongs to, for listing and purging it by name."""
+        """Tell the store which client a partition belongs to, so that it can be listed and purged by name."""
         name = partition_of(policy.partition, adapter_id)
         if self._store is None or self._model is None or not policy.write or name in self._introduced:
             return

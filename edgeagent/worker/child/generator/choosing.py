@@ -1,7 +1,7 @@
-"""Chooses the engine's settings for a model by a calibration, which is kept from one load to the next.
+"""Chooses the engine's settings for a model from a calibration, which is kept from one load to the next.
 
-The daemon keeps it, since the sandbox lets the worker write nowhere else. Another process could have changed it, so it
-is checked when it is read. A forged calibration can only lead to a slow choice.
+The daemon stores the calibration, since the sandbox does not let the worker write files. Another process could have
+changed it, so it is validated when it is read. A forged calibration can only lead to a slow choice.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from edgeagent.types.choices import Choice, Kept, Learned, Measurements
 
 # In hybrid models layers differ, in patterns of up to six.
 _PATTERN = 6
-# A calibration that its budget cut off is repeated at most this often, once for each load.
+# A calibration that its time budget cut off is repeated at later loads, up to this many tries in total.
 _MAX_TRIES = 3
-# The probes may take this share of the free memory. If they need more, nothing is measured.
+# The probes may use this share of the free memory. If they need more, nothing is measured.
 _MEMORY_SHARE = 0.25
 
 _decoder = msgspec.json.Decoder(Kept)
@@ -39,7 +39,7 @@ _decoder = msgspec.json.Decoder(Kept)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The kind of attention, the reasons for the choices, the calibration, and the lessons of earlier processes."""
+    """The chosen attention, the choices with their reasons, the calibration, and what earlier processes learned."""
 
     attention: Attention
     choices: tuple[Choice, ...]
@@ -48,7 +48,7 @@ class Chosen:
 
     @property
     def to_keep(self) -> bytes:
-        """The calibration for the next load; empty where there is none."""
+        """The calibration to keep for the next load; empty if none was made."""
         return msgspec.json.encode(self.kept) if self.kept.num_tries else b""
 
 
@@ -61,7 +61,7 @@ def choose(
     kv_bytes_per_token: float = 0.0,
     free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
 ) -> Chosen:
-    """Choose by the kept calibration. Measure now if it was made under other conditions; `on_measure` is told."""
+    """Choose settings by the kept calibration. If its conditions differ, call `on_measure` and measure now."""
     candidates = attention_candidates(model, config)
     room = Room(num_cells_of(model, config), config.num_parallel)
     conditions = make_conditions(
@@ -83,7 +83,7 @@ def choose(
     )
     taken = decision.attention
     now = Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries)
-    # Times measured with another kind of attention are useless.
+    # Step times learned with other settings are useless.
     is_same = former is not None and replace(former, measurements=None, num_tries=0, learned=None) == replace(
         now, measurements=None, num_tries=0
     )
@@ -112,7 +112,7 @@ def _measure(model: Model, config: EngineConfig, candidates: Sequence[Attention]
         max_layers=model.num_layers,
         depth=depth,
     )
-    # The trial, which comes next, reports what is wrong with the model.
+    # Ignore errors: the trial, which comes next, reports what is wrong with the model.
     try:
         return calibration.measure(candidates, room, config.calibration_s)
     except (EdgeAgentError, OutOfCells):

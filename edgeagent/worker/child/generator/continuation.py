@@ -24,21 +24,21 @@ _SPACES = {THINK: ("\n", "\n", "\n\n")}
 
 
 def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
-    """Raise NotSupported for a request whose answer cannot continue from its text alone."""
+    """Raise NotSupported if a request's answer cannot be continued from its text alone."""
     if request.logprobs is not None:
-        raise _not_continuable("its log probabilities are placed in a text that began there", "logprobs")
+        raise _not_continuable("its log probabilities have positions in the text from there", "logprobs")
     if request.echo or request.prefill_only:
-        raise _not_continuable("its prompt was to be given back or only computed", "echo")
+        raise _not_continuable("it asks for an echo of the prompt, or only for the prompt to be computed", "echo")
     if request.max_tokens is not None and so_far.num_tokens >= request.max_tokens:
-        raise _not_continuable(f"it has all of its {request.max_tokens} tokens", "max_tokens")
+        raise _not_continuable(f"it already has its {request.max_tokens} tokens", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The beginning of an answer, in this model's tokens: `tokens` are kept, `open_text` is generated again.
+    """The beginning of an answer in this model's tokens: `tokens` are kept, `open_text` is generated again.
 
     `num_open` is the number of tokens of `open_text`. `num_elsewhere` is how many more tokens the other machine counted
-    for the whole beginning.
+    for this beginning than this model has for it.
     """
 
     so_far: AnswerSoFar
@@ -48,7 +48,7 @@ class Continuation:
     num_elsewhere: int
 
     def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> Seam | None:
-        """Advance sampler and text to the end of the beginning; raise NotSupported if they reject it.
+        """Advance the sampler and the output to the end of `so_far`; raise NotSupported if they reject it.
 
         Return the constraint under which the open text is generated again; None if there is no open text.
         """
@@ -56,9 +56,9 @@ class Continuation:
             for token in self.tokens:
                 sampler.accept(token)
         except (InternalError, InvalidRequest) as error:
-            raise _not_continuable("it does not follow the output format as this model does", "text.format") from error
+            raise _not_continuable("it does not fit this model's form of the output format", "text.format") from error
         if not output.resume(self.tokens, self.so_far.text, self.so_far.reasoning) or output.has_tool_calls:
-            raise _not_continuable("it holds a stop string, or what this model takes for a call", "stop")
+            raise _not_continuable("it contains a stop string, or text that this model takes for a tool call", "stop")
         if not self.open_text:
             return None
         made: list[Seam] = []
@@ -71,9 +71,9 @@ class Continuation:
         return made[0]
 
     def extend(self, spec: SequenceSpec) -> SequenceSpec:
-        """Return a sequence whose prompt includes the answer's beginning.
+        """Return a sequence that includes the answer's beginning as delivered tokens.
 
-        The other machine's count of tokens is subtracted from `max_tokens`.
+        `max_tokens` is reduced by `num_elsewhere`, so that the limit applies to the other machine's count.
         """
         first, *others = spec.step_lengths or (0,)
         return dataclasses.replace(
@@ -91,9 +91,9 @@ def read_continuation(
     vocabulary: LongTextVocabulary,
     context_length: int,
 ) -> Continuation:
-    """Return the answer so far as tokens, to be put after the prompt.
+    """Convert the answer so far to tokens that follow the prompt.
 
-    Raise NotSupported if no tokens give exactly this text, ContextLengthExceeded if nothing more fits.
+    Raise NotSupported if no tokens give exactly this text, ContextLengthExceeded if the context is full.
     """
     _check_continuable(request, so_far)
     is_chat = isinstance(request.prompt, ChatPrompt)
@@ -101,7 +101,7 @@ def read_continuation(
     if is_chat and (so_far.reasoning or prompt.open_reasoning is not None):
         segments += _reasoning_tokens(so_far, prompt.open_reasoning, vocabulary)
     if so_far.text:
-        # White space at the beginning of a chat's text is dropped, so a blank that the tokenizer adds is harmless.
+        # White space at the beginning of a chat answer is dropped, so a blank that the tokenizer adds is harmless.
         segments.append(_text_tokens(so_far.text, vocabulary, may_add_blank=is_chat and not segments))
     num_all = len(prompt.tokens) + sum(map(len, segments))
     if num_all >= context_length:
@@ -120,9 +120,9 @@ def read_continuation(
 def _reasoning_tokens(
     so_far: AnswerSoFar, opened: ReasoningMarkers | None, vocabulary: LongTextVocabulary
 ) -> list[list[int]]:
-    """Return the tokens of the reasoning, in parts. The close marker is added if the answer's text has begun.
+    """Return the tokens of the reasoning, in parts. If the answer's text has begun, add the close marker.
 
-    A model without markers does not reason, so it continues only the text. Raise NotSupported if there is no text.
+    A model without reasoning markers continues only the text. Raise NotSupported if there is no text either.
     """
     pair = opened or next((pair for pair in REASONING if _is_one_token(pair.open, vocabulary)), None)
     if pair is None:
@@ -163,7 +163,7 @@ def _text_tokens(text: str, vocabulary: LongTextVocabulary, *, may_add_blank: bo
     tokens = vocabulary.tokenize(f"\n{text}", parse_special=False)
     if tokens[: len(head)] == head and _bytes(tokens[len(head) :], vocabulary) == wanted:
         return tokens[len(head) :]
-    raise _not_continuable("this model's tokens do not give its text back", "input")
+    raise _not_continuable("no tokens of this model give exactly its text", "input")
 
 
 def _bytes(tokens: list[int], vocabulary: LongTextVocabulary) -> bytes:
@@ -171,4 +171,4 @@ def _bytes(tokens: list[int], vocabulary: LongTextVocabulary) -> bytes:
 
 
 def _not_continuable(why: str, param: str) -> NotSupported:
-    return NotSupported(f"the answer began elsewhere and cannot go on here: {why}", param=param, served_by="local")
+    return NotSupported(f"the answer began elsewhere and cannot continue here: {why}", param=param, served_by="local")

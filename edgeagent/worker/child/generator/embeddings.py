@@ -1,6 +1,6 @@
-"""A worker's open embedding requests: their texts, and when a chunk of one may run between two steps.
+"""Embeds texts in chunks between the engine's steps.
 
-While streams are generated they get a small share of the time, in chunks too short to delay a stream visibly.
+While streams are generated, embedding gets a small share of the time, in chunks too short to delay a stream visibly.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import AnswerPart, failed
 
 _SHARE = 0.2  # of the time, while something is generated
-_BUDGET_SHARE = 0.3  # of the inter-token-latency budget: the most for one chunk while something is generated
-_IDLE_S = 60.0  # without use, then the memory is freed
+_BUDGET_SHARE = 0.3  # of the inter-token-latency budget: the limit for one chunk while something is generated
+_IDLE_S = 60.0  # the memory is freed after this time without use
 
 
 class Embedder(Protocol):
-    """Computes vectors; see engine.llama.embedder."""
+    """Computes embedding vectors; see engine.llama.embedder."""
 
     num_chunks: int
 
@@ -36,7 +36,7 @@ class Embedder(Protocol):
 
 @dataclass(slots=True)
 class _Job:
-    """The rest of an Embed; `texts` is None until they are tokenized."""
+    """An Embed in progress. `texts` are those still to compute; None until they are tokenized."""
 
     dimensions: int | None
     texts: deque[list[int]] | None = None
@@ -44,7 +44,7 @@ class _Job:
 
 
 class Embeddings:
-    """The open Embeds, which take turns text by text. The main thread uses it."""
+    """Computes the open Embeds, which take turns after each text. Only the main thread uses it."""
 
     def __init__(
         self, embedder: Embedder, frames: Frames, itl_budget_s: float, clock: Callable[[], float] = time.monotonic
@@ -68,20 +68,20 @@ class Embeddings:
         return self._embedder.num_chunks
 
     def add(self, ask_id: str, query: Embed) -> None:
-        """Expect the tokens of an Embed."""
+        """Add an Embed, whose tokens follow with `give`."""
         self._jobs.setdefault(ask_id, _Job(query.dimensions))
 
     def give(self, ask_id: str, texts: Sequence[list[int]]) -> None:
-        """Take the tokens of an Embed's texts; ignore those of one that was dropped."""
+        """Set the tokens of an Embed's texts; ignored if the Embed was dropped."""
         if ask_id in self._jobs:
             self._jobs[ask_id].texts = deque(texts)
 
     def drop(self, ask_id: str) -> None:
-        """Forget an Embed; an unknown or answered id is ignored."""
+        """Drop an Embed; an unknown or answered id is ignored."""
         self._jobs.pop(ask_id, None)
 
     def step(self, *, is_busy: bool, num_threads: int) -> None:
-        """Compute a chunk if it is time for one; `is_busy` says that something is being generated."""
+        """Compute a chunk if one is due. `is_busy`: something is being generated."""
         ask_id = self._next()
         started_s = self._clock()
         if ask_id is None or (is_busy and started_s < self._not_before_s):
@@ -96,18 +96,18 @@ class Embeddings:
         self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
 
     def rest_s(self) -> float | None:
-        """Return after how many seconds without work `rest` can free memory; None if it holds none."""
+        """Return after how many idle seconds `rest` can free memory; None if there is work or nothing to free."""
         if self._jobs or not self._embedder.is_open:
             return None
         return max(0.0, self._used_at_s + _IDLE_S - self._clock())
 
     def rest(self) -> None:
-        """Free the memory if it was not used for a while."""
+        """Free the memory if it has not been used for a minute."""
         if self._embedder.is_open and not self._jobs and self._clock() - self._used_at_s >= _IDLE_S:
             self._embedder.close()
 
     def _next(self) -> str | None:
-        # A text that was begun is ended first: the embedder knows one at a time.
+        # Finish a text that was begun first: the embedder handles one at a time.
         ready = [ask_id for ask_id, job in self._jobs.items() if job.texts is not None]
         return next((ask_id for ask_id in ready if self._jobs[ask_id].is_begun), ready[0] if ready else None)
 
@@ -124,5 +124,5 @@ class Embeddings:
         embedding = Embedding(shortened(vector, job.dimensions).astype("<f4").tobytes(), num_tokens)
         self.drop(ask_id)
         if job.texts:
-            self._jobs[ask_id] = job  # the others' turn: a short question does not wait for all of a long one
+            self._jobs[ask_id] = job  # last in turn, so that a short question need not wait for all of a long one
         self._frames.put(AnswerPart(ask_id, TextAnswer(embeddings=(embedding,)), is_last=not job.texts))

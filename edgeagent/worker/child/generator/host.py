@@ -1,4 +1,4 @@
-"""A loaded model inside the worker: weights, engine and text tools wired together. It knows no pipe and no thread."""
+"""A loaded model inside the worker: weights, engine and text tools wired together, without pipes and threads."""
 
 from __future__ import annotations
 
@@ -58,11 +58,14 @@ from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
 # A draft model's cells take about this fraction of its target's memory.
 _DRAFT_SHARE = 1 / 8
-_OPEN_S = 1.0  # to wait for a slow disk to list its blocks; later ones are added when they are listed
+_OPEN_S = 1.0  # how long to wait for a slow disk to list its blocks; those listed later are added then
 
 
 class Host:
-    """One model, ready to serve. `prepare` may run beside `Engine.step` on another thread; nothing else may."""
+    """One model, ready to serve. While `Engine.step` runs, another thread may call `prepare` and no other method.
+
+    Exceptions are stated at each method.
+    """
 
     def __init__(
         self,
@@ -74,11 +77,11 @@ class Host:
         make: MakeTemplate = open_here,
         started_s: float | None = None,
     ) -> None:
-        """Make a model ready. Raise ModelLoadFailed with what to do about it.
+        """Make a model ready. Raise ModelLoadFailed, whose message says what to do.
 
-        `sandbox` is shown in the status; `store` keeps blocks on disk, on a thread of its own; `on_try` is told which
-        part of which file is tried next, in words; `make` makes a chat template from an Open; `started_s` is the
-        time.monotonic when the load began, None: now.
+        `sandbox` is shown in the status. `store` keeps blocks on disk, on its own thread. `on_try` is called with a
+        description of the part of a file that is tried next. `make` makes a chat template from an Open. `started_s` is
+        the time.monotonic when the load began; None means now.
         """
         started_s = time.monotonic() if started_s is None else started_s
         config = opened.config
@@ -110,7 +113,7 @@ class Host:
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
     def _open_runner(self, load: Load, opened: Opened, on_try: Callable[[str], None]) -> None:
-        """Make the model's context, with the settings that suit this machine."""
+        """Make the model's context, with the settings that are fastest on this machine."""
         config = opened.config
         chosen = choose(
             self.model,
@@ -122,16 +125,16 @@ class Host:
         self._choices, self._lessons = opened.choices + chosen.choices, Lessons(chosen.kept, chosen.learned)
         self._runner = LlamaRunner(self.model, config, attention=chosen.attention, num_back=opened.num_back)
         self._runners = [self._runner]
-        # A configured number of threads is never changed, so that arithmetic is reproducible.
+        # A configured number of threads is never changed, so that results are reproducible.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
 
     @property
     def to_keep(self) -> bytes:
-        """What the daemon keeps for the next load: the calibration, and what was learnt since."""
+        """What the daemon keeps for the next load: the calibration, and what the engine has learned since."""
         return self._lessons.to_keep(self.engine)
 
     def close(self) -> None:
-        """Save what a tier can keep after the process ends; afterwards no method is called."""
+        """Save cached blocks to the tiers that outlive the process. No method may be called after this."""
         self.engine.close()
         self.embedder.close()
 
@@ -144,40 +147,44 @@ class Host:
         self._runner.clear_abort()
 
     def adjust_threads(self) -> None:
-        """Leave busy cores to others; call it between steps."""
+        """Leave busy cores to other programs; call it between steps."""
         if self._threads is not None and self._threads.update(time.monotonic()):
             for runner in self._runners:
                 runner.set_num_threads(self._threads.num_threads)
 
     def disk_cache(self) -> CacheStatus | None:
-        """Return the state of the disk cache; any thread may ask, since it changes while the engine is idle."""
+        """Return the disk cache's status; None if there is no disk cache. Any thread may call it.
+
+        The status also changes while the engine is idle.
+        """
         return None if self._store is None else self._store.stats()
 
     @property
     def num_threads(self) -> int:
-        """CPU threads a decode uses."""
+        """How many CPU threads a decode uses."""
         return self._runner.num_threads
 
     @property
     def num_cells(self) -> int:
-        """KV cells of the context."""
+        """How many KV cells the context has."""
         return self._runner.num_cells
 
     def prepare_grammars(self) -> None:
-        """Build the grammars' tables of the vocabulary before the first schema needs them.
+        """Build the grammars' vocabulary tables before the first schema needs them.
 
-        Up to a second for a large vocabulary; may run beside `Engine.step`, on the thread that calls `prepare`.
+        This takes up to a second for a large vocabulary. It may run while `Engine.step` runs, on the thread that calls
+        `prepare`.
         """
         self._grammars.prepare()
 
     def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
-        """Return a function that answers questions about text, for one thread to call beside all others."""
+        """Return a function that answers questions about text. One thread may call it while the other threads run."""
         return partial(answer_query, self.model, self._vocabulary, self._make_template())
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
         """Render, tokenize, compile the grammar and set up the sampler.
 
-        Sampler, grammar and text are advanced to the end of the `delivered` output, which is not sent again. Raise
+        Sampler, grammar and output are advanced to the end of the `delivered` output, which is not sent again. Raise
         InvalidRequest (template, grammar, sampling values) or NotSupported.
         """
         started_s = time.monotonic()
@@ -202,7 +209,7 @@ class Host:
         for token in delivered.tokens:
             sampler.accept(token)
         output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
-        # The echo came before the delivered tokens.
+        # If tokens were delivered, the echo was sent before them.
         is_echoed = request.echo and not delivered.tokens
         num_scored = request.logprobs if is_echoed else None
         echo = None
@@ -258,7 +265,7 @@ class Host:
         )
 
     def _open_text(self, config: EngineConfig, make: MakeTemplate) -> None:
-        """Set up what reads and writes the model's text."""
+        """Set up the objects that read and write the model's text."""
         self._sampling = self.model.default_sampling()
         self._special = special_texts(self.model)
         self._vocabulary = LongTextVocabulary(self.model, self._special)
@@ -282,7 +289,7 @@ class Host:
             self._runner, config, costs, keyring, self._store, share, self._token_bytes, codec=self._codec
         )
         if self._store is not None:
-            # Of the draft's blocks too.
+            # Expect the draft's blocks too.
             self._store.expect(self._block_tokens, int(prefixes.max_pending_bytes / share))
         return prefixes
 
@@ -305,24 +312,24 @@ class Host:
     def _make_draft_model(
         self, path: str, target: str, config: EngineConfig, on_try: Callable[[str], None]
     ) -> DraftModel | None:
-        """Load the draft model at `path`; None, with a note, if it cannot draft.
+        """Load the draft model at `path`. If it cannot draft, add a note and return None.
 
-        Raise ModelLoadFailed if its vocabulary is another one.
+        Raise ModelLoadFailed if its vocabulary differs from the target's.
         """
         config = self._draft_config
         draft = Model(Path(path), config)
-        # A draft computes its tokens one by one, and llama.cpp keeps the earlier states of one batch only.
+        # A draft model computes its tokens one by one, but llama.cpp keeps the earlier states of one batch only.
         if draft.has_encoder or draft.memory_kind not in CUTTABLE:
             self._note(
-                f"the draft {path} has a {draft.memory_kind} memory or an encoder and cannot take back what was "
-                f"refused; {target} runs without it"
+                f"the draft {path} has a {draft.memory_kind} memory or an encoder and cannot remove refused tokens; "
+                f"{target} runs without it"
             )
             return None
         if draft.num_tokens != self.model.num_tokens or draft.end_tokens != self.model.end_tokens:
             raise ModelLoadFailed(
-                f"The draft {path} has {draft.num_tokens} tokens in its vocabulary, of which "
-                f"{len(draft.end_tokens)} end an answer, and {target} has {self.model.num_tokens} and "
-                f"{len(self.model.end_tokens)}; a draft must share the target's vocabulary"
+                f"The draft {path} has {draft.num_tokens} tokens in its vocabulary ({len(draft.end_tokens)} of them "
+                f"end an answer), and {target} has {self.model.num_tokens} ({len(self.model.end_tokens)}); a draft "
+                f"must share the target's vocabulary"
             )
         runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells, attention=self._runner.attention)
         self._runners.append(runner)

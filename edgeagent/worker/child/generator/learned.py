@@ -1,4 +1,4 @@
-"""What an engine learnt while it ran, for the worker of the next load: what steps cost, and how often drafts stood."""
+"""Keeps what an engine learned for the next load's worker: the cost of steps, and how often drafts were accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EVERY_S = 60.0
 
 
 class Lessons:
-    """The lessons of earlier processes, and the name of the draft's file that they are of."""
+    """What earlier processes learned, and the draft file that it applies to."""
 
     def __init__(self, kept: Kept, earlier: Learned) -> None:
         """`kept` is the calibration of this load."""
@@ -29,23 +29,23 @@ class Lessons:
         self._draft = ""
 
     def teach(self, costs: CostModel) -> None:
-        """Give the target's cost model the lessons to begin with."""
+        """Initialise the target's cost model with the step times of earlier processes."""
         costs.learn(_steps(self._earlier.times))
 
     def teach_draft(self, costs: CostModel, path: Path) -> None:
-        """Let the cost model of a draft begin with them, if they are of this file."""
+        """Initialise a draft's cost model with earlier step times, if they were measured with this draft file."""
         status = path.stat()
         self._draft = f"{path} {status.st_size} {status.st_mtime_ns}"
         if self._earlier.draft == self._draft:
             costs.learn(_steps(self._earlier.draft_times))
 
     def teach_engine(self, engine: Engine) -> None:
-        """Let an engine expect of drafts what they showed, if they were of the same draft model."""
+        """Initialise an engine's acceptance rates with earlier ones, if they are of the same draft model."""
         if self._earlier.draft == self._draft:
             engine.proposals.learn(self._earlier.records)
 
     def to_keep(self, engine: Engine) -> bytes:
-        """Return the calibration with what the engine knows now."""
+        """Return the calibration together with what the engine has learned until now."""
         model = engine.proposals.draft_model
         learned = Learned(
             times=_times(engine.cost_model),
@@ -57,7 +57,7 @@ class Lessons:
 
 
 class Keeper:
-    """Sends what an engine learnt to the daemon from time to time, when no request waits for the thread."""
+    """Sends what an engine has learned to the daemon once a minute at most, while no request is live."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Keeper:
         self._looked_at_s, self._num_steps = clock(), 0
 
     def look(self, *, is_last: bool = False) -> None:
-        """Send it if there is more of it than before."""
+        """Send it if the engine is idle and has made more steps. `is_last`: do not wait for the minute to pass."""
         if self._engine.num_live or (self._clock() - self._looked_at_s < _EVERY_S and not is_last):
             return
         self._looked_at_s, num_steps = self._clock(), self._engine.status().num_steps

@@ -1,6 +1,6 @@
-"""The worker's main thread: it runs requests on the engine. Commands in, frames out.
+"""The worker's main thread: takes commands, runs requests on the engine, and sends frames.
 
-Every request ends exactly once, whatever happens. It knows queues, neither pipes nor threads.
+Every request ends exactly once, whatever happens. This module uses queues; it does not know pipes or threads.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from edgeagent.worker.child.generator.step_frames import step_frames
 from edgeagent.worker.child.generator.turns import Turns
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, Stop, Submit, failed
 
-# More is held back only while a long text may be the beginning of a call.
+# More tokens are held back only while a long text may be the beginning of a tool call.
 _MAX_UNSAID = 64
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request between its Submit and its end. `prepared` is None until the preparer is done with it."""
+    """A request between its Submit and its end. `prepared` is None until the preparer has finished it."""
 
     submit: Submit
     prepared: Prepared | None = None
@@ -57,7 +57,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class PromptReady:
-    """The preparer's result: the request is ready."""
+    """The preparer's result for a request that is ready for the engine."""
 
     submit: Submit
     prepared: Prepared
@@ -65,7 +65,7 @@ class PromptReady:
 
 @dataclass(frozen=True, slots=True)
 class PromptRefused:
-    """The preparer's error."""
+    """The preparer's error for a request that it could not prepare."""
 
     submit: Submit
     error: EdgeAgentError
@@ -110,11 +110,11 @@ class Worker:
         keeper.look(is_last=True)
 
     def turn(self) -> bool:
-        """Carry out the queued commands, then a step; wait for a command if there is no work. False on Stop.
+        """Carry out the queued commands, then run a step. Wait for a command if there is no work. Return False on Stop.
 
         A chunk of an embedding may run between two steps.
         """
-        # Cleared before the commands are read: a cancel that comes later sets it again and is not lost.
+        # Clear the flag before reading commands, so that a later cancel sets it again and is not lost.
         self._host.clear_abort()
         if not self._take_commands():
             return False
@@ -131,17 +131,17 @@ class Worker:
         return True
 
     def submit(self, message: Submit) -> None:
-        """Queue a request, for this thread and for the preparer's; any thread may call it."""
+        """Queue a request for the main thread and for the preparer; any thread may call it."""
         self.commands.put(message)
         self.to_prepare.put(message)
 
     def ask(self, message: Ask) -> None:
-        """Expect the tokens of a question's texts; any thread may call it."""
+        """Queue an Embed, whose tokens follow later. Ignore other questions. Any thread may call it."""
         if isinstance(message.query, Embed):
             self.commands.put(message)
 
     def drop(self, message: Drop) -> None:
-        """Forget a question; any thread may call it."""
+        """Drop a question; any thread may call it."""
         self.commands.put(message)
 
     def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
@@ -155,16 +155,17 @@ class Worker:
             raise
 
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
-        """Queue a command from the reader thread, and interrupt a step that would delay it.
+        """Queue a command from the reader thread, and interrupt a long step that would delay it.
 
-        Either the step is seen here, or the command is seen before the step begins (`_is_wanted`).
+        There is no gap: either this method sees the running step, or the step sees the command before it starts
+        (`_is_wanted`).
         """
         self.commands.put(command)
         if self._engine.current_step.is_long:
             self._host.request_abort()
 
     def hand_in(self, ready: PromptReady) -> None:
-        """Queue a request from the preparer's thread; a realtime one interrupts a step that would delay it."""
+        """Queue a prepared request from the preparer. A realtime request interrupts a step that would delay it."""
         self.commands.put(ready)
         is_urgent = ready.submit.request.tier is Tier.REALTIME
         if is_urgent and self._engine.current_step.is_long and not self._engine.current_step.is_urgent:
@@ -174,7 +175,7 @@ class Worker:
         return not self.commands.empty()
 
     def _take_commands(self) -> bool:
-        """Carry out the waiting commands; wait for one if there is nothing else to do. False on Stop."""
+        """Carry out the queued commands; wait for one if there is nothing else to do. Return False on Stop."""
         can_wait = not self._engine.has_work and not self._embeddings.has_work
         self._embeddings.rest()
         for command in self._queued(can_wait=can_wait):
@@ -205,19 +206,19 @@ class Worker:
         return True
 
     def _queued(self, *, can_wait: bool) -> Iterator[Command]:
-        """Yield the queued commands; with `can_wait`, wait for one. Later commands wait for the next step."""
+        """Yield the commands in the queue; with `can_wait`, wait for one. Later commands are left for the next turn."""
         with contextlib.suppress(Empty):
             yield self.commands.get(block=can_wait, timeout=self._rest_s())
             for _ in range(self.commands.qsize()):
                 yield self.commands.get_nowait()
 
     def _rest_s(self) -> float | None:
-        """Return how long to wait for a command at most."""
+        """Return for how many seconds to wait for a command at most; None for no limit."""
         rests = [rest_s for rest_s in (self._embeddings.rest_s(), self._engine.rest_s) if rest_s is not None]
         return min(rests, default=None)
 
     def _is_awaited(self, submit: Submit) -> bool:
-        """Whether this is a live request's; it may have been cancelled while it was prepared, and its id used again."""
+        """Whether the request is still live. It may have been cancelled meanwhile, and its id reused."""
         request = self._requests.get(submit.request.id)
         return request is not None and request.submit is submit
 
@@ -298,7 +299,7 @@ class Worker:
         return StepItem(sequence.id, tuple(deltas), tokens, unsaid=stream.unsaid[-_MAX_UNSAID:])
 
     def _echo(self, prepared: Prepared, output: Output) -> tuple[PromptText, ...]:
-        """Return the prompt if an echo is wanted. It comes with the first tokens: both are delivered, or neither."""
+        """Return the prompt's text if an echo is wanted. It is sent together with the first tokens, or not at all."""
         if prepared.echo is None:
             return ()
         prepared.echo.add([self._with_piece(logprob) for logprob in output.prompt_logprobs])
@@ -310,7 +311,7 @@ class Worker:
         return TokenLogprob(logprob.token, self._host.model.piece(logprob.token), logprob.logprob, top)
 
     def _finished(self, request: _Request, output: Output | None, reason: FinishReason) -> Finished:
-        """Return the terminal delta; `output` is None where the request never reached the engine."""
+        """Return the terminal delta; `output` is None if the request never reached the engine."""
         prepared = request.prepared
         if output is None or prepared is None:
             waited_ms = (time.monotonic() - request.submit.accepted_at_s) * 1000 - request.submit.load_ms
@@ -342,7 +343,7 @@ class Worker:
 
     @property
     def status(self) -> WorkerStatus:
-        """Counts for the status. Any thread may ask; the counts may be those in the middle of a step."""
+        """Counts for the status. Any thread may read them, even in the middle of a step."""
         status = self._engine.status()
         return WorkerStatus(
             num_steps=status.num_steps + self._embeddings.num_chunks,
@@ -369,7 +370,7 @@ class Worker:
 
 
 def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
-    """Return why an answer ended: a reason in its text (a stop string, tool calls) outranks the engine's."""
+    """Return why an answer ended. A reason in the text (a stop string, tool calls) overrides the engine's."""
     if stream.stopped is not None:
         reason = FinishReason.STOP
     return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason

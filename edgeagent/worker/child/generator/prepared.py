@@ -1,4 +1,4 @@
-"""A request between its preparation and its end: what the engine gets, and what turns its tokens into deltas."""
+"""A prepared request: the specification for the engine, and the objects that turn its tokens into deltas."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ class Prepared:
 
     @property
     def num_elsewhere(self) -> int:
-        """How many more tokens the beginning took on the other machine than here."""
+        """How many more tokens the answer's beginning has by the other machine's count than by ours."""
         if self.earlier is None:
             return 0
         return self.earlier.num_elsewhere - self._num_too_many
 
     def settle(self, sequence: Sequence, context_length: int) -> None:
-        """Adjust the limit once, by the difference in tokens after the open text was generated again."""
+        """Correct the length limit, once the open text was generated again with another number of tokens.
+
+        Do nothing before that, and at later calls.
+        """
         if self.seam is None or not self.seam.is_over or self.seam.is_settled:
             return
         self.seam.is_settled = True

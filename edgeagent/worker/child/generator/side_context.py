@@ -1,8 +1,8 @@
-"""A second context of a model that computes one prompt on a thread of its own, and pauses at llama.cpp's graph nodes.
+"""A second context of a model that computes one prompt on its own thread, and pauses between llama.cpp's graph nodes.
 
-CPU only: llama.cpp asks an abort callback there before each node. A paused thread sleeps in the callback. The other
-threads of its graph wait for it at a barrier, where GNU OpenMP lets them sleep too, at once if more threads exist than
-cores. The number of threads in the process falls again when this one ends.
+CPU only: there, llama.cpp calls an abort callback before each node. To pause, the thread sleeps in the callback. The
+other threads of its graph wait for it at a barrier. GNU OpenMP lets them sleep there too, at once if there are more
+threads than cores. The process has fewer threads again when this thread ends.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.fit.need import margin_bytes
 from edgeagent.types import MemoryKind
 
-# Cells beyond the prompt's: llama.cpp rounds their number up.
+# Cells in addition to the prompt's, since llama.cpp rounds their number up.
 _SPARE_CELLS = 256
-# What is taken beside the cells and a copy of them on its way: buffers of the computation.
+# Memory for compute buffers, in addition to the cells and one copy of them in transfer.
 _SPARE_BYTES = 256 << 20
-# A node is over in less; a thread that does not get there is not waited for.
+# `pause` waits at most this long. A node takes less time.
 _MAX_PAUSE_S = 1.0
 
 
@@ -38,9 +38,10 @@ def side_contexts(
     token_bytes: float,
     free_bytes: Callable[[], int] | None = None,
 ) -> OpenSideContext | None:
-    """Return what makes contexts beside the one of `runner`; None where they are not wanted or would not work.
+    """Return a function that opens a side context for the model of `runner`; None if this is off or would not work.
 
-    `token_bytes`: of the cells of one token. Windows and states cannot be copied in parts, and a GPU asks no callback.
+    `token_bytes` is the size of one token's cells. Sliding windows and recurrent states cannot be copied in parts, and
+    a GPU calls no abort callback. The function returns None if there is not enough free memory.
     """
     is_on_cpu = runner.memory_kind is MemoryKind.FULL_ATTENTION and runner.model.num_gpu_layers == 0
     if not config.side_prefill or not is_on_cpu or not (runner.num_threads == 1 or barriers_sleep()):
@@ -68,9 +69,9 @@ def _free_bytes() -> int:
 
 
 def barriers_sleep() -> bool:
-    """Whether threads that wait at a graph's barrier for a paused one leave their cores to others.
+    """Whether threads that wait at a graph's barrier sleep, so that other threads can use their cores.
 
-    GNU OpenMP's do. The threads of ggml itself spin there, and other systems' OpenMP was not tried.
+    GNU OpenMP's threads do. ggml's own threads spin. OpenMP on other systems was not tried.
     """
     return sys.platform == "linux" and "OPENMP = 1" in system_description()
 
@@ -86,9 +87,9 @@ class LlamaSideContext:
         chunk: int,
         num_bytes: int = 0,
     ) -> None:
-        """Begin, paused. `open_runner` makes a context with room for the tokens; it is called on the new thread.
+        """Start the thread in the paused state. The new thread calls `open_runner` to make a context for the tokens.
 
-        The first `num_known` tokens are given, the others are computed in chunks.
+        The cells of the first `num_known` tokens come through `give`. The other tokens are computed in chunks.
         """
         self._open_runner = open_runner
         self._tokens = tokens
@@ -97,7 +98,7 @@ class LlamaSideContext:
         self.num_bytes = num_bytes
         self._state = threading.Condition()
         self._may_run = self._is_closed = self._is_blocked = False
-        self._is_apart = False  # makes or frees its context, which takes seconds where it is large
+        self._is_apart = False  # is making or freeing its context, which takes seconds if it is large
         self._given: deque[Chunk] = deque()
         self._chunks: list[Chunk] = []
         self.is_over = False
@@ -147,7 +148,7 @@ class LlamaSideContext:
     def _run(self) -> None:
         try:
             if not self._must_stop():
-                # All cells of a context are written when it is made: gigabytes take seconds, on one core.
+                # llama.cpp writes all cells of a new context, on one core. Gigabytes take seconds.
                 self._let_pass()
                 runner = self._open_runner()
                 try:
@@ -172,7 +173,7 @@ class LlamaSideContext:
                 return
             at = known.end
         while at < len(self._tokens):
-            # A token that is computed alone gives other bits than one of a chunk.
+            # No chunk has one token: computed alone, it would give other bits than in a larger chunk.
             num_left = len(self._tokens) - at
             count = num_left if num_left <= self._chunk else self._chunk - (num_left == self._chunk + 1)
             runner.decode([Slice(0, at, self._tokens[at : at + count], 0)])
@@ -183,7 +184,7 @@ class LlamaSideContext:
                 self._state.notify_all()
 
     def _next_known(self) -> Chunk | None:
-        """Wait for the next cells that are given; None if this is closed."""
+        """Wait for the next cells from `give`; return None if this context is closed."""
         with self._state:
             self._is_blocked = True
             self._state.notify_all()
@@ -192,7 +193,7 @@ class LlamaSideContext:
             return None if self._is_closed else self._given.popleft()
 
     def _must_stop(self) -> bool:
-        """Wait while this is paused; True if it is to end. It is called before each node."""
+        """Wait while paused; return True if the computation must stop. llama.cpp calls this before each node."""
         if not self._may_run or self._is_closed:
             self._wait_for_turn()
         return self._is_closed
@@ -205,7 +206,7 @@ class LlamaSideContext:
             self._is_blocked = False
 
     def _let_pass(self) -> None:
-        """Let `pause` and `close` return meanwhile."""
+        """Allow `pause` and `close` to return while the context is made or freed."""
         with self._state:
             self._is_blocked = self._is_apart = True
             self._state.notify_all()

@@ -1,4 +1,4 @@
-"""Turns a request and its prompt into what the engine is given."""
+"""Turns a request and its prompt into the engine's specification of a sequence."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def make_spec(
     num_scored: int | None,
     adapter: str,
 ) -> SequenceSpec:
-    """Return the engine's spec of a request; `num_scored` becomes its `num_prompt_logprobs`.
+    """Return the engine's specification of a request; `num_scored` becomes its `num_prompt_logprobs`.
 
-    `adapter` is the identity of the adapter that the request names, "" for none.
+    `adapter` is the identity of the request's adapter, "" for none.
     """
     cache = request.cache
     return SequenceSpec(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from edgeagent.types import Delta, PromptText, TextDelta
 from edgeagent.worker.protocol import StepItem, StepResult
 
-# Text that was held back for long (white space, say) brings the log probabilities of all its tokens at once.
+# Limit of log probabilities in one frame. Text that was held back (long white space, for example) has many at once.
 _MAX_LOGPROBS = 128
 
 
@@ -24,7 +24,7 @@ def step_frames(items: Sequence[StepItem], at_s: float) -> Iterator[StepResult]:
 
 
 def _split(item: StepItem) -> list[StepItem]:
-    """Return an item as one or more, each of which fits a frame with many others."""
+    """Split an item into one or more that are small enough to share a frame with many others."""
     parts: list[StepItem] = []
     deltas: list[Delta] = []
     for delta in item.deltas:

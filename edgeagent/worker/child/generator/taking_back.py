@@ -1,4 +1,4 @@
-"""Whether a model may have drafts: its memory must take refused ones back."""
+"""Checks whether a model can use speculation: its memory must be able to remove refused drafts."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ _DRAFTS = "drafts"
 def check_drafts(
     model: Model, runner: LlamaRunner, choices: Sequence[Choice], on_try: Callable[[str], None]
 ) -> tuple[str, tuple[Choice, ...]]:
-    """Return why a model can have no drafts, "" if it can, and what was chosen for it, with that.
+    """Return why a model cannot have drafts ("" if it can), and the model's choices, including this one.
 
-    `choices` may have what was planned; see `fit.draft_states`. The runner's cells are empty before and after.
+    `choices` may already have a planned choice about drafts; see `fit.draft_states`. The runner's cells must be empty,
+    and are empty again afterwards.
     """
     if model.memory_kind in CUTTABLE:
         return "", tuple(choices)
     planned = next((choice for choice in choices if choice.name == _DRAFTS), None)
     if runner.max_drafts:
-        on_try(f"taking back drafts of {model.path}")
+        on_try(f"removing refused drafts of {model.path}")
         if can_take_back(runner):
             return "", tuple(choices)
-        by, why = "measurement", "after a refused draft was taken back, the model computed something else than before"
+        by, why = "measurement", "after a refused draft was removed, the model computed other results than before"
     elif planned is not None and planned.value == "none":
         by, why = planned.by, planned.why
     else:
         architecture = model.metadata("general.architecture") or "unknown"
         by = "default"
         why = (
-            f"a refused draft cannot be taken back from a {model.memory_kind} memory, of which llama.cpp keeps no "
-            f"earlier states for the architecture {architecture}"
+            f"a refused draft cannot be removed from a {model.memory_kind} memory: llama.cpp keeps no earlier states "
+            f"of it for the architecture {architecture}"
         )
     others = [choice for choice in choices if choice is not planned]
     return why, (*others, Choice(_DRAFTS, "none", by, why))

@@ -1,4 +1,4 @@
-"""Chooses whose prompt is prepared next: by tier, then the client that was served longest ago, then arrival."""
+"""Chooses the next prompt to prepare: by tier, then by the client that was served longest ago, then by arrival."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 class Turns:
-    """A queue of requests between two threads."""
+    """A queue of requests from other threads to the preparer."""
 
     def __init__(self) -> None:
         self._arrived: SimpleQueue[Submit] = SimpleQueue()
@@ -27,7 +27,7 @@ class Turns:
         self._arrived.put(submit)
 
     def get(self, timeout: float | None = None) -> Submit:
-        """Wait for a request and take it; raise Empty after `timeout` seconds."""
+        """Wait for the next request and remove it; raise Empty after `timeout` seconds."""
         if not self._waiting:
             self._served_at.clear()
             self._waiting.append(self._arrived.get(timeout=timeout))

@@ -1,1 +1,1 @@
-"""The models of this machine: which are loaded, and which must make room."""
+"""The models on this machine: loads them, and unloads some to make room for others."""

@@ -1,6 +1,6 @@
-"""Makes room for a model: unloads those that were unused for longest, and refuses if that is not enough.
+"""Makes room for a model: unloads the least recently used ones, and refuses the model if that is not enough.
 
-It ends workers with a function of its caller, and never one with live requests.
+It never unloads a model with live requests. The caller passes the function that ends a worker.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """Why a model has no room, and how much memory there is for it.
+    """Why there is no room for a model, and how much memory is free for it in bytes (-1: too many models are loaded).
 
     `is_coming`: there will be room once the workers that are being ended have ended.
     """
@@ -45,7 +45,7 @@ class _Lack:
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """A model whose worker is being ended, and the memory that it was predicted to take."""
+    """A model whose worker is being ended, and the memory in bytes that it was predicted to use."""
 
     name: str
     num_bytes: int
@@ -64,7 +64,7 @@ class Eviction:
         read: Callable[[Collection[int]], Memory] = read_memory,
         max_wait_s: float = _MAX_WAIT_S,
     ) -> None:
-        """`max_models` 0: as many models are loaded as fit."""
+        """`max_models`: the limit of loaded models; 0 means as many as fit."""
         self._models = models
         self._unload = unload
         self._clock = clock
@@ -76,7 +76,7 @@ class Eviction:
         self._gpu_bytes: int | None = 0 if sys.platform == "darwin" else None
 
     def unload(self, model: LoadedModel) -> asyncio.Task[None]:
-        """Start to stop a model's worker; return a task that is done when the worker is gone."""
+        """Begin to end a model's worker; return a task that is done when the worker has ended."""
         tenant = model.tenant()
         ending = self._unload(model)
         self._ending[ending] = _Leaving(model.name, 0 if tenant is None else tenant.needed_bytes)
@@ -88,8 +88,9 @@ class Eviction:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def make_room(self, model: LoadedModel) -> None:
-        """Return once there is room for a model, after others were unloaded; raise BackendUnavailable where there is
-        none. A pinned model is loaded in any case, any other rather with a shorter context than not at all.
+        """Unload other models until there is room for this one, and wait for busy ones; raise BackendUnavailable.
+
+        If that is not enough, allow the load with a shorter context. A pinned model may load in any case.
         """
         await self._wait_for_itself(model)
         until_s = self._clock() + self._max_wait_s
@@ -105,7 +106,7 @@ class Eviction:
                 model.has_room = True
                 return
             elif model.is_pinned:
-                logger.warning("%s is loaded all the same: %s", model.name, why.text)
+                logger.warning("%s is loaded although it does not fit: %s", model.name, why.text)
                 return
             elif self._clock() < until_s and any(each.may_leave_later for each in self._others(model)):
                 await asyncio.sleep(_LOOK_S)  # a model with live requests may become idle
@@ -113,7 +114,7 @@ class Eviction:
                 raise model.refuse(why.text, _RETRY_AFTER_S)
 
     async def relieve(self) -> None:
-        """Unload the model that was unused for longest, if there is one. For a machine that is short of memory."""
+        """Unload the least recently used idle model, if there is one, because the machine is short of memory."""
         tenants = self._others(None)
         leaving = first_to_leave(tenants)
         if leaving is not None and not self._ending:
@@ -127,7 +128,7 @@ class Eviction:
             await asyncio.wait(own)
 
     async def _why_no_room(self, model: LoadedModel) -> _Lack | None:
-        """Return why a model does not fit now; None if it fits, and then its memory is reserved."""
+        """Return why a model does not fit now. If it fits, reserve its memory and return None."""
         pids = [tenant.pid for tenant in self._others(model) if tenant.pid is not None]
         memory = await asyncio.to_thread(self._read, pids)
         others = self._others(model)
@@ -149,7 +150,7 @@ class Eviction:
         return [tenant for tenant in tenants if tenant is not None]
 
     def _devices(self, model: LoadedModel) -> Devices | None:
-        """Return what is known of the GPUs; None where a model may use some of which nothing is known yet."""
+        """Return the GPUs' memory; None if it is not known yet and the model may use it."""
         used = 0
         for each in self._models():
             info = each.status().info

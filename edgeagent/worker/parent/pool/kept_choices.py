@@ -1,7 +1,7 @@
-"""The daemon's files of calibrations, one for each model: `to_keep` of a worker's Ready, for the next worker's Load.
+"""The daemon's calibration files, one for each model. They hold a worker's `to_keep` for the next worker's Load.
 
-The daemon does not read their content. A worker that a hostile model took over can only affect the next worker of the
-same file, which checks what it reads.
+The daemon does not interpret their content. If a hostile model takes over its worker, it can only affect the next
+worker of the same model file, and that worker validates what it reads.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class KeptChoices:
-    """Files in a private folder; with None, memory only. Each method reads or writes the disk: call it in a thread.
+    """Keeps calibrations as files in a private folder, or only in memory if the folder is None.
 
-    Calibrations of this process stay in memory too: a worker that replaces another must make the same choices.
+    Each method reads or writes the disk: call it in a thread. New calibrations stay in memory too, even if the disk
+    fails, since a worker that replaces another must make the same choices.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -32,7 +33,7 @@ class KeptChoices:
         self._latest: dict[Path, bytes] = {}
 
     def read(self, model: Path) -> bytes:
-        """Return the bytes kept for a model's file; empty if they cannot be read or are too large."""
+        """Return the calibration kept for a model file; empty if it cannot be read or is too large."""
         if model in self._latest or self._folder is None:
             return self._latest.get(model, b"")
         try:
@@ -43,7 +44,7 @@ class KeptChoices:
         return content if len(content) <= MAX_BYTES else b""
 
     def write(self, model: Path, content: bytes) -> None:
-        """Keep what a worker sent for a model's file, unless it is kept already; a full disk is no trouble."""
+        """Keep a worker's calibration for a model file, unless it is unchanged. Disk errors are only logged."""
         if not content or len(content) > MAX_BYTES or content == self.read(model):
             return
         self._latest[model] = content
@@ -54,7 +55,7 @@ class KeptChoices:
             write_private(_file(self._folder, model), content)
             _remove_oldest(self._folder)
         except (ConfigError, OSError) as error:
-            logger.info("what suits the model could not be kept, and is measured again by the next load: %s", error)
+            logger.info("the calibration could not be saved, so the next load measures again: %s", error)
 
 
 def _file(folder: Path, model: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Which model each name stands for, of the names that requests gave. It knows no files; its owner finds the models."""
+"""Maps the names in requests to models. It knows no files: its owner, the pool, finds the models."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _MAX_NAMES = 4096
 
 
 class KnownNames:
-    """The names of models that were found. Any other name stands for itself.
+    """Maps names to models that were found. Any other name stands for itself.
 
-    `stamp` changes whenever the owner gives or takes a name: then each name is looked up again. It is asked for each
-    request, so it must be quick.
+    `stamp` returns a value that changes whenever the machine's owner adds or removes a name; then all names are looked
+    up again. It is called for each request, so it must be fast.
     """
 
     def __init__(self, stamp: Callable[[], object]) -> None:
@@ -25,21 +25,21 @@ class KnownNames:
         return self._fixed.get(name) or self._found.get(name, name)
 
     def fix(self, names: Iterable[str], model: str) -> None:
-        """Let names stand for a model as long as the daemon runs."""
+        """Map names to a model for as long as the daemon runs."""
         self._fixed |= dict.fromkeys(names, model)
 
     def add(self, name: str, model: str) -> None:
-        """Note which model a name was found to stand for."""
+        """Map a name to the model that was found for it."""
         if len(self._found) >= _MAX_NAMES:  # clients may spell a name in many ways
             self._found.clear()
         self._found[name] = model
 
     def forget(self, model: str) -> None:
-        """Forget which names were resolved to a model."""
+        """Forget all names that `add` mapped to a model."""
         self._found = {name: found for name, found in self._found.items() if found != model}
 
     def refresh(self) -> None:
-        """Forget what was found if the owner's names have changed since."""
+        """Forget all names that `add` mapped, if the stamp has changed."""
         if (now := self._stamp()) != self._seen:
             self._seen = now
             self._found.clear()

@@ -1,4 +1,4 @@
-"""One model that the daemon knows: its worker, its use, and how long it stays loaded without."""
+"""One model that the daemon knows: its worker, when it was last used, and how long it stays loaded without use."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from edgeagent.worker.parent.supervision.watchdog import Patience
 from edgeagent.worker.protocol import Load
 
-# A model that was found, or failed to load, and that no client asks for is forgotten after this time.
+# A model without a worker that no client asks for is forgotten after this time.
 _FORGET_S = 600.0
-# Of a load that a request waits for. What it leaves out is measured by a later load.
+# Time for calibration in a load that a request is waiting for. A later load measures the rest.
 _AWAITED_CALIBRATION_S = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How workers are started. `make_room` makes room for a model, or raises what keeps it from being loaded."""
+    """How workers are started. `make_room` makes room for a model, or raises an error if it cannot be loaded.
+
+    `keep` stores a worker's calibration for the next load.
+    """
 
     command: Sequence[str]
     patience: Patience
@@ -38,7 +41,7 @@ class Workers:
 
 
 class LoadedModel:
-    """A model, loaded or not. It is loaded by its first request, and again after it was unloaded.
+    """A model, loaded or not. A request loads it if it is not loaded.
 
     `is_pinned`: it is never unloaded to make room. `keep_alive_s`: how long it stays loaded after its last use.
     """
@@ -56,9 +59,9 @@ class LoadedModel:
         self.preparation = preparation
         self.is_pinned = is_pinned
         self.has_room = self.lacks_room = False
-        """Whether its load was given room, or failed since there was none."""
+        """Whether its last load got room, or failed for lack of room."""
         self.room_bytes = 0
-        """How much of the machine's memory its load may take; 0: what is free."""
+        """How much of the machine's memory its load may use, in bytes; 0 means all that is free."""
         self.checked = asyncio.Event()
         """Set when its files have been checked for the first time."""
         self._usual_keep_alive_s = self.keep_alive_s = math.inf if is_pinned else keep_alive_s
@@ -94,14 +97,14 @@ class LoadedModel:
 
     @property
     def adapters(self) -> Mapping[str, Path]:
-        """Its adapters' files, by name."""
+        """The files of the model's adapters, by name."""
         return self.preparation.adapters
 
     def check_adapter(self, name: str) -> None:
-        """Raise ModelNotFound if it has no adapter of this name."""
+        """Raise ModelNotFound if the model has no adapter with this name."""
         if name not in self.adapters:
-            known = f"{self.name} has {', '.join(self.adapters) or 'none'}"
-            raise ModelNotFound(f"model '{self.name}+{name[:256]}' not found: of adapters {known}", param="model")
+            known = f"{self.name} has these adapters: {', '.join(self.adapters) or 'none'}"
+            raise ModelNotFound(f"model '{self.name}+{name[:256]}' not found; {known}", param="model")
 
     def pin(self) -> None:
         """Keep it loaded from now on."""
@@ -109,13 +112,13 @@ class LoadedModel:
         self._usual_keep_alive_s = self.keep_alive_s = math.inf
 
     def renew(self) -> Supervisor:
-        """Return the supervisor, to be stopped, and put one without a worker in its place."""
+        """Replace the supervisor by one without a worker; return the old one, which the caller must stop."""
         old = self.supervisor
         self.supervisor, self.keep_alive_s = self._make_supervisor(), self._usual_keep_alive_s
         return old
 
     def note_use(self) -> None:
-        """Note whether it is used now: call it whenever a request comes or ends, and from time to time."""
+        """Note whether the model is in use. Call this when a request arrives or ends, and from time to time."""
         is_busy = self.supervisor.is_busy
         if is_busy or self._was_busy:
             self._used_at_s = self._workers.clock()
@@ -123,7 +126,7 @@ class LoadedModel:
 
     @property
     def idle_s(self) -> float:
-        """How long it has not been used."""
+        """How many seconds the model has not been used."""
         return 0.0 if self.supervisor.is_busy else self._workers.clock() - self._used_at_s
 
     @property
@@ -133,16 +136,16 @@ class LoadedModel:
 
     @property
     def is_expired(self) -> bool:
-        """Whether it is loaded and was not used for as long as it is kept."""
+        """Whether the model is loaded and has been unused for `keep_alive_s`."""
         return self.state is WorkerState.READY and not self.supervisor.is_busy and self.idle_s >= self.keep_alive_s
 
     @property
     def is_forgettable(self) -> bool:
-        """Whether it has no worker, and was not asked for in a long time."""
+        """Whether the model has no worker and has not been used for a long time."""
         return not self.is_pinned and self.state in (WorkerState.STOPPED, *UNUSABLE) and self.idle_s >= _FORGET_S
 
     def status(self) -> ModelStatus:
-        """Return its status, and when it will be unloaded."""
+        """Return the model's status, including when it will be unloaded."""
         status = self.supervisor.status()
         is_kept = status.state is not WorkerState.READY or math.isinf(self.keep_alive_s)
         unload_in_s = None if is_kept else max(0.0, self.keep_alive_s - self.idle_s)
@@ -152,12 +155,12 @@ class LoadedModel:
             unload_in_s=unload_in_s,
             idle_s=self.idle_s,
             adapters=tuple(self.preparation.adapters),
-            num_live=max(self.supervisor.num_live, int(self.supervisor.is_busy)),  # or it answers questions
+            num_live=max(self.supervisor.num_live, int(self.supervisor.is_busy)),  # questions about text count as 1
             sha256=self.preparation.sha256,
         )
 
     def tenant(self) -> Tenant | None:
-        """Return its part in the machine's memory; None while it has none."""
+        """Return the model's share of the machine's memory; None while it has none."""
         status = self.supervisor.status()
         if status.state in (WorkerState.STOPPED, *UNUSABLE) or not self.has_room:
             return None
@@ -180,13 +183,13 @@ class LoadedModel:
         return "is pinned" if self.is_pinned else ""
 
     def refuse(self, why: str, retry_after_s: float) -> BackendUnavailable:
-        """Return the error of a load that there is no room for."""
+        """Note that there is no room for the model, and return the error for its load."""
         self.lacks_room = True
         return BackendUnavailable(why, retry_after_s=retry_after_s, served_by="local")
 
 
 def _hurried(load: Load, engine: EngineConfig) -> Load:
-    """Return this load with less time for calibration, because a request waits for it."""
+    """Return this load with less time for calibration, because a request is waiting for it."""
     calibration_s = min(engine.calibration_s, _AWAITED_CALIBRATION_S)
     hurried = engine.model_copy(update={"calibration_s": calibration_s})
     return replace(load, engine_config=hurried.model_dump_json().encode())

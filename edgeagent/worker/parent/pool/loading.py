@@ -1,4 +1,4 @@
-"""What happens to a model's files before a worker loads them: they are checked, and the message for it is made."""
+"""Checks a model's files before a worker loads them, and makes the worker's Load message."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from edgeagent.worker.protocol import DiskCache, Load, adapter_trial
 
 logger = logging.getLogger(__name__)
 
-# Of a worker, and of the buffers that a model computes in, where the file's header could not be read.
+# Assumed memory of a worker and its compute buffers, in addition to the weights. It is replaced by a prediction if the
+# file's header can be read.
 _WORKER_BYTES = 200 << 20
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a file; 0 where there is none."""
+    """Return the size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -34,7 +35,7 @@ def file_size(path: Path) -> int:
 
 
 class Header(Protocol):
-    """The values of a file's header that a load needs."""
+    """The values in a model file's header that a load needs."""
 
     @property
     def num_vocab(self) -> int: ...
@@ -43,7 +44,7 @@ class Header(Protocol):
 
 
 class FoundModel(Protocol):
-    """A model's files, as the store's resolver found them."""
+    """A model's files, as found by the store's resolver."""
 
     @property
     def name(self) -> str: ...
@@ -55,12 +56,14 @@ class FoundModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What every load asks for. Each function reads the disk, in a thread.
+    """Functions that every load calls. They read the disk, so they run in a thread.
 
-    `validate` raises ModelLoadFailed for a file that must not be loaded, and returns its header, if it could be read;
-    `size_of` returns the bytes of a file and of the other parts of its model; `disk_cache` prepares a worker's disk
-    cache; `validate_adapter` raises ModelLoadFailed for a file that is not an adapter; `difference` tells how the
-    vocabularies of two headers differ, in words; `known_sha256` returns that of a file, "" where it is not known.
+    - `validate` raises ModelLoadFailed for a file that must not be loaded. It returns the file's header, if readable.
+    - `disk_cache` prepares a worker's disk cache.
+    - `size_of` returns the size in bytes of a file and of the other parts of its model.
+    - `validate_adapter` raises ModelLoadFailed for a file that is not an adapter.
+    - `difference` describes in words how the vocabularies of two headers differ; None if they do not.
+    - `known_sha256` returns the SHA-256 of a file; "" if it is not known.
     """
 
     validate: Callable[[Path], Header | None]
@@ -73,7 +76,7 @@ class Checks:
 
 
 class Preparation:
-    """The files and the folder of one model's worker. Its methods read the disk: call them in a thread."""
+    """The files and the cache folder of one model's worker. Its methods read the disk: call them in a thread."""
 
     def __init__(
         self,
@@ -94,21 +97,21 @@ class Preparation:
         self.files = ModelFiles([*self._models, *adapters.values()])
         self.folder = GivenFolder()
         self.weights_bytes = 0
-        """The size of all files, once they were weighed."""
+        """The size of all files in bytes, once `weigh` was called."""
         self.keep_alive_s = math.inf
-        """How long the model stays loaded without use."""
+        """How many seconds the model stays loaded without use."""
         self.needed_bytes = self.least_bytes = 0
-        """The memory that the model should take, and the least that it runs in, once its files were checked."""
+        """The model's predicted memory, and the least memory it can run in, in bytes, once its files were checked."""
         self.sha256 = ""
-        """The sha256 of the model's file, once it was checked; empty where it is not known."""
+        """The SHA-256 of the model's file, once the file was checked; empty if not known."""
 
     def weigh(self) -> int:
-        """Read the size of all files, and return it."""
+        """Read the total size of all files in bytes, and return it."""
         self.weights_bytes = sum(map(self._checks.size_of, self.files.paths))
         return self.weights_bytes
 
     def load(self) -> Load:
-        """Check the files before each load, since they may have changed; raise ModelLoadFailed."""
+        """Check the files, which may have changed since the last load, and return the Load; raise ModelLoadFailed."""
         self.files.give()
         self.sha256 = ""
         model = self._checks.validate(self.path)
@@ -136,7 +139,7 @@ class Preparation:
             path=str(self.path.absolute()),
             draft_path=None if draft_path is None else str(draft_path.absolute()),
             engine_config=self.engine.model_dump_json().encode(),
-            # A stream that an adapter began is not continued with another file of its name.
+            # With the adapters' identities, a stream is not continued with another adapter file of the same name.
             identity=" ".join(map(identity, (self.path, *usable.values()))),
             writable=() if disk is None else (disk.folder,),
             disk=disk,
@@ -147,21 +150,21 @@ class Preparation:
         )
 
     def _unusable_adapters(self) -> dict[str, str]:
-        """Return why adapters cannot be used, by name. The model is loaded without them, with a warning."""
+        """Return the adapters that cannot be used, with the reasons. Log a warning; the model loads without them."""
         found = {}
         for name, path in self.adapters.items():
             try:
                 self._checks.validate_adapter(path)
                 self._check_not_fatal(name, path)
-            except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # the last of them: a policy's hash of it
+            except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # StoreError: its hash is not the policy's
                 found[name] = error.message
                 logger.warning("%s is loaded without its adapter %s: %s", self.name, name, error.message)
         return found
 
     def leave_out(self, trying: str, cause: str) -> bool:
-        """Load without an adapter from now on, if its trial ended the process, until its file is replaced.
+        """If the trial of an adapter ended the process, load without the adapter until its file is replaced.
 
-        `trying` says what was tried. Return whether it was an adapter.
+        `trying` describes what was tried. Return whether it was an adapter.
         """
         for name, given in self._tried.items():
             if trying == adapter_trial(str(self.adapters[name].absolute())):
@@ -172,10 +175,10 @@ class Preparation:
     def _check_not_fatal(self, name: str, path: Path) -> None:
         given, cause = self._fatal.get(name, ("", ""))
         if cause and given == identity(path):
-            raise ModelDamaged(f"{path} ended the process that computed with it ({cause})")
+            raise ModelDamaged(f"{path} ended the process that tried it ({cause})")
 
     def _validate_draft(self) -> tuple[Path | None, Header | None]:
-        """Return the draft and its header; without them, with a warning, if its file cannot be used."""
+        """Return the draft's path and header. If its file cannot be used, log a warning and return None for both."""
         if self.draft_path is None:
             return None, None
         try:
@@ -192,7 +195,7 @@ def _check_draft(
     draft_path: Path,
     difference: Callable[[Any, Any], str | None],
 ) -> None:
-    """Raise ModelLoadFailed if a draft's vocabulary is not the model's."""
+    """Raise ModelLoadFailed if a draft's vocabulary differs from the model's."""
     if model.num_vocab and draft.num_vocab and model.num_vocab != draft.num_vocab:
         raise ModelLoadFailed(
             f"the draft {draft_path} has {draft.num_vocab} tokens in its vocabulary and {model_path} has "

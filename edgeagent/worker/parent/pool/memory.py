@@ -1,4 +1,4 @@
-"""How much memory the machine has left, and how much each worker holds. It reads files: call it in a thread."""
+"""Measures the machine's free memory and the memory of each worker. It reads files: call it in a thread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import psutil
 class Held:
     """The memory of one process.
 
-    `mapped_bytes` is the part that a file backs: the system counts it as available, and the process needs it all the
-    same. None where the system does not tell.
+    `mapped_bytes` is the part backed by files. The system counts it as available, although the process needs it. None
+    if the system does not report it.
     """
 
     rss_bytes: int
@@ -22,7 +22,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The machine's memory, and that of some processes by id; one that has ended is left out."""
+    """The machine's memory, and the memory of some processes by process id. Processes that have ended are left out."""
 
     available_bytes: int
     total_bytes: int

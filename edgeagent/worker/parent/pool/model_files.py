@@ -1,4 +1,4 @@
-"""The files and the folder of a model's worker, and whether they were replaced."""
+"""Detects whether the files or the cache folder of a model's worker were replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ModelFiles:
         self._given: tuple[str, ...] = ()
 
     def give(self) -> None:
-        """Note the identity of the files that are about to be loaded."""
+        """Record the identities of the files, which are about to be loaded."""
         self._given = self._found()
 
     def are_replaced(self) -> bool:
@@ -45,14 +45,14 @@ class GivenFolder:
         self._given = ""
 
     def give(self, path: Path | None) -> None:
-        """Note the folder that a worker is about to get; None if it gets none."""
+        """Record the folder that a worker is about to get; None if it gets none."""
         self._path, self._given = path, "" if path is None else _place(path)
 
     def is_made_anew(self) -> bool:
-        """Make the folder again if it is gone; return whether it is another one than the worker got."""
+        """Create the folder again if it is missing. Return whether it is now another folder than the worker got."""
         if self._path is None:
             return False
-        with contextlib.suppress(OSError):  # a disk that refuses is asked again later
+        with contextlib.suppress(OSError):  # tried again at the next call
             ensure_private(self._path)
         return _place(self._path) not in ("", self._given)
 

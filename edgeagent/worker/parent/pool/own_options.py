@@ -1,4 +1,4 @@
-"""The owner's options for single models: the tables [models."NAME"], by their names. Any other name has none."""
+"""Reads the owner's options for single models from the tables [models."NAME"] of the configuration."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from edgeagent.durations import seconds_of
 
 
 def keep_alive_s(config: Config, name: str) -> float:
-    """Return the seconds that a model stays loaded without use."""
+    """Return how many seconds a model stays loaded without use."""
     own = config.models.get(name)
     return config.load.keep_alive_s if own is None or own.keep_alive is None else seconds_of(own.keep_alive)
 
 
 def draft(config: Config, name: str, *, is_default: bool) -> str:
-    """Return what drafts for a model. A draft model that --draft names is the default model's."""
+    """Return the draft option for a model. A draft model named by --draft applies only to the default model."""
     own = config.models.get(name)
     if own is not None and own.draft != "auto":
         return own.draft
@@ -21,5 +21,5 @@ def draft(config: Config, name: str, *, is_default: bool) -> str:
 
 
 def preloaded(config: Config) -> tuple[str, ...]:
-    """Return the names of the further models that are loaded at the start and stay."""
+    """Return the names of the additional models that are loaded at the start and stay loaded."""
     return (*config.load.preload, *(name for name, own in config.models.items() if own.preload))

@@ -1,7 +1,7 @@
-"""The models of this machine, under their names, each with a worker of its own once it is asked for.
+"""The models on this machine by name. Each gets its own worker when it is requested.
 
-It finds a model's files and starts, keeps and ends workers. It does not know the files' content, how a worker runs, or
-how room is made for one.
+The pool finds a model's files, and starts, keeps and ends workers. It does not know the files' content, how a worker
+runs, or how room is made for one.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from edgeagent.worker.protocol import DiskCache
 from edgeagent.worker.sandbox.sandbox import READ_ONLY_FILES
 
 _DEFAULT_NAMES = ("", "default")
-# Names of models that are looked for at a time: that reads the disk, and may verify a file of gigabytes.
+# How many models are searched for at a time. A search reads the disk, and may verify a file of gigabytes.
 _MAX_SEARCHES = 2
 
 logger = logging.getLogger(__name__)
 
 
 class Pool:
-    """The models of this machine.
+    """The models on this machine.
 
-    `resolve` finds a model's files by a name that the owner configured, `offer` by one that a request gave: it raises
-    ModelNotFound for what requests may not load, and for what is not here. None: requests may name configured models
-    only. `checks` are for each load (see Checks). All of them run in a thread. `kept` are the calibrations of earlier
-    loads; None: only those of this process. `read` reads the memory of the machine and of workers. `names_stamp`
-    changes whenever the owner gives or takes a model's name.
+    `resolve` finds a model's files by a name from the configuration, `offer` by a name from a request. `offer` raises
+    ModelNotFound if the model is missing or requests may not load it; if it is None, requests may name only configured
+    models. Both run in a thread, and so do the functions that make up Checks. `kept` has the calibrations of earlier
+    loads; None keeps only those of this process. `read` reads the memory of the machine and of workers. `names_stamp`
+    returns a value that changes whenever the owner adds or removes a model's name.
     """
 
     def __init__(
@@ -94,18 +94,18 @@ class Pool:
         self._workers = Workers(command, self._patience, clock, self._eviction.make_room, self._keep_choices)
         self._default: str | None = None
         self.pressure = ""
-        """What the machine is short of, in a word, as it was a moment ago."""
+        """One word for what the machine was short of at the last check: "memory", "thermal" or ""."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
 
     def default_model(self) -> str:
-        """Return the name of the model for requests that name none."""
+        """Return the name of the model that serves requests without a model name."""
         return self._default or self._config.model
 
     def find_model(self, name: str) -> str:
-        """Return the one name of a model that has several; raise ModelNotFound, or BackendUnavailable at the start.
+        """Return a model's canonical name, if it was located before (see `locate`).
 
-        It knows the models that were located; see `locate`.
+        Raise ModelNotFound, or BackendUnavailable while the daemon is starting.
         """
         if self._default is None:
             raise BackendUnavailable("no model is loaded yet; the daemon is starting", retry_after_s=1.0)
@@ -117,7 +117,7 @@ class Pool:
         return found
 
     def _known(self, name: str) -> str | None:
-        """Return the one name of a model, or of a model with an adapter (MODEL+NAME), of those that were located."""
+        """Return the canonical name of a located model, or of one with an adapter (MODEL+NAME); None if unknown."""
         found = self._names[name]
         if found in self._models:
             return found
@@ -127,9 +127,9 @@ class Pool:
         return f"{base}+{adapter}" if base in self._models and adapter in self._models[base].adapters else None
 
     async def locate(self, name: str) -> str:
-        """Return the one name of a model, which may lie on the disk unloaded; raise as `find_model` does.
+        """Return a model's canonical name; find it on disk if necessary. Raise the same errors as `find_model`.
 
-        Nothing is loaded. Several that look for the same model at a time read the disk once.
+        Nothing is loaded. Concurrent calls for the same name read the disk once.
         """
         try:
             return self.find_model(name)
@@ -154,9 +154,9 @@ class Pool:
         return await asyncio.shield(search)
 
     async def start(self) -> None:
-        """Find the configured model and begin to load it; raise StoreError or NotFound where there is none.
+        """Find the configured model and start loading it; raise StoreError or NotFound if it is missing.
 
-        Returns when its files have been checked: files that must not be loaded have failed by then.
+        Return once its files have been checked. If they must not be loaded, the model has failed by then.
         """
         if self._default is not None:
             return
@@ -196,7 +196,7 @@ class Pool:
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def models(self) -> list[ModelStatus]:
-        """Return the status of each model that was asked for, and of the configured ones."""
+        """Return the status of each configured model and of each requested one."""
         return [model.status() for model in self._models.values()]
 
     def status(self, model: str) -> ModelStatus:
@@ -204,19 +204,19 @@ class Pool:
         return self._model(model).status()
 
     def engine(self, model: str) -> EngineConfig:
-        """Return how a model is run; raise ModelNotFound."""
+        """Return a model's engine options; raise ModelNotFound."""
         return self._model(model).preparation.engine
 
     def lacks_room(self, model: str) -> bool:
-        """Return whether a model's last load failed since there was no room for it; raise ModelNotFound."""
+        """Return whether a model's last load failed for lack of room; raise ModelNotFound."""
         return self._model(model).lacks_room
 
     def num_live(self, model: str) -> int:
-        """Return how many requests a model has that have not ended; raise ModelNotFound."""
+        """Return how many live requests a model has; raise ModelNotFound."""
         return self._model(model).supervisor.num_live
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
-        """Give a request to its model's worker; raise ModelNotFound, or as Supervisor.submit does."""
+        """Send a request to its model's worker; raise ModelNotFound, or the errors of Supervisor.submit."""
         model = self._model(request.model)
         adapter = self.find_model(request.model).removeprefix(model.name).removeprefix("+")
         model.supervisor.submit(structs.replace(request, adapter=adapter) if adapter else request, sink, so_far)
@@ -225,10 +225,10 @@ class Pool:
         model.note_use()
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Return a model's answer to a question about text; raise ModelNotFound, or as Supervisor.ask does."""
+        """Return a model's answer to a question about text; raise ModelNotFound, or the errors of Supervisor.ask."""
         asked = self._model(model)
         if isinstance(query, Embed | Rerank) and self.find_model(model) != asked.name:
-            raise NotSupported(f"adapters of {asked.name} change what it writes, not its vectors", param="model")
+            raise NotSupported(f"adapters of {asked.name} change its text, not its embeddings", param="model")
         question = asyncio.ensure_future(asked.supervisor.ask(query))
         await asyncio.sleep(0)
         asked.note_use()
@@ -255,7 +255,7 @@ class Pool:
         self._model(model).supervisor.reload()
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0; if it serves, return how many requests must end before that.
+        """End a model's worker and return 0. If the model has live requests, return how many must end first.
 
         A pinned model is unloaded too, until the next request for it. Raise ModelNotFound.
         """
@@ -268,7 +268,7 @@ class Pool:
         return 0
 
     async def _search(self, name: str) -> str:
-        """Find a model that a request named, and know it from then on."""
+        """Find a model by a name from a request, and add it to the pool."""
         assert self._offer is not None
         async with self._num_searches:
             is_configured = name in own_options.preloaded(self._config)
@@ -278,7 +278,7 @@ class Pool:
     async def _preload(self, name: str) -> None:
         try:
             model = self._model(await self.locate(name))
-        except Exception as error:  # the daemon serves its other models
+        except Exception as error:  # the daemon can still serve its other models
             logger.error("%s cannot be preloaded: %s", name, error)
             return
         model.supervisor.start()
@@ -292,7 +292,7 @@ class Pool:
         return self._prepare(found, name)
 
     def _prepare(self, found: FoundModel, asked: str) -> Preparation:
-        """Return a model's files, weighed, and the owner's options for it. It reads the disk: call it in a thread."""
+        """Return a model's files with their sizes and the owner's options. It reads the disk: call it in a thread."""
         table = self._table_of(found, asked)
         draft = own_options.draft(self._config, table, is_default=asked == self._config.model)
         draft_path = found.draft_path if draft == "auto" else None
@@ -306,18 +306,18 @@ class Pool:
         return preparation
 
     def _table_of(self, found: FoundModel, asked: str) -> str:
-        """Return the name under which the owner's file has options of a model, in any spelling; empty for none."""
+        """Return the name of the [models] table for this model, which may use another of its names; "" if none."""
         for name in (asked, found.name):
             if name in self._config.models:
                 return name
         for name in self._config.models:
-            with suppress(EdgeAgentError):  # a name of a model that is not here yet
+            with suppress(EdgeAgentError):  # the table names a model that is not on this machine yet
                 if self._resolve(name).path == found.path:
                     return name
         return ""
 
     def _add(self, asked: str, preparation: Preparation, *, is_pinned: bool) -> LoadedModel:
-        """Return the model that a name was found to stand for: one that is known, or else a new one."""
+        """Map the name `asked` to the known model with the same file or name, or else to a new model; return it."""
         name = preparation.name
         known = next((each for each in self._models.values() if each.preparation.path == preparation.path), None)
         known = known or self._models.get(name)
@@ -332,12 +332,12 @@ class Pool:
                 keep_alive_s=preparation.keep_alive_s,
             )
         elif is_pinned:
-            known.pin()  # a client named it first, by another name
+            known.pin()  # a client requested it before, by another name
         self._names.add(asked, known.name)
         return known
 
     def _end(self, model: LoadedModel) -> asyncio.Task[None]:
-        """End a model's worker. Its next request finds it again, unless it is pinned: then it stays known."""
+        """Begin to end a model's worker. A pinned model stays in the pool; others must be located again."""
         supervisor = model.renew()
         if not model.is_pinned:
             del self._models[model.name]
@@ -353,7 +353,7 @@ class Pool:
                 self._eviction.unload(model)
 
     async def _look_after(self) -> None:
-        """Watch the machine's memory, the models' files and folders, and which models are not used."""
+        """Watch the machine's memory, unload unused models, and check the models' files and folders."""
         while True:
             self.pressure = await asyncio.to_thread(read_pressure)
             if self.pressure == "memory":
@@ -375,10 +375,10 @@ class Pool:
 
 
 async def _look_at(model: LoadedModel) -> None:
-    """Load a model again if its files were replaced after a quarantine, or if its cache folder was made again."""
+    """Reload a quarantined model whose files were replaced, or a model whose cache folder was created again."""
     status, supervisor, preparation = model.status(), model.supervisor, model.preparation
     if status.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):
-        logger.warning("the files of %s were replaced; it is tried again", model.name)
+        logger.warning("the files of %s were replaced; it is loaded again", model.name)
         supervisor.reload()
     elif _is_cut_off(status) and not supervisor.num_live and await asyncio.to_thread(preparation.folder.is_made_anew):
         # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed.
@@ -389,7 +389,7 @@ async def _look_at(model: LoadedModel) -> None:
 
 
 def _is_cut_off(status: ModelStatus) -> bool:
-    """Whether a worker in a sandbox reports that it cannot write to its cache folder."""
+    """Whether a sandboxed worker reports trouble with its disk cache."""
     disk = status.worker.disk_cache if status.worker is not None else None
     is_enclosed = status.info is not None and READ_ONLY_FILES in status.info.sandbox
     return status.state is WorkerState.READY and is_enclosed and disk is not None and disk.trouble is not None

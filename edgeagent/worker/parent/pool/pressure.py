@@ -1,4 +1,4 @@
-"""Whether the machine itself is short of memory, or too hot. It reads files: call it in a thread."""
+"""Checks whether the machine itself is short of memory, or too hot. It reads files: call it in a thread."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import psutil
 
 _MIN_FREE_SHARE = 0.03
 _MIN_FREE_BYTES = 256 << 20
-# Below what a sensor calls critical, where the system slows its processors down.
+# In °C below a sensor's critical temperature, at which the system slows its processors down.
 _HOT_MARGIN = 3.0
 
 
 def read_pressure() -> str:
-    """Return what the machine is short of: "memory", "thermal", or "" for nothing."""
+    """Return "memory" if the machine is short of memory, "thermal" if it is too hot, else ""."""
     memory = psutil.virtual_memory()
     if memory.available < min(_MIN_FREE_BYTES, _MIN_FREE_SHARE * memory.total):
         return "memory"

@@ -1,4 +1,4 @@
-"""Decides whether another model fits into memory, and which one to unload first. Pure: it sees sizes and times."""
+"""Decides whether another model fits into memory, and which one to unload first. Pure: it uses only sizes and times."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edgeagent.worker.parent.pool.memory import Memory
 class Tenant:
     """A model with a worker.
 
-    `needed_bytes`: its predicted memory, which includes `weights_bytes` for its files. `is_loading`: it does not use
-    all of that yet. `why_staying`: why it cannot be unloaded now; empty if it can. `may_leave_later`: it can be
+    `needed_bytes`: its predicted memory, including `weights_bytes` for its files. `is_loading`: it does not use all of
+    `needed_bytes` yet. `why_staying`: why it cannot be unloaded now; empty if it can. `may_leave_later`: it can be
     unloaded once it has no requests.
     """
 
@@ -30,7 +30,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The memory of all GPUs together, and how much of it the loaded models take."""
+    """The total memory of all GPUs, and how much of it the loaded models use."""
 
     total_bytes: int = 0
     used_bytes: int = 0
@@ -42,7 +42,10 @@ class Devices:
 
 
 def free_bytes(memory: Memory, tenants: Sequence[Tenant], devices: Devices = Devices()) -> int:
-    """Return the bytes for another model: free memory, less what loaded models map and loading ones still need."""
+    """Return how many bytes another model may use.
+
+    This is the free memory, without the files that loaded models map, and without what loading models still need.
+    """
     free = memory.available_bytes + devices.free_bytes - margin_bytes(memory.total_bytes)
     for tenant in tenants:
         held = None if tenant.pid is None else memory.held.get(tenant.pid)
@@ -54,7 +57,7 @@ def free_bytes(memory: Memory, tenants: Sequence[Tenant], devices: Devices = Dev
 
 
 def first_to_leave(tenants: Sequence[Tenant]) -> Tenant | None:
-    """Return the model that was unused for longest, among those that can be unloaded."""
+    """Return the least recently used model among those that can be unloaded; None if there is none."""
     return max((tenant for tenant in tenants if not tenant.why_staying), key=lambda tenant: tenant.idle_s, default=None)
 
 
@@ -70,7 +73,7 @@ def describe_refusal(name: str, needed_bytes: int, free: int, tenants: Sequence[
 
 
 def describe_limit(name: str, max_loaded: int, tenants: Sequence[Tenant]) -> str:
-    """Return why a model cannot be loaded beside the others."""
+    """Return why a model cannot be loaded because of the limit of loaded models."""
     others = "; ".join(f"{tenant.name} {tenant.why_staying}" for tenant in tenants)
     return (
         f"{name} cannot be loaded now: at most {max_loaded} models are loaded at a time (load.max_models), and {others}"

@@ -1,1 +1,1 @@
-"""One model's worker, from its start to its end: its process, its frames and its requests."""
+"""Supervises one model's worker from start to end: its process, its frames and its requests."""

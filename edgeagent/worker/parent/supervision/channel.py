@@ -1,7 +1,7 @@
-"""A child process and the frames on its pipes, as the daemon sees them.
+"""The daemon's side of a child process and the frames on its pipes.
 
-It spawns a child, sends, receives, and ends it; the supervisor interprets the messages. The event loop's read callback
-passes messages directly to the receiver, without a task or a queue.
+It spawns a child, sends and receives messages, and ends the child. The supervisor interprets the messages. The event
+loop's read callback passes them directly to the receiver, without a task or a queue.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
 class FrameBuffer:
-    """Cuts a stream of bytes into frame bodies."""
+    """Splits a stream of bytes into frame bodies."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Take more bytes, yield the bodies they complete; raise ProtocolError for a frame over the limit."""
+        """Take more bytes and yield the bodies they complete; raise ProtocolError for a frame over the limit."""
         buffer = self._buffer
         buffer += chunk
         start = 0
@@ -63,19 +63,19 @@ class FrameBuffer:
 
 @dataclass(frozen=True, slots=True)
 class FloodLimit:
-    """The most that may arrive in a period; more is an attack, not a fast model."""
+    """Limits of what may arrive in a period. More is an attack, not a fast model."""
 
     max_frames: int = 20_000
-    # Twenty log probabilities of each token of many fast streams come to several MiB a second.
+    # Many fast streams with twenty log probabilities per token produce several MiB per second.
     max_bytes: int = 64 << 20
     period_s: float = 1.0
 
 
 class Channel(asyncio.SubprocessProtocol):
-    """One child from spawn to its end; `ended` is done when it is gone and all its messages were handed on.
+    """One child process from spawn to end. `ended` is done when it has ended and all its messages were delivered.
 
-    `on_message` gets each message; it may raise ProtocolError. `on_violation` gets the first breach of the protocol,
-    after which nothing more is handed on.
+    `on_message` gets each message; it may raise ProtocolError. `on_violation` gets the first violation of the protocol.
+    No messages are delivered after that.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Channel(asyncio.SubprocessProtocol):
         on_violation: Callable[[str], None],
         flood: FloodLimit,
     ) -> Channel:
-        """Start a child in its own session, so that Ctrl-C in a terminal is the daemon's alone; raise OSError."""
+        """Start a child in its own session, so that Ctrl-C in a terminal reaches only the daemon; raise OSError."""
         channel = cls(on_message, on_violation, flood)
         creation_flags = 0
         if sys.platform == "win32":
@@ -121,16 +121,16 @@ class Channel(asyncio.SubprocessProtocol):
         return channel
 
     def send(self, message: ToWorker) -> None:
-        """Write a message; it is lost if the child is gone (see `ended`)."""
+        """Send a message. It is lost if the child has ended (see `ended`)."""
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Write an encoded message."""
+        """Send an encoded message."""
         if self._stdin is not None and not self._stdin.is_closing():
             self._stdin.write(frame)
 
     def signs(self) -> Signs | None:
-        """Return the child's resource use so far; None where the system does not report it."""
+        """Return the child's resource use so far; None if the system does not report it."""
         if self._process is None:
             return None
         try:
@@ -141,11 +141,11 @@ class Channel(asyncio.SubprocessProtocol):
             return None
 
     def mute(self) -> None:
-        """Hand on nothing more of what the child writes."""
+        """Deliver no more messages from the child."""
         self._on_message = None
 
     def describe_end(self, *, has_seen_prompts: bool) -> str:
-        """Return what ended the child, which must be gone; see `describe_exit`."""
+        """Return what ended the child; see `describe_exit`. The child must have ended."""
         assert self.returncode is not None
         num_more = num_oom_kills() - self._num_oom_kills
         return describe_exit(
@@ -154,26 +154,26 @@ class Channel(asyncio.SubprocessProtocol):
 
     @property
     def was_short_of_memory(self) -> bool:
-        """Whether the child, which must be gone, ended for want of memory."""
+        """Whether the child ended because memory ran out. The child must have ended."""
         assert self.returncode is not None
         num_more = num_oom_kills() - self._num_oom_kills
         return is_out_of_memory(self.returncode, num_more, self.stderr_tail())
 
     def stderr_tail(self) -> str:
-        """Return the end of what the child printed."""
+        """Return the last part of the child's stderr."""
         return self._stderr.decode("utf-8", "replace")
 
     async def stop(self, grace_s: float, save_s: float = 0.0) -> bool:
-        """Ask the child to stop, allow `save_s` more for saving, then end it; False if it cannot be ended.
+        """Ask the child to stop and wait `grace_s` + `save_s` seconds, then end it; return False if it cannot be ended.
 
-        Its stdin stays open: the end of that stream would mean that the daemon is gone, and the child's last frames are
-        still wanted.
+        The child's stdin stays open. If it closed, the child would take the daemon for gone and exit at once, but its
+        last frames are still wanted.
         """
         self.send(Stop())
         return await self._has_ended(grace_s + save_s) or await self.end(grace_s)
 
     async def end(self, grace_s: float) -> bool:
-        """Send SIGTERM, wait, send SIGKILL; False if the process is still there (a device driver holds it)."""
+        """Send SIGTERM, wait `grace_s`, and send SIGKILL. Return False if even that fails (a device driver hangs)."""
         assert self._transport is not None
         for send_signal in (self._transport.terminate, self._transport.kill):
             with contextlib.suppress(ProcessLookupError):
@@ -188,7 +188,7 @@ class Channel(asyncio.SubprocessProtocol):
         return self.ended.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Casts, not checks: uvloop's transports have the methods without being asyncio's classes.
+        # Cast without a check: uvloop's transports have the methods but are not instances of asyncio's classes.
         process = cast(asyncio.SubprocessTransport, transport)
         self._transport = process
         self.pid = process.get_pid()
@@ -224,7 +224,7 @@ class Channel(asyncio.SubprocessProtocol):
         del exc
         self._open_outputs.discard(fd)
         if fd == _STDOUT and self.returncode is None and self._on_message is not None:
-            # Usually the process is about to exit; without its output it is useless anyway.
+            # Usually the process is about to exit. If not, it is useless without its output.
             asyncio.get_running_loop().call_later(OUTPUT_GRACE_S, self._closed_its_output)
         self._end_if_over()
 

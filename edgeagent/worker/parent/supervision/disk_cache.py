@@ -1,4 +1,4 @@
-"""The daemon's side of a worker's disk cache: its folder, bounds and secret, and what the log says of its trouble."""
+"""The daemon's side of a worker's disk cache: its folder, limits and secret, and the log of its problems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeagent.worker.exit_cause import one_line, read_left_out
 from edgeagent.worker.protocol import DiskCache
 
 _DAY_S = 86400.0
-_MIN_CLOSE_S = 1.0  # at least, also without a drain: writing the end of a conversation takes no longer
+_MIN_CLOSE_S = 1.0  # the least time for closing, even if drain_s is shorter: enough to write a conversation's end
 # The same problem is logged once an hour, a different one after a minute.
 _SAME_EVERY_S, _OTHER_EVERY_S = 3600.0, 60.0
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_disk_cache(config: Config) -> DiskCache | None:
-    """Make the folder and the secret; None if no disk cache is configured, or no secret can be kept."""
+    """Create the folder and the secret. Return None if no disk cache is configured, or if they cannot be created."""
     if config.cache.disk_bytes == 0:
         return None
     folder = config.cache_dir.absolute()
@@ -46,7 +46,7 @@ def prepare_disk_cache(config: Config) -> DiskCache | None:
 
 
 class TroubleLog:
-    """Logs a worker's problems with its disk cache; the worker itself cannot write to the log."""
+    """Logs a worker's problems with its disk cache, since the worker itself cannot write to the log."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -61,7 +61,7 @@ class TroubleLog:
         kind = re.sub(r"[\d.,]+", "", trouble)  # ignore the number of free bytes, which always changes
         if now_s - self._told_at_s >= (_SAME_EVERY_S if kind == self._latest else _OTHER_EVERY_S):
             self._latest, self._told_at_s = kind, now_s
-            logger.warning("%s: the cache on disk: %s", self._model, trouble)
+            logger.warning("%s: disk cache: %s", self._model, trouble)
 
     def note_end(self, stderr: str) -> None:
         """Log how many bytes a stopped worker did not write, if it reported them."""

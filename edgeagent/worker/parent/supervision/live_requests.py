@@ -1,7 +1,7 @@
-"""The live requests of one model: the output of each, and that each ends exactly once.
+"""The live requests of one model. It keeps the output of each, and makes sure that each ends exactly once.
 
-It outlives the workers: a request waits here while a model loads. If a worker dies, the next one continues from the
-tokens that were delivered. It checks a worker's messages against the protocol, and knows neither processes nor time.
+Requests outlive workers: a request waits here while a model loads. If a worker dies, the next one continues after the
+delivered tokens. This module checks a worker's messages against the protocol. It knows neither processes nor clocks.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from edgeagent.types import (
 from edgeagent.worker.parent.supervision.refusals import crashed_again, stuck
 from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
 
-# How many workers may die during a request: if the last one delivered no token, and otherwise. Three crashes within a
-# minute lead to quarantine. Hangs have their own limit, since each takes longer and all other requests wait.
+# How many workers may die during a request if the last one delivered no token for it, and otherwise. Three crashes
+# within a minute lead to quarantine. Hangs have their own limit, since each takes longer and all other requests wait.
 _MAX_FRUITLESS_DEATHS = 2
 _MAX_DEATHS = 5
 _MAX_HANGS = 3
 # A kill from outside is usually not caused by a request. But a request that needs more memory than the machine has must
-# end too; from the third kill on it runs alone, so that no other request ends with it.
+# end too. From the third kill on, it is sent alone, so that no other request ends with it.
 _MAX_HANDOVERS = 10
 _MAX_UNSUSPECTED_KILLS = 2
 _URGENCY = {tier: place for place, tier in enumerate(Tier)}
-# Only a prompt that is echoed, or many log probabilities, come in many parts.
+# Only an echoed prompt and log probabilities may come in many parts.
 _MAX_PARTS = 512
 _MAX_PLAIN_PARTS = 4
 
 
 class Fate(StrEnum):
-    """How a worker ended; the hand-over of its requests is marked with it."""
+    """How a worker ended. Each handover of its requests records this."""
 
     CRASHED = "worker_crashed"
     KILLED = "worker_killed"
@@ -56,22 +56,22 @@ class Fate(StrEnum):
 
 
 class Sink(Protocol):
-    """The receiver of an answer. Neither method may block or raise; no call follows a Finished or a failure."""
+    """The receiver of an answer. Its methods must not block or raise. None is called after a Finished or a failure."""
 
     def put(self, step: Step) -> None:
-        """Take a step."""
+        """Receive a step."""
         ...
 
     def fail(self, error: EdgeAgentError) -> None:
-        """Take the error that ends the request."""
+        """Receive the error that ends the request."""
         ...
 
 
 class LiveRequest:
     """One accepted request.
 
-    `tokens` are the ids delivered so far, in steps of `step_lengths`; the next worker continues from them. They follow
-    `so_far`, the output of another machine.
+    `tokens` are the token ids delivered so far, in steps of `step_lengths`; the next worker continues after them. They
+    follow `so_far`, the earlier output of another machine.
     """
 
     __slots__ = (
@@ -109,10 +109,10 @@ class LiveRequest:
         self.unsaid: tuple[TokenLogprob, ...] = ()  # of the last of these tokens
         self.held: list[Delta] = []  # the parts so far of an item that came in several
         self.first_token_at_s: float | None = None
-        self.has_progressed = False  # got a token from the worker that has it
+        self.has_progressed = False  # got a token from its current worker
         self.num_deaths = 0
         self.num_hangs = 0
-        self.num_kills = 0  # from outside; they are no deaths
+        self.num_kills = 0  # kills from outside, which do not count as deaths
         self.handovers: tuple[Handover, ...] = ()
 
     @property
@@ -122,17 +122,17 @@ class LiveRequest:
 
     @property
     def num_delivered(self) -> int:
-        """How many output tokens were delivered to the client, here or by another machine."""
+        """How many output tokens were delivered to the client, including those of another machine."""
         return len(self.tokens) + (0 if self.so_far is None else self.so_far.num_tokens)
 
     @property
     def first_token_ms(self) -> float:
-        """Milliseconds from its acceptance to its first token; 0 where it has none."""
+        """Milliseconds from acceptance to the first token; 0 before the first token."""
         return 0.0 if self.first_token_at_s is None else (self.first_token_at_s - self.accepted_at_s) * 1000
 
     @property
     def is_suspect(self) -> bool:
-        """Whether workers died during this request and it got no token since: it may be the cause."""
+        """Whether workers died during this request, and it got no token since. It may be the cause."""
         is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
         return is_marked and not self.has_progressed
 
@@ -157,14 +157,14 @@ class ModelRequests:
         return request_id in self._live
 
     def num_sent(self) -> int:
-        """Return how many requests the worker has."""
+        """Return how many requests were sent to the worker."""
         return sum(live.is_sent for live in self._live.values())
 
     def sendable(self) -> list[LiveRequest]:
-        """Return the requests that the worker should be given.
+        """Return the requests that should be sent to the worker now.
 
-        Suspects are sent one at a time, the most urgent first; the next one follows when the last has a token or has
-        ended. So a request that kills its second worker takes no other request with it.
+        Suspects are sent one at a time, the most urgent first. The next one follows once the last has a token or has
+        ended. So if a suspect kills another worker, no other suspect is blamed for it.
         """
         unsent = [live for live in self._live.values() if not live.is_sent]
         sendable = [live for live in unsent if not live.is_suspect]
@@ -179,23 +179,23 @@ class ModelRequests:
         return any(not live.is_sent for live in self._live.values())
 
     def oldest_cancel_s(self) -> float | None:
-        """Return when the longest unanswered cancel was sent."""
+        """Return when the oldest unanswered cancel was sent; None if there is none."""
         cancelled = (live.cancelled_at_s for live in self._live.values())
         return min((at_s for at_s in cancelled if at_s is not None), default=None)
 
     def add(self, request: GenerateRequest, sink: Sink, now_s: float, so_far: AnswerSoFar | None = None) -> LiveRequest:
-        """Accept a request, which another machine may have begun; raise InvalidRequest for an id that is live."""
+        """Accept a request; raise InvalidRequest if its id is live. `so_far` is the output of another machine."""
         if request.id in self._live:
-            raise InvalidRequest(f"a request with id {request.id!r} is live; give each its own", param="id")
+            raise InvalidRequest(f"a request with id {request.id!r} is live; give each request its own id", param="id")
         live = self._live[request.id] = LiveRequest(request, sink, now_s, so_far)
         return live
 
     def mark_sent(self, live: LiveRequest) -> None:
-        """Note that the worker has it."""
+        """Note that a request was sent to the worker."""
         live.is_sent = True
 
     def cancel(self, request_id: str, now_s: float) -> bool:
-        """End an unsent request; True if the worker has it and must be told."""
+        """Cancel a request. End it at once if it is unsent; return True if the worker has it and must be told."""
         live = self._live.get(request_id)
         if live is None or live.cancelled_at_s is not None:
             return False
@@ -205,7 +205,7 @@ class ModelRequests:
         return live.is_sent
 
     def abandon(self, request_id: str, now_s: float) -> bool:
-        """Cancel a request and send its sink nothing more; True as for cancel."""
+        """Cancel a request and send nothing more to its sink; return True if the worker must be told."""
         live = self._live.get(request_id)
         if live is None:
             return False
@@ -213,14 +213,14 @@ class ModelRequests:
         return self.cancel(request_id, now_s)
 
     def fail(self, live: LiveRequest, error: EdgeAgentError) -> None:
-        """End one request with an error, which says how much was delivered."""
+        """End one request with an error; record in it how many tokens were delivered."""
         error.num_delivered_tokens = live.num_delivered
         del self._live[live.request.id]
         if live.sink is not None:
             live.sink.fail(error)
 
     def fail_all(self, make_error: Callable[[], EdgeAgentError]) -> None:
-        """End every request, each with an error of its own; the cancelled ones as cancelled."""
+        """End every request: a cancelled one as cancelled, each other one with a new error."""
         for live in list(self._live.values()):
             if live.cancelled_at_s is None:
                 self.fail(live, make_error())
@@ -228,7 +228,7 @@ class ModelRequests:
                 self._finish_cancelled(live)
 
     def fail_begun(self, make_error: Callable[[], EdgeAgentError]) -> None:
-        """End every request with delivered tokens; the others can begin again."""
+        """End every request that has delivered tokens with an error. The others can start over."""
         for live in [live for live in self._live.values() if live.tokens]:
             self.fail(live, make_error())
 
@@ -238,7 +238,7 @@ class ModelRequests:
             self._finish_cancelled(live)
 
     def on_steps(self, steps: StepResult) -> None:
-        """Hand a step's deltas to their requests; raise ProtocolError if a request expects none."""
+        """Deliver a step's deltas to their requests; raise ProtocolError if a request is not with the worker."""
         for item in steps.items:
             self._on_item(item, steps.at_s)
 
@@ -248,13 +248,13 @@ class ModelRequests:
         self.fail(self._sent(failed.id), error)
 
     def blame(self, request_id: str, cause: str) -> None:
-        """End the request that hung the worker, so that it does not hang the next one."""
+        """End the request that hung the worker with an error, so that it does not hang the next worker."""
         live = self._live.get(request_id)
         if live is not None and live.is_sent and live.cancelled_at_s is None:
             self.fail(live, stuck(cause))
 
     def on_death(self, cause: str, fate: Fate) -> None:
-        """Settle a dead worker's requests: each is cancelled, fails, or continues with the next worker."""
+        """Settle the requests of a dead worker: each is cancelled, fails, or waits for the next worker."""
         for live in [live for live in self._live.values() if live.is_sent]:
             live.held.clear()
             live.num_deaths += fate in (Fate.CRASHED, Fate.HUNG)
@@ -274,7 +274,7 @@ class ModelRequests:
         live = self._sent(item.id)
         if any(isinstance(delta, Finished) for delta in item.deltas[:-1]):
             raise ProtocolError(f"deltas of request {item.id!r} after its end")
-        # Text without its tokens could not be continued, so all parts are handed on together with the last one.
+        # Text without its tokens could not be continued, so all parts are delivered together with the last one.
         live.held += _note_start(live, item.deltas)
         if item.is_part:
             is_long = live.request.echo or live.request.logprobs is not None
@@ -314,7 +314,7 @@ class ModelRequests:
 
 
 def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
-    """Keep a request's Started. Return the deltas; if a second worker repeats Started, leave it out."""
+    """Record a request's first Started. Return the deltas, without a Started that another worker repeats."""
     if not deltas or not isinstance(deltas[0], Started):
         return deltas
     if live.started is not None:
@@ -324,10 +324,10 @@ def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ..
 
 
 def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
-    """Record how many workers a request outlived, its times over all of them, and the first one's cached tokens.
+    """Add to a Finished the handovers, the times over all workers, and the first worker's number of cached tokens.
 
-    If an earlier worker sent the first token, stage times are left out: the last worker's are of repeated work, which
-    counts as decoding.
+    If an earlier worker sent the first token, its stage times are unknown. The last worker's stage times are left out,
+    since they measure repeated work, which counts as decoding.
     """
     if not live.handovers:
         return finished

@@ -6,21 +6,21 @@ from collections.abc import Callable
 
 from edgeagent.types import WorkerState
 
-# A load that takes longer than the last one may end at any time.
+# The rest of a load is never predicted to take less than this share of the whole load.
 _SOON = 0.1
-_TELLING_PROGRESS = 0.1  # how much must be loaded before the rest can be predicted
-# The start of a worker, and the pace of a load from a disk; both are guesses for a model that was never loaded.
+_TELLING_PROGRESS = 0.1  # the fraction that must be loaded before the rest can be predicted from it
+# Guesses for a model that was never loaded: how long a worker's start takes, and how fast a disk reads.
 _START_S = 0.7
 _BYTES_PER_S = 700 << 20
 
 
 def guessed_s(num_bytes: int) -> float:
-    """Return about how long files of this size take to load."""
+    """Return about how many seconds files of this size take to load."""
     return _START_S + num_bytes / _BYTES_PER_S
 
 
 class LoadTime:
-    """Times the loads of one model. `guess_s` stands for the first load; None: nothing is known of it."""
+    """Times the loads of one model. `guess_s` is the prediction for the first load; None if there is none."""
 
     def __init__(self, clock: Callable[[], float], guess_s: float | None = None) -> None:
         self._clock = clock
@@ -29,20 +29,20 @@ class LoadTime:
         self.guess_s = guess_s
 
     def begin(self) -> None:
-        """A worker starts."""
+        """Note that a worker starts."""
         self._began_s = self._clock()
 
     def end(self) -> None:
-        """The worker is ready."""
+        """Note that the worker is ready."""
         self._last_s = self._clock() - self._began_s
 
     @property
     def whole_s(self) -> float | None:
-        """How long a load that has not begun should take; None where that is not known."""
+        """The predicted seconds for a whole load; None if unknown."""
         return self.guess_s if self._last_s is None else self._last_s
 
     def ready_in_s(self, state: WorkerState, progress: float) -> float | None:
-        """Return after how long a model in this state would be ready; None where that is not known."""
+        """Return after how many seconds a model in this state would be ready; None if unknown."""
         match state:
             case WorkerState.READY:
                 return 0.0
@@ -51,7 +51,7 @@ class LoadTime:
         return self.left_s(progress)
 
     def left_s(self, progress: float) -> float | None:
-        """Return how long the running load should still take; None where that is not known."""
+        """Return how many more seconds the running load should take; None if unknown."""
         elapsed_s = self._clock() - self._began_s
         if self._last_s is None and progress >= _TELLING_PROGRESS:
             return elapsed_s * (1 - progress) / progress

@@ -1,4 +1,4 @@
-"""The open questions to one model's worker. It knows neither processes nor pipes.
+"""The open questions to one model's worker. This module does not know processes or pipes.
 
 Questions about text are answered at once; embeddings take longer. Neither kind waits for the other.
 """
@@ -16,7 +16,7 @@ from edgeagent.worker.protocol import AnswerPart, Ask, Failed, ProtocolError
 MAX_QUERIES = 64
 MAX_EMBEDS = 16
 _MAX_PARTS = 4096
-_ID_PREFIX = "ask-"  # no request's id begins so
+_ID_PREFIX = "ask-"  # ids of requests never begin with this
 
 
 class Query:
@@ -30,7 +30,7 @@ class Query:
 
     @property
     def is_embed(self) -> bool:
-        """Whether it is for embeddings, or for ranks, which take as long."""
+        """Whether the question is an Embed or a Rerank, which takes about as long."""
         return isinstance(self.ask.query, Embed | Rerank)
 
 
@@ -50,40 +50,40 @@ class Queries:
         return some_id.startswith(_ID_PREFIX)
 
     def add(self, query: TextQuery) -> Query:
-        """Add a question; raise Overloaded where too many are open."""
+        """Add a question; raise Overloaded if too many are open."""
         added = Query(Ask(f"{_ID_PREFIX}{next(self._numbers)}", query))
         num_waiting = sum(other.is_embed == added.is_embed for other in self._open.values())
         if num_waiting >= (MAX_EMBEDS if added.is_embed else MAX_QUERIES):
             what = "requests for embeddings" if added.is_embed else "questions about text"
             raise Overloaded(
-                f"{num_waiting} {what} are waiting and no more are taken; try again later", served_by="local"
+                f"{num_waiting} {what} are waiting and no more are accepted; try again later", served_by="local"
             )
         self._open[added.ask.id] = added
         return added
 
     @property
     def sent_at_s(self) -> float | None:
-        """When the question about text that the worker has was sent; None while it has none."""
+        """When the worker's current question about text was sent; None if it has none."""
         sent = (query.sent_at_s for query in self._open.values() if not query.is_embed)
         return next((sent_at_s for sent_at_s in sent if sent_at_s is not None), None)
 
     @property
     def is_embedding(self) -> bool:
-        """Whether the worker has embeddings to compute."""
+        """Whether the worker is computing an Embed or a Rerank."""
         return any(query.is_embed and query.sent_at_s is not None for query in self._open.values())
 
     def sendable(self) -> list[Query]:
-        """Return the questions to send: one of each kind at a time, so that each one's time is known."""
+        """Return the questions to send now. Only one of each kind is sent at a time, so that each can be timed."""
         first = {query.is_embed: query for query in reversed(self._open.values())}
         sent = {query.is_embed for query in self._open.values() if query.sent_at_s is not None}
         return [query for kind, query in first.items() if kind not in sent]
 
     def discard(self, query: Query) -> bool:
-        """Forget a question whose client is gone; True if the worker has it and must be told."""
+        """Drop a question whose client is gone; return True if the worker has it and must be told."""
         return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
 
     def on_answer(self, answer: AnswerPart) -> None:
-        """Take a part of an answer; ignore one to a question that was dropped."""
+        """Add a part of an answer. Ignore it if the question was dropped."""
         query = self._open.get(answer.id)
         if query is None:
             return
@@ -94,18 +94,18 @@ class Queries:
             self._settle(query, _join(query.parts))
 
     def on_failed(self, failed: Failed) -> None:
-        """End a question with the worker's error; ignore one to a question that was dropped."""
+        """End a question with the worker's error. Ignore it if the question was dropped."""
         query = self._open.get(failed.id)
         if query is not None:
             self._settle(query, from_code(failed.code, failed.message, param=failed.param))
 
     def fail_sent(self, error: EdgeAgentError) -> None:
-        """End the questions that were sent to the worker."""
+        """End the questions that were sent to the worker with an error."""
         for query in [query for query in self._open.values() if query.sent_at_s is not None]:
             self._settle(query, error)
 
     def fail_all(self, make_error: Callable[[], EdgeAgentError]) -> None:
-        """End every question, each with an error of its own."""
+        """End every question, each with a new error."""
         for query in list(self._open.values()):
             self._settle(query, make_error())
 

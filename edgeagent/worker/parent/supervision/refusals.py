@@ -1,4 +1,4 @@
-"""Why a model's supervisor refuses or ends requests, in words for their clients."""
+"""The errors with which a model's supervisor refuses or ends requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgeagent.worker.protocol import LENGTH_BYTES, MAX_FRAME_TO_WORKER_BYTES, A
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error, and the time (of the supervisor's clock) until which no worker is started."""
+    """An error, and the time until which no worker is started (by the supervisor's clock)."""
 
     error: EdgeAgentError
     until_s: float
@@ -31,23 +31,23 @@ class Refusal:
         return max(0.0, self.until_s - now_s)
 
     def check(self, now_s: float) -> None:
-        """Raise the error, with the seconds that are left, unless the time is over."""
+        """Raise the error with the remaining seconds, unless the time is over."""
         if now_s < self.until_s:
             raise renewed(self.error, self.until_s - now_s)
 
 
 def check_sendable(message: Submit | Ask) -> None:
-    """Raise InvalidRequest if a message cannot be encoded, PayloadTooLarge if it fits no frame."""
+    """Raise InvalidRequest if a message cannot be encoded, PayloadTooLarge if it is too large for a frame."""
     try:
         num_bytes = len(encode(message)) - LENGTH_BYTES
     except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError, TypeError) as error:
-        raise InvalidRequest(f"the request cannot be passed on: {error}") from error
+        raise InvalidRequest(f"the request cannot be sent to the model's process: {error}") from error
     if num_bytes > MAX_FRAME_TO_WORKER_BYTES:
-        raise PayloadTooLarge(f"the request has {num_bytes} bytes; at most {MAX_FRAME_TO_WORKER_BYTES} are taken")
+        raise PayloadTooLarge(f"the request has {num_bytes} bytes; at most {MAX_FRAME_TO_WORKER_BYTES} are accepted")
 
 
 def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
-    """Return the error of a model that killed its workers."""
+    """Return the error for a model whose workers crashed too often."""
     return BackendUnavailable(
         f"the process of model {name!r} crashed too often ({cause}); it is not started for {duration_s / 60:g} "
         "minutes, or until `edgeagent reload`",
@@ -56,16 +56,16 @@ def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
 
 
 def failed_trial(trying: str, cause: str) -> EdgeAgentError:
-    """Return the error of a file whose trial ended the process; `trying` says which part of which file was tried."""
+    """Return the error for a file whose trial ended the process. `trying` describes the part of the file."""
     return ModelDamaged(
         f"the model cannot be served: {one_line(trying)} ended the process ({cause}). The file is damaged, was "
-        "converted wrongly or needs another build of llama.cpp; get it again, or another one",
+        "converted wrongly or needs another build of llama.cpp; download it again, or use another one",
         served_by="local",
     )
 
 
 def changed(name: str) -> EdgeAgentError:
-    """Return the error of a stream whose model was replaced by another."""
+    """Return the error for a stream whose model file was replaced by another."""
     return ModelChanged(
         f"the file of model {name!r} was changed, and the process that ran it ended; its answers cannot be continued. "
         "Send the request again",
@@ -75,28 +75,28 @@ def changed(name: str) -> EdgeAgentError:
 
 
 def stopping() -> BackendUnavailable:
-    """Return the error of a request to a model whose worker is stopped for good."""
+    """Return the error for a request while the daemon is stopping."""
     return BackendUnavailable("the daemon is stopping; send the request again later", served_by="local")
 
 
 def ended(cause: str) -> WorkerCrashed:
-    """Return the error of a question whose worker ended."""
+    """Return the error for a question whose worker ended."""
     return WorkerCrashed(f"the model's process ended ({cause}); try again", retry_after_s=1.0, served_by="local")
 
 
 def stuck(cause: str) -> WorkerCrashed:
-    """Return the error of a request that hung its workers."""
+    """Return the error for a request that hung its worker."""
     return WorkerCrashed(
-        f"the model's process was ended over this request ({cause}); it is not tried again. Send a shorter prompt, or "
-        "a simpler schema",
+        f"the model's process was ended because of this request ({cause}), which is not tried again. Send a shorter "
+        "prompt, or a simpler schema",
         served_by="local",
     )
 
 
 def crashed_again(cause: str) -> WorkerCrashed:
-    """Return the error of a request under which several workers died."""
+    """Return the error for a request during which several workers died."""
     return WorkerCrashed(
-        f"the model's process ended under the request ({cause}), and again when it was tried on new ones; "
+        f"the model's process ended during the request ({cause}), and so did the new ones that tried it again; "
         "try again later, or change the request",
         retry_after_s=1.0,
         served_by="local",
@@ -104,5 +104,5 @@ def crashed_again(cause: str) -> WorkerCrashed:
 
 
 def renewed(error: EdgeAgentError, retry_after_s: float) -> EdgeAgentError:
-    """Return an error of the same kind to raise once more (one exception object collects tracebacks)."""
+    """Return a new error like this one. Raising the same exception object repeatedly would collect tracebacks."""
     return type(error)(error.message, param=error.param, retry_after_s=max(1.0, retry_after_s), served_by="local")

@@ -11,11 +11,10 @@ from edgeagent.worker.parent.supervision.watchdog import Patience
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker's end. `ready_for_s`: how long it had been ready, None if it never was.
+    """How and why a worker ended. `ready_for_s`: how long it had been ready; None if it never was.
 
-    `error` is set if the worker itself reported that it cannot load the model. `is_short_of_memory`: the load ran out
-    of memory, and another may take less. `left_out`: what ended the process when it was tried, in
-    words; the next load goes without it.
+    `error` is set if the model cannot be loaded. `is_short_of_memory`: the load ran out of memory, and the next one may
+    use less. `left_out`: a description of the part whose trial ended the process; the next load leaves it out.
     """
 
     cause: str
@@ -35,21 +34,22 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Start no worker for this model for that time; then wait for a request."""
+    """Start no worker for this model for `duration_s`; after that, wait for a request."""
 
     duration_s: float
 
 
 class RestartPolicy:
-    """Decides what follows a crash: a restart with growing delay, or quarantine after several in a short time.
+    """Decides what follows a crash: a restart with a growing delay, or quarantine after several in a short time.
 
-    1. A worker that had been up for a whole crash window clears the record.
-    2. The third crash (`max_crashes`) within the window, or the first after a quarantine: quarantine. So does the third
-       in a row that hung before a step of it ended: hangs take longer than the window to notice.
-    3. The first crash of a worker that had been ready: restart at once.
-    4. Else: restart after 0.5, 1, 2 … 30 s.
-    5. A ready worker that was killed from outside says nothing about the model: restart at once, then after 0.5, 1,
-       2 … s. But `max_kills` of them within the window: quarantine.
+    1. If the worker had been ready for a whole crash window, forget earlier crashes.
+    2. Quarantine after the third crash (`max_crashes`) within the window, or the first after a quarantine. Also
+       quarantine after the third worker in a row that hung before it finished a step, since a hang is noticed later
+       than a crash window.
+    3. After the first crash of a worker that had been ready, restart at once.
+    4. After any other crash, restart after 0.5, 1, 2 … 30 s.
+    5. A kill of a ready worker from outside says nothing about the model. Restart at once, then after 0.5, 1, 2 … s.
+       But quarantine after `max_kills` kills within the window.
     """
 
     def __init__(self, patience: Patience) -> None:
@@ -61,14 +61,14 @@ class RestartPolicy:
         self._is_on_probation = False
 
     def on_end(self, now_s: float, death: Death, *, has_worked: bool) -> Restart | Quarantine:
-        """Judge a worker's end; `has_worked`: whether a step of it had ended."""
+        """Return what follows a worker's end. `has_worked`: the worker had finished a step."""
         if death.fate is Fate.KILLED:
             return self.on_kill(now_s, death.ready_for_s)
         hung_at_once = death.fate is Fate.HUNG and not has_worked
         return self.on_crash(now_s, death.ready_for_s, hung_at_once=hung_at_once)
 
     def on_crash(self, now_s: float, ready_for_s: float | None, *, hung_at_once: bool = False) -> Restart | Quarantine:
-        """Judge a crash, as `on_end`."""
+        """Return what follows a crash. `hung_at_once`: the worker hung before it finished a step."""
         patience = self._patience
         self._num_hung_at_once = self._num_hung_at_once + 1 if hung_at_once else 0
         if self._num_hung_at_once >= patience.max_crashes:
@@ -87,8 +87,9 @@ class RestartPolicy:
         return self._restart_after(self._num_delayed)
 
     def on_kill(self, now_s: float, ready_for_s: float | None) -> Restart | Quarantine:
-        """Judge an end from outside, as `on_end`."""
-        if ready_for_s is None:  # a model that needs more memory than the machine has never becomes ready
+        """Return what follows a kill from outside."""
+        # A kill during the load counts as a crash: the model may need more memory than the machine has.
+        if ready_for_s is None:
             return self.on_crash(now_s, None)
         patience = self._patience
         self._kills = [at_s for at_s in self._kills if now_s - at_s < patience.crash_window_s] + [now_s]

@@ -1,7 +1,7 @@
 """Starts one model's worker, watches it, replaces it when it dies, and stops it.
 
-It owns the worker's state and its requests. It knows no model files (a coroutine returns the Load message) and no
-receivers of answers (they are Sinks).
+It owns the worker's state and its requests. It does not know model files (a coroutine returns the Load message) or who
+receives the answers (it sees only Sinks).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from edgeagent.worker.protocol import (
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.process")
 
-# Loads in a row that ran out of memory. Each plans to use less of the free memory; see fit.plan.
+# How many loads in a row may run out of memory. Each plans to use less memory than the last; see fit.plan.
 MAX_SHORT_LOADS = 3
 
 logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Keeps one worker for one model. All methods belong to the event loop's thread."""
+    """Keeps one worker running for one model. All methods must be called on the event loop's thread."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class Supervisor:
         load_time: LoadTime | None = None,
         leave_out: Callable[[str, str], bool] = lambda _trying, _cause: False,
     ) -> None:
-        """`keep` gets `to_keep` of a worker's Ready, for the next worker; `load_time` knows earlier loads.
+        """`keep` gets what a worker wants to keep for the next worker; `load_time` has the times of earlier loads.
 
-        `leave_out` gets what ended the process when it was tried, and the cause; whether the next load goes without.
+        `leave_out` gets the part whose trial ended the process, and the cause. It tells whether the next load omits it.
         """
         self.name = name
         self._keep = keep
@@ -100,18 +100,18 @@ class Supervisor:
         self._begin_life()
 
     def _begin_life(self) -> None:
-        """Forget the last worker process."""
+        """Reset the state of the worker process for a new one."""
         self._life = Life(self._patience)
         self._load_time.begin()
 
     @property
     def num_live(self) -> int:
-        """How many requests have been accepted and not ended."""
+        """How many requests were accepted and have not ended."""
         return len(self._requests)
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has requests, or questions, that have not ended."""
+        """Whether there are requests or questions that have not ended."""
         return len(self._requests) > 0 or len(self._queries) > 0
 
     def status(self) -> ModelStatus:
@@ -130,25 +130,25 @@ class Supervisor:
         )
 
     def start(self) -> None:
-        """Begin to load the model unless it is loaded or loading; a failed one is tried again."""
+        """Start loading the model, also after a failure, unless it is loaded or loading."""
         if self._task is None or self._task.done():
             self._state, self._refusal = WorkerState.STARTING, None
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.name}")
 
     def reload(self) -> None:
-        """Start a new worker, which continues the running one's requests; earlier failures no longer count."""
+        """Replace the worker by a new one, which continues its requests. Forget earlier failures."""
         if self._is_stopped_for_good:
             return
         self._restarts, self._num_short_loads = RestartPolicy(self._patience), 0
         if self._state is WorkerState.READY:
-            self._condemn(Death("it was told to load the model again", Fate.REPLACED))
+            self._condemn(Death("the model is being reloaded", Fate.REPLACED))
         self.start()
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
-        """Accept a request, whose answer may have begun on another machine; its steps or its error go to the sink.
+        """Accept a request and send its steps or its error to the sink. `so_far`: its output on another machine.
 
-        Raise BackendUnavailable or the load's error if there can be no worker, InvalidRequest where the request
-        cannot be passed on.
+        Raise BackendUnavailable or the load's error if no worker can be started, InvalidRequest or PayloadTooLarge if
+        the request cannot be sent to a worker.
         """
         self._check_available()
         now_s = self._clock()
@@ -158,9 +158,9 @@ class Supervisor:
         self._send_waiting()
 
     async def ask(self, question: TextQuery) -> TextAnswer:
-        """Return the answer to a question; raise as `submit` does, or Overloaded, or the worker's error.
+        """Return the answer to a question; raise the errors of `submit`, Overloaded, or the worker's error.
 
-        Cancelling the task that waits makes the worker forget it.
+        If the waiting task is cancelled, the worker drops the question.
         """
         self._check_available()
         refusals.check_sendable(Ask("", question))
@@ -175,12 +175,12 @@ class Supervisor:
             self._send_waiting()
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request: its sink gets a Finished(cancelled); an unknown id is ignored."""
+        """Cancel a request; its sink still gets a Finished(cancelled). An unknown id is ignored."""
         if self._requests.cancel(request_id, self._clock()):
             self._tell_cancelled(request_id)
 
     def abandon(self, request_id: str) -> None:
-        """Cancel a request and send its sink nothing more; an unknown id is ignored."""
+        """Cancel a request and send nothing more to its sink. An unknown id is ignored."""
         if self._requests.abandon(request_id, self._clock()):
             self._tell_cancelled(request_id)
 
@@ -191,7 +191,7 @@ class Supervisor:
             self._refusal.check(self._clock())
 
     async def stop(self) -> None:
-        """End the worker and every request, for good; return when the process is gone."""
+        """End the worker and every request permanently; return when the process has ended."""
         self._is_stopped_for_good = True
         if self._channel is not None:
             self._state = WorkerState.STOPPING
@@ -234,7 +234,7 @@ class Supervisor:
                     self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
                     return
                 self._num_restarts += 1
-                # Reset at once: otherwise the dead worker's progress is shown until the next one starts.
+                # Reset now. Otherwise the dead worker's progress would be shown until the next one starts.
                 self._begin_life()
                 self._state = WorkerState.STARTING
                 await asyncio.sleep(decision.delay_s)
@@ -272,12 +272,12 @@ class Supervisor:
             channel.send(ping)
 
     async def _end(self, channel: Channel) -> Death:
-        """Wait for the process to end, ending it if needed; return the cause of its death."""
+        """Wait until the process has ended, and end it if necessary; return the cause."""
         self._state = WorkerState.STOPPING
         is_gone = True
         if self._life.verdict.done():
             death = self._life.verdict.result()
-            # A loading worker reads no messages, and one that hangs or breaks the protocol gets no time to stop.
+            # A loading worker reads no messages. One that hangs or violates the protocol gets no time to stop.
             is_asked = self._life.ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
             grace_s = self._patience.stop_grace_s
             is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
@@ -300,7 +300,7 @@ class Supervisor:
         return death
 
     def _condemn(self, death: Death) -> None:
-        """Let the worker be ended, without making its requests wait."""
+        """Have the worker ended. Settle its requests now, without waiting for that."""
         if self._life.verdict.done():
             return
         self._life.verdict.set_result(death)
@@ -311,19 +311,19 @@ class Supervisor:
         self._on_death(death.cause, death.fate)
 
     def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
-        """Start no worker for that time, then wait for a request. `status` shows it."""
+        """Fail all requests, and start no worker for `retry_after_s`. After that, the next request starts one."""
         self._state, self._cause = state, error.message
         self._refusal = refusals.Refusal(error, self._clock() + retry_after_s)
         self._requests.fail_all(lambda: refusals.renewed(error, retry_after_s))
         self._queries.fail_all(lambda: refusals.renewed(error, retry_after_s))
 
     def _on_death(self, cause: str, fate: Fate) -> None:
-        """Settle a dead worker's work: the next worker continues its requests; the questions sent to it fail."""
+        """Settle a dead worker's work: the next worker continues its requests, but the questions sent to it fail."""
         self._requests.on_death(cause, fate)
         self._queries.fail_sent(refusals.ended(cause))
 
     def _take_identity(self, identity: str) -> None:
-        """Note which file is loaded. If it is a new one, fail the old one's streams and forget its crashes."""
+        """Record which file is loaded. If it is a new one, fail the old file's streams and forget its crashes."""
         if self._identity not in (None, identity):
             self._requests.fail_begun(lambda: refusals.changed(self.name))
             self._restarts = RestartPolicy(self._patience)
@@ -362,7 +362,7 @@ class Supervisor:
         if self._state is not WorkerState.STARTING or self._channel is None:
             raise ProtocolError("ready twice, or before it was told what to load")
         self._state, self._life.info = WorkerState.READY, info
-        if not self._num_restarts:  # the cause was that of an earlier failed load
+        if not self._num_restarts:  # the cause was an earlier failed load
             self._cause = None
         self._life.ready_at_s = self._clock()
         self._load_time.end()
@@ -370,11 +370,11 @@ class Supervisor:
 
     def _on_load_failed(self, error: EdgeAgentError, *, can_take_less: bool) -> None:
         if self._state is not WorkerState.STARTING:
-            raise ProtocolError("a load failed that had succeeded")
+            raise ProtocolError("LoadFailed after Ready")
         self._condemn(Death(error.message, error=error, is_short_of_memory=can_take_less))
 
     def _send_waiting(self) -> None:
-        """Send the worker the waiting requests and questions that it can take now."""
+        """Send the worker those waiting requests and questions that may be sent now."""
         if self._state is not WorkerState.READY:
             return
         if self._requests.has_unsent:

@@ -1,9 +1,9 @@
 """Decides when a worker counts as hung. Pure: the caller passes the time.
 
-Progress is what matters, not time: a long answer is fine while tokens come. A wait is counted in ticks, each of which
-counts little, so that a laptop's sleep or a stall of the daemon itself ends no worker. Two limits hold: one for the
-time in which the worker computed, and one several times as long for all time, in which it may have been stopped,
-starved by other programs, or waiting for a disk or a GPU.
+A worker hangs if it makes no progress: a long answer is fine while tokens come. Waiting time is added up from ticks of
+limited length, so that a laptop's sleep or a stall of the daemon itself does not end a worker. There are two limits:
+one for the worker's CPU time, and a longer one for elapsed time, in which the worker may have been stopped, starved by
+other programs, or waiting for a disk or a GPU.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from edgeagent.config import EngineConfig
 from edgeagent.types import WorkerStatus
 
 _HANG_FACTOR = 20.0
-# A worker without CPU time (stopped, starved, waiting for a device) may take this many times as long.
+# A worker that gets no CPU time (stopped, starved, waiting for a device) may take this many times as long.
 _IDLE_FACTOR = 3.0
-# The longest step that a worker may report; the worker may be hostile.
+# The longest expected step time that is believed, since the worker may be hostile.
 _MAX_EXPECTED_S = 60.0
-# Bytes of memory that count as progress of a load from a slow disk.
+# Memory growth that counts as progress when loading from a slow disk, in bytes.
 _LOADED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The limits of a supervisor's waiting, in seconds."""
+    """How long a supervisor waits, in seconds, and other limits."""
 
     ping_interval_s: float = 1.0
     pong_timeout_s: float = 10.0
     hang_timeout_s: float = 30.0
-    max_prompt_bytes: int = 1 << 30  # of memory, to prepare one prompt or to answer one question about text
+    max_prompt_bytes: int = 1 << 30  # memory growth for preparing one prompt or answering one question about text
     load_timeout_s: float = 300.0
     stop_grace_s: float = 2.0
-    save_s: float = 0.0  # more than that, for a stopping worker to write its blocks to disk
+    save_s: float = 0.0  # added to stop_grace_s, for a stopping worker to write its blocks to disk
     first_backoff_s: float = 0.5
     max_backoff_s: float = 30.0
     max_crashes: int = 3
-    max_kills: int = 20  # more than a request survives, so that one request cannot end the model's service
+    max_kills: int = 20  # more than one request survives, so that a single request cannot cause a quarantine
     crash_window_s: float = 60.0
     quarantine_s: float = 300.0
     load_retry_s: float = 10.0
-    look_interval_s: float = 2.0  # at the files of a quarantined model
+    look_interval_s: float = 2.0  # between checks of memory, unused models and files
 
     @classmethod
     def from_config(cls, engine: EngineConfig) -> Patience:
-        """Return the patience that the user configured."""
+        """Return the limits, with those that the user configured."""
         return cls(hang_timeout_s=engine.hang_timeout_s, load_timeout_s=engine.load_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """A worker's process, as the operating system sees it."""
+    """A worker process's resource use, as reported by the operating system."""
 
     cpu_s: float = 0.0
     rss_bytes: int = 0
@@ -60,21 +60,21 @@ class Signs:
 
 @dataclass(frozen=True, slots=True)
 class Elapsed:
-    """The time since the last tick, as far as it counts: `all_s`, in `busy_s` of which the worker computed."""
+    """The part of a tick that counts, in seconds. `busy_s` is the part of `all_s` in which the worker used the CPU."""
 
     all_s: float
     busy_s: float
 
 
 class Pulse:
-    """Turns ticks into elapsed time."""
+    """Turns ticks into elapsed time and CPU time."""
 
     def __init__(self, patience: Patience) -> None:
         self._max_tick_s = 2 * patience.ping_interval_s
         self._cpu_s: float | None = None
 
     def beat(self, elapsed_s: float, signs: Signs | None) -> Elapsed:
-        """Return the part of a tick that counts; without signs of the process all of it counts as computing."""
+        """Return the part of a tick that counts. Without signs of the process, all of it counts as CPU time."""
         all_s = min(elapsed_s, self._max_tick_s)
         if signs is None:
             return Elapsed(all_s, all_s)
@@ -83,14 +83,14 @@ class Pulse:
 
 
 class Wait:
-    """How long one thing has been waited for; the time restarts when the thing changes or is None."""
+    """How long we have waited for one thing. The count restarts if the thing changes or is None."""
 
     def __init__(self) -> None:
         self._thing: object = None
         self._all_s = self._busy_s = 0.0
 
     def add(self, thing: object, elapsed: Elapsed) -> None:
-        """Count a tick of waiting for a thing."""
+        """Add a tick of waiting for a thing."""
         if thing is None or thing != self._thing:
             self._thing, self._all_s, self._busy_s = thing, 0.0, 0.0
         if thing is not None:
@@ -98,7 +98,7 @@ class Wait:
             self._busy_s += elapsed.busy_s
 
     def overrun(self, limit_s: float) -> str | None:
-        """Return the limit that is reached, in words; None if none is."""
+        """Return a description of the limit that is reached; None if none is."""
         if self._busy_s >= limit_s:
             return f"{limit_s:g} s"
         if self._all_s >= _IDLE_FACTOR * limit_s:
@@ -107,9 +107,10 @@ class Wait:
 
 
 class Growth:
-    """How much memory a process took since one thing began, at the latest look.
+    """How much a process's memory has grown since one thing began.
 
-    Cached blocks do not count. Freed blocks are not subtracted: the process may keep their memory for other use.
+    Growth of the cached blocks does not count. Freed blocks are not subtracted, since the process may keep their memory
+    for other use.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,10 @@ class Growth:
         self._base = (0, 0)
 
     def add(self, thing: object, own_bytes: int, cache_bytes: int) -> int:
-        """Note a process's own memory and its blocks; return how much came with a thing (None: with nothing)."""
+        """Record a process's own memory and its cached blocks, in bytes. Return the growth since `thing` began.
+
+        If `thing` is None, nothing is running, and the growth is 0.
+        """
         now = (own_bytes, cache_bytes)
         if thing is None or thing != self._thing:
             self._thing, self._base = thing, self._last or now
@@ -128,7 +132,7 @@ class Growth:
 
 
 class LoadWatch:
-    """Watches a loading worker: its progress must rise, or its memory must grow."""
+    """Watches a loading worker: its progress or its memory must grow."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
@@ -138,14 +142,14 @@ class LoadWatch:
         self.progress = 0.0
 
     def advance(self, fraction: float) -> None:
-        """Note how much is loaded (0 to 1)."""
-        # NaN compares false.
+        """Record the loaded fraction (0 to 1)."""
+        # NaN, from a hostile worker, compares false.
         if fraction > self.progress:
             self.progress = min(fraction, 1.0)
             self._num_signs += 1
 
     def tick(self, elapsed: Elapsed, signs: Signs | None = None) -> str | None:
-        """Count time since the last tick; return why the worker is hung, or None."""
+        """Count the time since the last tick; return why the worker counts as hung, or None."""
         if signs is not None and signs.rss_bytes >= self._rss_bytes + _LOADED_BYTES:
             self._rss_bytes = signs.rss_bytes
             self._num_signs += 1
@@ -156,9 +160,9 @@ class LoadWatch:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What is expected of a ready worker: steps while it `is_busy`, an end since a cancel, an answer since a question.
+    """The open work of a ready worker: steps if it `is_busy`, the end of a cancelled request, an answer to a question.
 
-    The times only name what is waited for; they are not compared with the clock.
+    The times only identify a cancel or a question. They are not compared with the clock.
     """
 
     is_busy: bool = False
@@ -167,9 +171,9 @@ class Owed:
 
 
 class StepWatch:
-    """Watches a ready worker: it answers pings, its steps end while it has requests, and so does preparing a prompt.
+    """Watches a ready worker. It must answer pings, and finish steps, prompts, cancels and questions in time.
 
-    What prepares a prompt is bounded in memory too.
+    Memory growth is limited while it prepares a prompt or answers a question.
     """
 
     def __init__(self, patience: Patience) -> None:
@@ -183,7 +187,7 @@ class StepWatch:
         self.culprit = ""  # the request whose preparation hung the worker
 
     def on_pong(self, status: WorkerStatus) -> None:
-        """Note an answer to a ping and the number of steps done."""
+        """Record the answer to a ping, with the number of finished steps."""
         self._num_pongs += 1
         num_done = status.num_steps - self._status.num_steps
         if num_done > 0:
@@ -193,22 +197,25 @@ class StepWatch:
         self._status = status
 
     def on_progress(self) -> None:
-        """Note that the worker answered a request, in part or whole, or was idle and got one."""
+        """Note that the worker answered a request in part or whole, or that it was idle and got one."""
         self._num_pongs += 1
         self._num_signs += 1
 
     def step_limit_s(self) -> float:
-        """Return the longest a step may take: the configured time, or 20 times the usual or the expected one."""
+        """Return how many seconds a step may take: the configured limit, or 20 times a step's usual or expected time.
+
+        The longest of these counts.
+        """
         usual_s = statistics.median(self._step_times_s) if self._step_times_s else 0.0
         told_s = self._status.step_expected_s
         expected_s = min(told_s, _MAX_EXPECTED_S) if told_s > 0 else 0.0
         return max(self._patience.hang_timeout_s, _HANG_FACTOR * usual_s, _HANG_FACTOR * expected_s)
 
     def tick(self, elapsed: Elapsed, owed: Owed) -> str | None:
-        """Count time since the last tick; return why the worker is hung, or None."""
+        """Count the time since the last tick; return why the worker counts as hung, or None."""
         self._busy_s = self._busy_s + elapsed.all_s if owed.is_busy else 0.0
         step_limit_s, limit_s = self.step_limit_s(), self._patience.hang_timeout_s
-        # The worker's own clock names what it prepares.
+        # The start time, by the worker's clock, identifies the prompt that it prepares.
         preparing_s = self._status.preparing_since_s or None
         for wait, thing, most_s, words in (
             (self._silence, self._num_pongs, self._patience.pong_timeout_s, "no sign of life for"),

@@ -117,7 +117,7 @@ async def test_a_status_that_is_no_number(status: str, context: ssl.SSLContext, 
     async with http2(context, answer("a")) as server, backend(server.url, tls=tls) as remote:
         server.status = status
         got = await ask(remote)
-        assert isinstance(got.error, RemoteUnavailable) and "not HTTP's" in got.error.message
+        assert isinstance(got.error, RemoteUnavailable) and "not valid HTTP" in got.error.message
 
 
 async def test_a_request_goes_out_in_one_piece(

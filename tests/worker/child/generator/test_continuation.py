@@ -155,7 +155,7 @@ def test_the_limit_counts_what_came_from_elsewhere(bundled: Runner) -> None:
     so_far = AnswerSoFar(whole.text[:12], "", 30)
     rest = bundled.ask(CHAT, so_far, max_tokens=33)
     assert rest.num_tokens == 33
-    with pytest.raises(NotSupported, match="all of its 30 tokens"):
+    with pytest.raises(NotSupported, match="already has its 30 tokens"):
         bundled.prepare(CHAT, Delivered(so_far=so_far), max_tokens=30)
 
 
@@ -197,7 +197,7 @@ def written(runner: Runner, prepared: Prepared) -> str:
 
 def test_what_cannot_go_on_is_refused_with_the_reason(tiny: Runner) -> None:
     so_far = AnswerSoFar("the", "", 1)
-    for fields, why in (({"logprobs": 0}, "log probabilities"), ({"echo": True}, "given back")):
+    for fields, why in (({"logprobs": 0}, "log probabilities"), ({"echo": True}, "echo of the prompt")):
         with pytest.raises(NotSupported, match=why):
             tiny.prepare(LINE, Delivered(so_far=so_far), **fields)
     with pytest.raises(NotSupported, match="call"):

@@ -221,7 +221,7 @@ class TestLoad:
     def test_why_a_memory_has_no_drafts_is_told_in_the_status(self, tiny_model: TinyModel, kind: MemoryKind) -> None:
         (choice,) = [each for each in load(tiny_model(kind)).info.choices if each.name == "drafts"]
         assert (choice.value, choice.by) == ("none", "default")
-        assert f"taken back from a {kind} memory" in choice.why
+        assert f"removed from a {kind} memory" in choice.why
         assert not [each for each in load(tiny_model(kind), draft_tokens=0).info.choices if each.name == "drafts"]
 
     def test_a_draft_changes_no_answer(self, host: Host, tiny_model: TinyModel) -> None:
@@ -403,7 +403,7 @@ def test_an_adapter_that_cannot_be_used_leaves_the_others(tiny_model: TinyModel,
     host = Host(message, open_model(message))
     prompt = TextPrompt("in the and the")
     assert generate(host, prompt, max_tokens=8, adapter="good") != generate(host, prompt, max_tokens=8)
-    with pytest.raises(ModelDamaged, match=r"the adapter bad cannot be used: .* does not suit .*; mend the file and"):
+    with pytest.raises(ModelDamaged, match=r"the adapter bad cannot be used: .* does not suit .*; fix the file and"):
         host.prepare(request(prompt, adapter="bad"))
     with pytest.raises(ModelDamaged, match=r"the adapter gone cannot be used: no file gone\.gguf"):
         host.prepare(request(prompt, adapter="gone"))

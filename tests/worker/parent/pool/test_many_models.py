@@ -315,9 +315,9 @@ async def test_a_model_with_an_adapter_is_the_same_worker(shelf: Shelf, tmp_path
     for name in ("m1+two", "mini+one", "m1+"):
         with pytest.raises(ModelNotFound, match="not found"):
             await pool.locate(name)
-    with pytest.raises(ModelNotFound, match="of adapters m1 has one"):
+    with pytest.raises(ModelNotFound, match="m1 has these adapters: one"):
         await pool.locate("m1+two")
-    with pytest.raises(NotSupported, match="not its vectors"):
+    with pytest.raises(NotSupported, match="not its embeddings"):
         await pool.ask("m1+one", Embed((TextPrompt("x"),)))
     await pool.stop()
 
@@ -380,7 +380,7 @@ def test_an_adapter_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_
     assert preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV")
     load = preparation.load()
     assert load.adapters.keys() == {"one"}
-    assert load.unusable_adapters == {"two": f"{paths['two']} ended the process that computed with it (SIGSEGV)"}
+    assert load.unusable_adapters == {"two": f"{paths['two']} ended the process that tried it (SIGSEGV)"}
     assert not preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV"), "it was not tried again"
     paths["two"].write_bytes(b"other")
     assert preparation.load().adapters.keys() == paths.keys()

@@ -28,7 +28,7 @@ def test_a_trouble_is_told_once_and_another_soon(caplog: pytest.LogCaptureFixtur
         log.note(WorkerStatus(disk_cache=CacheStatus(trouble=trouble)), at_s)
     log.note(WorkerStatus(), 9999.0)
     assert [record.getMessage() for record in caplog.records] == [
-        "m: the cache on disk: the disk has 9.5 MiB free ",
-        "m: the cache on disk: the disk reports an error",
-        "m: the cache on disk: the disk reports an error",
+        "m: disk cache: the disk has 9.5 MiB free ",
+        "m: disk cache: the disk reports an error",
+        "m: disk cache: the disk reports an error",
     ]

@@ -115,7 +115,7 @@ async def test_too_many_questions_are_refused(make: Make) -> None:
 
 
 async def test_text_that_cannot_be_encoded_is_refused(make: Make) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be passed on"):
+    with pytest.raises(InvalidRequest, match="cannot be sent to the model's process"):
         await make().ask(Tokenize("\ud800"))
 
 
