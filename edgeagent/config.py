@@ -1,7 +1,6 @@
-"""Every option, declared once: field, default, help and check together. A changed config is a new config.
+"""Declarations of all options: field, default, help text and validation in one place. Configs are immutable.
 
-The command line, the environment, config.toml and the documentation are all read from these declarations; see
-config_sources.
+The command line, the environment, config.toml and the documentation all use these declarations; see config_sources.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ENV_PREFIX = "EDGEAGENT_"
 
 KvType = Literal["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 UNQUANTIZED_KV_TYPES = ("auto", "f32", "f16", "bf16")
-# llama.cpp's numbers have 32 bits, and ctypes cuts larger ones off without a word; it has room for so many threads.
+# llama.cpp uses 32-bit numbers, and ctypes truncates larger ones silently. llama.cpp supports at most MAX_THREADS.
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_THREADS = 512
@@ -43,12 +42,12 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
 
 class Section(BaseModel):
-    """A group of options; frozen, and strict about names."""
+    """A group of options. It is immutable and rejects unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     flag_prefix: ClassVar[str] = ""
-    """The beginning of its options' flags; empty if the option's own name says enough."""
+    """The prefix of the flags of its options; empty if the options' own names are clear enough."""
 
     @field_validator("*")
     @classmethod
@@ -103,7 +102,7 @@ class ServerConfig(Section):
     @field_validator("allowed_origins")
     @classmethod
     def _are_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse values that no browser sends, since they would allow nothing."""
+        """Reject values that no browser sends, because they would allow nothing."""
         for origin in origins:
             if origin != "null" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
@@ -123,7 +122,7 @@ class ServerConfig(Section):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches the address; a name other than localhost is not trusted."""
+        """Whether only this machine can reach the address. False for any host name other than localhost."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -131,14 +130,14 @@ class ServerConfig(Section):
 
     @property
     def is_token_needed(self) -> bool:
-        """Whether every client must show a token: asked for, or reachable from other machines."""
+        """Whether every client must send a token: the settings require it, or other machines can reach the address."""
         return self.token_required or not self.is_loopback
 
 
 class EngineConfig(Section):
     """How a model is run. Every worker gets a copy."""
 
-    # The copy is JSON, which has no infinity.
+    # The copy is JSON, which cannot represent infinity.
     model_config = ConfigDict(allow_inf_nan=False)
 
     ctx: Annotated[int, Field(ge=0, le=MAX_INT32)] = 0
@@ -190,13 +189,13 @@ class EngineConfig(Section):
 
     @property
     def num_parallel(self) -> int:
-        """Requests that run at the same time where memory allows."""
+        """The number of requests that run at the same time if memory allows."""
         return self.parallel or DEFAULT_PARALLEL
 
     @field_validator("kv_type_v")
     @classmethod
     def _is_possible_without_flash_attention(cls, kv_type: str, fields: ValidationInfo) -> str:
-        """Refuse at once what llama.cpp would refuse at the end of the load."""
+        """Reject at once what llama.cpp would reject only at the end of the load."""
         if kv_type not in UNQUANTIZED_KV_TYPES and fields.data.get("flash_attention") == "off":
             raise ValueError(
                 f"{kv_type} is quantized, and such a V cache needs flash attention: let it be auto or on, or take f16"
@@ -218,12 +217,12 @@ class LoadConfig(Section):
 
     @property
     def keep_alive_s(self) -> float:
-        """The seconds of `keep_alive`."""
+        """`keep_alive` in seconds."""
         return seconds_of(self.keep_alive)
 
 
 class ModelConfig(Section):
-    """How one model is loaded, where that differs from the others."""
+    """Options of one model that differ from those of the others."""
 
     keep_alive: Duration | None = None
     """How long it stays loaded without use."""
@@ -240,7 +239,7 @@ class ModelConfig(Section):
 
 
 class CacheConfig(Section):
-    """Prefixes of prompts on disk, so that they are not computed again after a restart."""
+    """Cached prompt prefixes on disk, which need not be computed again after a restart."""
 
     flag_prefix: ClassVar[str] = "cache-"
 
@@ -266,7 +265,7 @@ class StoreConfig(Section):
 
 
 class RouterConfig(Section):
-    """The latency that each tier asks for. A request goes elsewhere where this machine is predicted to be slower."""
+    """Latency targets of each tier. A request may run on a remote if this machine is predicted to miss them."""
 
     flag_prefix: ClassVar[str] = "target-"
 
@@ -343,7 +342,7 @@ class Config(BaseSettings):
         return self
 
     def engine_of(self, name: str) -> EngineConfig:
-        """Return the engine's options of a model that is a key of `models`, or of any other."""
+        """Return the engine options of a model, including its own ones if the model is a key of `models`."""
         own = self.models.get(name)
         if own is None:
             return self.engine_with_drafts
@@ -357,12 +356,12 @@ class Config(BaseSettings):
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model that was asked for by name."""
+        """The draft model that the settings name; None if `draft` is auto, none or ngram."""
         return None if self.draft in ("auto", "none", "ngram") else self.draft
 
     @property
     def engine_with_drafts(self) -> EngineConfig:
-        """The engine's options as `draft` completes them."""
+        """The engine options, with n-gram drafts switched on if `draft` is ngram."""
         return self.engine.model_copy(update={"draft_ngrams": True}) if self.draft == "ngram" else self.engine
 
     @property

@@ -15,7 +15,8 @@ EdgeAgentError
 ├── ModelLoading
 ├── RequestTimeout
 ├── ModelLoadFailed
-│   └── ModelDamaged
+│   ├── ModelDamaged
+│   └── ModelOutOfMemory
 ├── WorkerCrashed
 │   └── ModelChanged
 ├── BackendUnavailable
@@ -35,10 +36,10 @@ from typing import ClassVar
 
 
 class EdgeAgentError(Exception):
-    """Base of every error edgeagent raises on purpose.
+    """Base class of every error that edgeagent raises on purpose.
 
-    `param` names the request field at fault; `retry_after_s` is set where trying again may help; `served_by` says who
-    failed: "edgeagent", "local" or "remote:<name>"; `num_delivered_tokens` how much had been delivered before.
+    `param` names the request field at fault. `retry_after_s` is set if a retry may help. `served_by` says what failed:
+    "edgeagent", "local" or "remote:<name>". `num_delivered_tokens` is the number of tokens delivered before the error.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -217,7 +218,7 @@ def _tree(cls: type[EdgeAgentError]) -> list[type[EdgeAgentError]]:
 def from_code(
     code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
 ) -> EdgeAgentError:
-    """Return the error with this code (InternalError where the code is unknown); it comes from the local backend."""
+    """Return the error with this code, or InternalError if the code is unknown. It is served by "local"."""
     for cls in _tree(EdgeAgentError)[1:]:
         if cls.code == code:
             return cls(message, param=param, retry_after_s=retry_after_s, served_by="local")
