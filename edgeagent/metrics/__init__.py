@@ -1,7 +1,7 @@
-"""Every measurement, named once. Code that measures calls the object; `metrics.exposition` exports all of them.
+"""All metrics, each declared once. Code that measures uses these objects; `metrics.exposition` exports them.
 
-The registry is our own: prometheus_client's default one also collects from the interpreter. Labels are bounded: route
-templates, error codes, and names of models that are served, never a client's own words.
+The registry is our own, because prometheus_client's default one also collects from the interpreter. Labels are bounded:
+route templates, error codes, and names of served models, but never a client's own text.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from prometheus_client import (
 
 from edgeagent.metrics.tally import Tally
 
-# No second series for each counter with the time when it was made: it is not used.
+# Do not export a second series with each counter's creation time, which is not used.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY = CollectorRegistry()
-# Memory, descriptors and CPU time of the daemon itself, where the system tells (Linux).
+# Memory, descriptors and CPU time of the daemon itself, on systems that report them (Linux).
 ProcessCollector(registry=REGISTRY)
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -103,7 +103,7 @@ slow_clients_cut_total = Counter(
     ["transport"],
     registry=REGISTRY,
 )
-# Both from the beginning: a rate would not see the first cut of a series that begins with it.
+# Create both series at the start. A rate cannot show the first cut of a series that begins with that cut.
 for _transport in ("http", "websocket"):
     slow_clients_cut_total.labels(_transport)
 loop_lag_seconds = Tally(

@@ -1,4 +1,4 @@
-"""All measurements as Prometheus reads them: counters, and values read from the models at that moment."""
+"""Exports all metrics in Prometheus's format: counters, and values that are read from the models at export."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _CACHE_COUNTERS: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Values that are read rather than counted. A worker's numbers are as old as its last pong, a second at most."""
+    """Values that are read rather than counted. A worker's values come from its last pong, at most a second ago."""
 
     models: Sequence[ModelStatus]
     num_connections: int
@@ -57,14 +57,14 @@ class Snapshot:
 
 
 def exposition(snapshot: Snapshot) -> bytes:
-    """Return every measurement in Prometheus's text format."""
+    """Return all metrics in Prometheus's text format."""
     registry = CollectorRegistry()
     registry.register(_Gauges(snapshot))
     return generate_latest(REGISTRY) + generate_latest(registry)
 
 
 def gauges(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield the measurements that are read rather than counted, each with its labels."""
+    """Yield the metrics that are read rather than counted, with their labels."""
     return _Gauges(snapshot).collect()
 
 
