@@ -1,4 +1,4 @@
-"""Checks of what a daemon needs, and of one that runs: port, version, model, hub. Pure functions of the facts."""
+"""Checks of what a daemon needs, and of a running daemon: port, version, model, hub. Pure functions of the facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_daemon(facts: Facts) -> list[Finding]:
 
 
 def check_port(facts: Facts) -> list[Finding]:
-    """Check that a daemon can have its port."""
+    """Check that a daemon can listen on its port."""
     port, where = facts.port, f"{facts.port.host} port {facts.port.number}"
     remedy = "choose another with --port (0 takes a free one)"
     match port.state:
@@ -36,7 +36,7 @@ def check_port(facts: Facts) -> list[Finding]:
             text = f"{where} is taken by an edgeagent daemon of another user or state folder{_named(port.holder)}"
         case _:
             text = f"{where} is taken by another program{_named(port.holder)}"
-    # A daemon that runs has another port already.
+    # A running daemon already listens on another port.
     return warn("port", text, remedy) if facts.daemon is not None else fail("port", text, remedy)
 
 
@@ -45,7 +45,7 @@ def _named(holder: str) -> str:
 
 
 def check_model(facts: Facts) -> list[Finding]:
-    """Check that the models that the settings name are here."""
+    """Check that the models that the settings name are on this machine."""
     if facts.model_problem:
         return fail("model", facts.model_problem, "choose another with --model; `edgeagent list` shows what is here")
     if facts.adapter_problems:
@@ -59,7 +59,7 @@ def check_model(facts: Facts) -> list[Finding]:
 
 
 def check_hub(facts: Facts) -> list[Finding]:
-    """Check that the hub answers, if it was asked."""
+    """Check that the hub answers, if it was contacted."""
     if facts.hub is None:
         return []
     if facts.hub_problem:
