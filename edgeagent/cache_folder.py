@@ -121,7 +121,7 @@ def ensure_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(20, "is no folder (a link is not followed)", str(folder))
+        raise NotADirectoryError(20, "is not a folder (links are not followed)", str(folder))
     if sys.platform == "win32":
         return
     if status.st_uid != os.getuid():

@@ -226,7 +226,7 @@ def clients(state_dir: Path) -> list[Client]:
 def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: RouteMode | None = None) -> str:
     """Create a token for a client and return it. It replaces the client's earlier token."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"a client's name is letters, digits and _.-, at most 64 of them, not {name!r:.80}")
+        raise ConfigError(f"a client's name must be 1 to 64 letters, digits, _ . or -, not {name!r:.80}")
     token = _new_token()
     with changing(state_dir / _LOCK_FILE, "edgeagent token"):
         others = [(client, held) for client, held in _read_clients(state_dir) if client.name != name]
@@ -243,7 +243,7 @@ def remove_client(state_dir: Path, name: str) -> None:
         others = [(client, held) for client, held in known if client.name != name]
         if len(others) == len(known):
             names = ", ".join(client.name for client, _ in known)
-            raise ConfigError(f"no client is named {name!r:.80}; there is {names or 'none'}")
+            raise ConfigError(f"no client is named {name!r:.80}; known clients: {names or 'none'}")
         _write_clients(state_dir, others)
 
 

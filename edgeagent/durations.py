@@ -22,7 +22,7 @@ def seconds_of(duration: float | str) -> float:
         return math.inf if duration < 0 else float(duration)
     match = _DURATION.fullmatch(duration.strip())
     if match is None:
-        raise ValueError(f"{duration[:64]!r} is no duration: give seconds, or a number and a unit, as in 5m")
+        raise ValueError(f"{duration[:64]!r} is not a duration: give seconds, or a number and a unit, as in 5m")
     if match["number"] is not None:
         seconds = float(match["number"])
     else:

@@ -68,7 +68,7 @@ class InvalidRequest(EdgeAgentError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt, with the tokens asked for, does not fit the context."""
+    """The prompt and the requested number of tokens do not fit the context."""
 
     code = "context_length_exceeded"
 
@@ -92,7 +92,7 @@ class NotSupported(InvalidRequest):
 
 
 class NotFound(EdgeAgentError):
-    """There is no such thing."""
+    """The requested object does not exist."""
 
     code = "not_found"
 
@@ -128,13 +128,13 @@ class PayloadTooLarge(InvalidRequest):
 
 
 class Overloaded(EdgeAgentError):
-    """The queue or a budget is full. It may pass."""
+    """The queue or a budget is full. A retry may succeed."""
 
     code = "queue_full"
 
 
 class ModelLoading(EdgeAgentError):
-    """The model is not ready yet. It may pass."""
+    """The model is not ready yet. A retry may succeed."""
 
     code = "model_loading"
 
@@ -152,7 +152,7 @@ class ModelLoadFailed(EdgeAgentError):
 
 
 class ModelDamaged(ModelLoadFailed):
-    """The model's file is damaged, not whole, or not a model of this llama.cpp. The message names its fault."""
+    """The model's file is damaged, incomplete, or not a model for this llama.cpp. The message says what is wrong."""
 
     code = "model_damaged"
 
@@ -170,7 +170,7 @@ class WorkerCrashed(EdgeAgentError):
 
 
 class ModelChanged(WorkerCrashed):
-    """The model's process ended, and another file has taken the place of its model file."""
+    """The model's process ended, and its model file has been replaced by another file."""
 
     code = "model_changed"
 

@@ -103,7 +103,7 @@ def read_token(state_dir: Path) -> str | None:
     token = content.decode("ascii", errors="replace").strip()
     if not MIN_TOKEN_CHARS <= len(token) <= MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
         raise ConfigError(
-            f"{path} holds no token (letters, digits and -._~+/=, {MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} of them); "
+            f"{path} does not hold a token ({MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} letters, digits and -._~+/=); "
             "delete it, and start again"
         )
     return token

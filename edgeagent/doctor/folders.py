@@ -81,12 +81,12 @@ def _unusable(name: str, folder: Folder, remedy: str) -> list[Finding]:
     if folder.is_there and not folder.is_own:
         return fail(name, f"{folder.path} belongs to another user ({folder.owner})", remedy)
     if not folder.is_writable:
-        what = "cannot be written to" if folder.is_there else "cannot be made"
+        what = "cannot be written to" if folder.is_there else "cannot be created"
         return fail(name, f"{folder.path} {what}", remedy)
     return []
 
 
 def _described(folder: Folder) -> str:
-    where = f"{folder.path}{'' if folder.is_there else ' (made when it is needed)'}"
+    where = f"{folder.path}{'' if folder.is_there else ' (created when it is needed)'}"
     kind = f" on {folder.file_system}" if folder.file_system else ""
     return f"{where}{kind}, {size_text(folder.free_bytes)} of {size_text(folder.total_bytes)} free"

@@ -57,7 +57,7 @@ def check_cpu(facts: Facts) -> list[Finding]:
     compiled = compiled_instructions(facts.native.instructions)
     names = [name for name, flags in INSTRUCTIONS.items() if flags & facts.cpu_flags]
     if facts.native.problem is not None or not facts.cpu_flags:
-        return ok("CPU", f"{facts.processor}: {', '.join(names) or 'its instruction sets are not known here'}")
+        return ok("CPU", f"{facts.processor}: {', '.join(names) or 'its instruction sets are unknown'}")
     foreign = sorted(name for name in compiled & INSTRUCTIONS.keys() if name not in names)
     if foreign:
         return fail(
@@ -70,7 +70,7 @@ def check_cpu(facts: Facts) -> list[Finding]:
         return warn(
             "CPU",
             f"{facts.processor} has {', '.join(unused)}, which this build of llama.cpp does not use",
-            f"compile it for this CPU, which is quicker: {rebuild_command(facts)}",
+            f"compile it for this CPU, to make it faster: {rebuild_command(facts)}",
         )
     return ok("CPU", f"{facts.processor}: llama.cpp uses {', '.join(names) or 'no vector instructions'}")
 
@@ -91,7 +91,7 @@ def check_gpu(facts: Facts) -> list[Finding]:
     ]
     for gpu in sorted(facts.gpus):
         found += _check_one_gpu(gpu, facts)
-    return found or ok("GPU", "none is known here: models run on the CPU")
+    return found or ok("GPU", "none found: models run on the CPU")
 
 
 def _check_one_gpu(gpu: Gpu, facts: Facts) -> list[Finding]:
@@ -102,7 +102,7 @@ def _check_one_gpu(gpu: Gpu, facts: Facts) -> list[Finding]:
     if any(backend.startswith(BACKENDS[gpu]) for backend in native.backends):
         return warn(
             "GPU",
-            f"this machine has {what} and llama.cpp a backend for it, but sees no device",
+            f"this machine has {what}, and llama.cpp has a backend for it, but it finds no device",
             "check that its driver is loaded and that this user may open it (nvidia-smi, or the group `render`)",
         )
     command = rebuild_command(facts, gpu_flags(gpu, facts))
@@ -130,14 +130,14 @@ def check_memory(facts: Facts) -> list[Finding]:
 def check_sandbox(facts: Facts) -> list[Finding]:
     """Check which restrictions the sandbox puts on a model's process."""
     if facts.platform != "linux":
-        return ok("sandbox", "none on this system: edgeagent has one on Linux")
+        return ok("sandbox", "none on this system: edgeagent has a sandbox only on Linux")
     if not facts.limits.is_sandbox_on:
         return warn(
-            "sandbox", "switched off: a damaged or hostile model reaches this user's files", "let engine.sandbox be on"
+            "sandbox", "switched off: a damaged or hostile model reaches this user's files", "set engine.sandbox = true"
         )
     state = facts.native.sandbox
     if state is None:
-        return warn("sandbox", "not known: the process that tries it ended early", "see llama.cpp above")
+        return warn("sandbox", "unknown: the process that tests it ended early", "see llama.cpp above")
     missing = [name for name in _FULL_SANDBOX if name not in state]
     if missing:
         why = (

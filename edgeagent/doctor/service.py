@@ -15,7 +15,7 @@ def check_daemon(facts: Facts) -> list[Finding]:
     if daemon.problem is not None:
         return fail("daemon", f"{text}, is not ready: {daemon.problem}", "see `edgeagent status`, and its log")
     if daemon.version != facts.version:
-        return warn("daemon", f"{text}; this command is {facts.version}", "start it again, after `edgeagent stop`")
+        return warn("daemon", f"{text}; this command is {facts.version}", "run `edgeagent stop` and start it again")
     return ok("daemon", f"{text}, is ready")
 
 
@@ -25,11 +25,11 @@ def check_port(facts: Facts) -> list[Finding]:
     remedy = "choose another with --port (0 takes a free one)"
     match port.state:
         case "free":
-            return ok("port", f"{where} is free" if port.number else "a free one is taken")
+            return ok("port", f"{where} is free" if port.number else "the daemon chooses a free port")
         case "ours":
             return ok("port", f"{where} is this daemon's")
         case "not allowed":
-            return fail("port", f"{where} is not for this user", f"{remedy}, above 1023")
+            return fail("port", f"this user may not listen on {where}", f"{remedy}, above 1023")
         case "not ours":
             return fail("port", f"{port.host} is not an address of this machine", "choose another with --host")
         case "edgeagent":
@@ -53,7 +53,7 @@ def check_model(facts: Facts) -> list[Finding]:
     if facts.unknown_tables:
         tables = ", ".join(f'[models."{name}"]' for name in facts.unknown_tables)
         return warn(
-            "model", f"config.toml has {tables}, and no such model is here", "see the names in `edgeagent list`"
+            "model", f"config.toml has {tables}, but no such model is here", "see the names in `edgeagent list`"
         )
     return ok("model", f"{facts.model} is here")
 

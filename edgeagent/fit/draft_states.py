@@ -48,8 +48,8 @@ def describe_drafts(states: DraftStates, config: EngineConfig) -> Choice:
     """Return the choice of how many tokens may be drafted, with the reason."""
     each = memory_text(states.token_bytes)
     if states.num_tokens == 0:
-        why = f"the states that refused drafts are taken back to would take {each} for each token, which is too much"
+        why = f"the states needed to undo rejected drafts would take {each} for each token, which is too much"
         return Choice("drafts", "none", "memory", why)
     by = "option" if states.num_tokens == config.draft_tokens else "memory"
-    why = f"the states that refused drafts are taken back to take {each} for each token"
+    why = f"the states needed to undo rejected drafts take {each} for each token"
     return Choice("drafts", f"up to {states.num_tokens}", by, why)

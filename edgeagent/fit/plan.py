@@ -186,14 +186,14 @@ def describe(plan: Plan, config: EngineConfig, num_layers: int, num_tries: int =
     if plan.num_cells < plan.num_wanted:
         why = f"{plan.num_wanted} tokens do not fit beside the weights: {free} of memory are free"
         if num_tries and not plan.layout.num_gpu_layers:
-            why = "with a longer one the load ran out of memory"
+            why = "the load ran out of memory with a longer context"
         choices.append(Choice("context", str(plan.num_cells), "memory", why))
     chosen = plan.config.kv_type_k
     if config.kv_type_k == "auto" and chosen != "f16":
-        why = "f16 would leave room for a shorter context, or for fewer layers on the GPU"
+        why = "with f16 the context would be shorter, or fewer layers would be on the GPU"
         choices.append(Choice("KV type", chosen, "memory", why))
     if not config.parallel and plan.config.parallel < config.num_parallel:
-        why = "each request keeps a state, and with more of them less would be left for the context and the layers"
+        why = "each request keeps a state, and more requests would leave less memory for the context and the layers"
         choices.append(Choice("parallel requests", str(plan.config.parallel), "memory", why))
     if plan.draft_states is not None:
         choices.append(describe_drafts(plan.draft_states, config))

@@ -22,15 +22,15 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
     "edgeagent_kv_cells": ("All KV cells.", lambda worker: worker.num_cells),
     "edgeagent_worker_threads": ("CPU threads a decode uses.", lambda worker: worker.num_threads),
     "edgeagent_step_prediction_error_median": (
-        "How far the predicted times of the latest 200 steps were off, as a share of the measured.",
+        "The median error of the predicted times of the latest 200 steps, as a share of the measured time.",
         lambda worker: worker.step_error_median,
     ),
     "edgeagent_step_prediction_error_p95": (
-        "The same, exceeded by a step in twenty.",
+        "The 95th percentile of the same error.",
         lambda worker: worker.step_error_p95,
     ),
     "edgeagent_draft_gain": (
-        "How many times as quickly steps with drafts made their tokens as without; 0: there were none.",
+        "How many times faster steps with drafts produced their tokens than steps without; 0 if none had drafts.",
         lambda worker: worker.draft_gain,
     ),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),

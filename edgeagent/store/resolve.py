@@ -278,7 +278,7 @@ class Library:
         promised = named_sha256(path) or self._verified.noted_sha256(path)
         if promised is None:
             raise StoreError(
-                f"{path} cannot be verified: nothing here tells its sha256; run `edgeagent pull {wanted}`",
+                f"{path} cannot be verified: its sha256 is unknown on this machine; run `edgeagent pull {wanted}`",
                 param="model",
             )
         if not self._verified.check(path, promised):

@@ -29,7 +29,7 @@ _MAX_LAYERS = 512
 
 
 class _Numbers:
-    """The header's numbers for one architecture. A value that is missing, not a number, or far too large counts as 0."""
+    """The header's numbers for one architecture. A value that is missing, not a number or far too large is 0."""
 
     def __init__(self, metadata: Metadata, architecture: str) -> None:
         self._metadata = metadata

@@ -130,8 +130,8 @@ class Puller:
     def _listed(self, repo: str) -> dict[str, RemoteFile]:
         if self._offline:
             raise HubUnreachable(
-                f"{repo} is not on this machine as it was asked for, and --offline asks no hub: `edgeagent list` shows "
-                "what is here",
+                f"{repo} is not on this machine in the requested form, and with --offline the hub is not asked: "
+                "`edgeagent list` shows what is here",
                 param="model",
             )
         with translated(repo, self._endpoint):
@@ -208,8 +208,8 @@ class Puller:
             partial.unlink()
             if not resumed:
                 raise StoreError(
-                    f"{file.name} of {file.repo} arrived with another sha256 than {file.sha256}: it was deleted; pull "
-                    "again, and if that ends alike, trust neither this hub nor the network to it",
+                    f"{file.name} of {file.repo} arrived with another sha256 than {file.sha256} and was deleted: pull "
+                    "again; if it fails again, do not trust this hub or the network to it",
                     param="model",
                 )
 

@@ -70,7 +70,7 @@ class Transfer:
             if num_fruitless > MAX_FRUITLESS_TRIES:
                 raise StoreError(
                     f"{file.name} of {file.repo} does not arrive: {problem}, {num_fruitless} times in a row; "
-                    f"{_size(partial)} of {file.size} bytes are kept, pull again to go on",
+                    f"{_size(partial)} of {file.size} bytes are kept; pull again to continue",
                     param="model",
                 )
             if num_fruitless:
@@ -109,7 +109,7 @@ class Transfer:
                 url, token=self._token, library_name="edgeagent", library_version=__version__, endpoint=self._endpoint
             )
         except ValueError as error:
-            raise _BrokenAnswer(f"the hub's answer makes no sense ({error})") from None
+            raise _BrokenAnswer(f"the hub's answer cannot be understood ({error})") from None
         if found.etag != file.sha256:
             raise StoreError(
                 f"{self._endpoint} lists {file.name} of {file.repo} with sha256 {file.sha256} and offers {found.etag}: "
@@ -155,7 +155,7 @@ class Transfer:
 def _start_of_body(answer: httpx2.Response, have: int, partial: Path) -> int:
     """Return the offset in the file at which the answer's body begins. A server may ignore the request for `have`."""
     if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise _BrokenAnswer("the server compresses what must not be compressed")
+        raise _BrokenAnswer("the server compresses the file although that was not requested")
     if answer.status_code == 206:
         match = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
         if match is None or int(match[1]) != have:

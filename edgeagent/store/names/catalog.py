@@ -91,7 +91,7 @@ def _parsed(path: Path, text: str) -> Mapping[str, CatalogEntry]:
     entries = {name: _entry(path, name, table) for name, table in tables.items()}
     for entry in entries.values():
         if entry.draft is not None and entry.draft not in entries:
-            raise StoreError(f"{path}: the draft of {entry.name}, {entry.draft}, is no entry")
+            raise StoreError(f"{path}: the draft of {entry.name}, {entry.draft}, is not an entry")
         if entry.draft is not None and entries[entry.draft].tokenizer != entry.tokenizer:
             raise StoreError(f"{path}: {entry.name} and its draft {entry.draft} have different tokenizers")
     return entries
@@ -201,9 +201,9 @@ def _entry(path: Path, name: str, table: object) -> CatalogEntry:
     if not all(isinstance(text, str) for text in texts) or not is_repo_name(entry.repo):
         raise StoreError(f"{path}: the entry {name} needs a repo (org/repo) and a license")
     if entry.file is not None and not is_file_name(entry.file):
-        raise StoreError(f"{path}: the file of {name}, {entry.file!r}, is no file name")
+        raise StoreError(f"{path}: the file of {name}, {entry.file!r}, is not a file name")
     if entry.kind not in get_args(get_type_hints(CatalogEntry)["kind"]):
-        raise StoreError(f"{path}: the kind of {name}, {entry.kind!r}, is none of chat, embedding and rerank")
+        raise StoreError(f"{path}: the kind of {name}, {entry.kind!r}, is not chat, embedding or rerank")
     if not isinstance(entry.also, list | tuple) or not all(is_short_name(str(each)) for each in entry.also):
         raise StoreError(f"{path}: `also` of {name} is a list of names")
     if entry.sha256 is not None and not _SHA256.fullmatch(entry.sha256):

@@ -107,7 +107,7 @@ class Effort:
         if self._num_visits > MAX_VISITS or num_followed > MAX_CHAIN:
             raise TooManyReferencesError(
                 f"references beside allOf, anyOf, oneOf or properties lead through more than {MAX_CHAIN} schemas, or "
-                f"to more than {MAX_VISITS} in all; give such definitions a place of their own"
+                f"to more than {MAX_VISITS} in all; refer to such definitions from properties of their own"
             )
 
     def name(self, names: tuple[str, ...]) -> None:
@@ -115,8 +115,8 @@ class Effort:
         self._num_names += len(names)
         if self._num_names > MAX_NAMES:
             raise TooManyReferencesError(
-                f"alternatives that are put together name more than {MAX_NAMES} keys in all, each counted for every "
-                "alternative that it goes with; give them objects of their own"
+                f"combined alternatives name more than {MAX_NAMES} keys in all (a key counts once for each alternative "
+                "that it is combined with); give the alternatives objects of their own"
             )
 
 

@@ -81,7 +81,7 @@ def _doubts(node: Schema) -> Iterator[tuple[str, str]]:
     if "oneOf" in node:
         yield (
             "oneOf",
-            "has schemas that one value may fit at once; tell them apart by a required property with a const, use "
+            "has schemas that can match the same value; tell them apart by a required property with a const, use "
             "anyOf, or send strict: false",
         )
 

@@ -43,7 +43,7 @@ class Budget:
         self._num_operations += 1
         self._num_chars += num_chars
         if num_chars > _MAX_TEXT_CHARS or self._num_chars > _MAX_TOTAL_CHARS:
-            raise SecurityError("the template makes too much text")
+            raise SecurityError("the template produces too much text")
         if self._num_operations > _MAX_OPERATIONS:
             raise SecurityError(f"the template takes more than {_MAX_OPERATIONS} operations")
         is_timed = num_chars > _LONG_CHARS or self._num_operations % _OPERATIONS_PER_CLOCK == 0
@@ -86,7 +86,7 @@ def num_chars(value: object) -> int:
             raise SecurityError(f"templates cannot turn a {type(item).__name__} into text")
         if total > _MAX_TEXT_CHARS:
             break
-    raise SecurityError("the template makes too much text")
+    raise SecurityError("the template produces too much text")
 
 
 def weigh(value: object) -> int:
