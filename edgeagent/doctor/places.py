@@ -104,7 +104,7 @@ def _holder(number: int) -> str:
 
 
 def _is_edgeagent(server: ServerConfig) -> bool:
-    """Whether an edgeagent daemon on the port answers this client, which sends no token."""
+    """Whether an edgeagent daemon answers on the port to a request without a token."""
     host = "127.0.0.1" if server.host in ("", "0.0.0.0") else server.host  # noqa: S104 not listened on
     host = f"[{host}]" if ":" in host else host
     request = urllib.request.Request(f"http://{host}:{server.port}/version")

@@ -41,7 +41,10 @@ class Meter:
         metrics.live_requests.labels(model, "waiting").inc()
 
     def rename(self, model: str) -> None:
-        """Count under another model's name, unless the generation has begun. The model may have been found since."""
+        """Count under another model's name, unless the generation has begun.
+
+        A name that is unknown when the request arrives may be a known model's later.
+        """
         if self.has_begun or model == self.model:
             return
         metrics.live_requests.labels(self.model, "waiting").dec()

@@ -21,7 +21,7 @@ class ModelFolder:
         self._root = root
 
     def models(self) -> dict[str, tuple[Path, ...]]:
-        """Return the files of each complete model by its name. Of two with the same name, the one nearer to the root.
+        """Return the files of each complete model by its name. If two have one name, the one nearer to the root wins.
 
         A link that leads out of the folder is not a model, nor is anything that is not a regular file.
         """

@@ -22,7 +22,7 @@ class MemoryKind(StrEnum):
 
 
 class DeviceInfo(Struct, frozen=True):
-    """A compute device as llama.cpp names it. `id` names the hardware, alike in all backends; "" if unknown."""
+    """A compute device as llama.cpp names it. `id` is the hardware's, the same in all backends; "" if unknown."""
 
     name: str
     description: str
@@ -143,7 +143,7 @@ class WorkerStatus(Struct, frozen=True):
     0 if too few steps were measured."""
     drafts: tuple[DraftCounts, ...] = ()
     draft_gain: float = 0.0
-    """How many times faster steps with drafts produced their tokens than steps without; 0 if no step had drafts."""
+    """The token rate of steps with drafts, relative to the rate without drafts; 0 if no step had drafts."""
     num_threads: int = 0
     rss_bytes: int = 0
     own_bytes: int = 0

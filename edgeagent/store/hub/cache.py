@@ -51,7 +51,7 @@ class HubCache:
         return self.root / ".locks" / self.repo_dir(repo).name / f"{sha256}.lock"
 
     def pointer(self, repo: str, commit: str, file: str) -> Path:
-        """Return the path under which a published file has its name."""
+        """Return the path of a published file, which ends in the file's name."""
         return self.repo_dir(repo) / "snapshots" / commit / file
 
     def repos(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 # The digits of the largest integers that every client reads exactly (2**53); the same limit after the point.
 MAX_DIGITS = 16
-# A double becomes infinite with more.
+# With more digits a number may be infinite as a double.
 MAX_EXPONENT_DIGITS = 2
 # The longest run of one digit, or of white space, in a string. No hash or table has longer runs: those never end.
 MAX_REPEATS = 128

@@ -84,7 +84,7 @@ class Marker:
 
 
 def control_pattern(control_texts: Collection[str] | None) -> re.Pattern[str]:
-    """Return a pattern for these texts, or for any text that looks like a control token if None."""
+    """Return a pattern for these texts; if None, for any text that looks like a control token."""
     if control_texts is None:
         return _LOOKS_LIKE_CONTROL
     return any_of(filter(None, map(str.strip, control_texts)))
