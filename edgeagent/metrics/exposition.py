@@ -30,7 +30,7 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
         lambda worker: worker.step_error_p95,
     ),
     "edgeagent_draft_gain": (
-        "How many times faster steps with drafts produced their tokens than steps without; 0 if none had drafts.",
+        "The token rate of steps with drafts, relative to the rate without drafts; 0 if no step had drafts.",
         lambda worker: worker.draft_gain,
     ),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
