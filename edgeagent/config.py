@@ -226,9 +226,9 @@ class ModelConfig(Section):
     """Options of one model that differ from those of the others."""
 
     keep_alive: Duration | None = None
-    """How long it stays loaded without use."""
+    """How long the model stays loaded without use."""
     preload: bool = False
-    """Load it at the start and keep it loaded."""
+    """Load the model at the start and keep it loaded."""
     draft: str = "auto"
     """What drafts tokens, as for the default model."""
     engine: dict[str, Any] = {}

@@ -31,7 +31,7 @@ else:
 def holder(path: Path) -> int | None:
     """Return the id of the process that holds a file's lock; None if it is free, or if the system is not Linux.
 
-    This function never takes the lock itself, because a daemon's own attempt might fail at that moment.
+    This function never takes the lock itself, because that could make a daemon's own attempt fail.
     """
     try:
         inode = path.stat().st_ino

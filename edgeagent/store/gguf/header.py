@@ -216,7 +216,7 @@ def _header(
 
 
 def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int) -> None:
-    """Refuse more tensors than the layers can have, if the file has their number (later parts of a split lack it)."""
+    """Refuse more tensors than the layers can have. Later parts of a split model lack the number of layers."""
     num_layers = _whole(reader, metadata, f"{metadata.get('general.architecture', '')}.block_count")
     if num_layers is None:
         return

@@ -1,4 +1,4 @@
-"""Names the kind of a model's memory from its GGUF header, in a word for people. It computes no sizes."""
+"""Names the kind of a model's memory, as a word for display, from its GGUF header. It computes no sizes."""
 
 from __future__ import annotations
 

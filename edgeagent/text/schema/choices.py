@@ -76,7 +76,7 @@ def _required(schema: Schema) -> list[str]:
 
 
 def _values(schema: Any) -> set[str]:
-    """Return the texts that a schema accepts if it lists them all as texts; otherwise an empty set."""
+    """Return the values that a schema accepts if it lists them and all are texts; otherwise an empty set."""
     if not isinstance(schema, dict):
         return set()
     values = [schema["const"]] if "const" in schema else schema.get("enum")

@@ -206,7 +206,7 @@ class ChatTemplate:
         )
 
     def _tool_style(self, base: Style) -> tuple[bool, Style | None]:
-        """Return whether tools are shown, and the style in which a call and its result are shown; None if none is."""
+        """Return whether tools are shown, and the style that shows a call with its result, or None if no style does."""
         shows_tools = "probe_tool" in (self._try([_USER], style=base, tools=(_PROBE_TOOL,)) or "")
         for short_ids, null_content, text_arguments in product((False, True), (False, True), (True, False)):
             style = Style(
