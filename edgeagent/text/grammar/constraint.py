@@ -44,7 +44,7 @@ class TokenTools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Text that activates the grammar. `is_start`: only at the start of the answer, as part of the grammar."""
+    """Text that activates the grammar. `is_start`: only at the start of the answer, where it belongs to the grammar."""
 
     text: bytes
     is_start: bool = False

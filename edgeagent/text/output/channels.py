@@ -84,7 +84,7 @@ class ChannelParser:
         return len(self._call.unread) + (0 if is_begun else len(self._call.opening))
 
     def feed(self, text: str) -> tuple[Part, ...]:
-        """Return what this text adds to the channels."""
+        """Take more generated text, and return the parts of the channels that it completes."""
         self._buffer += text
         while self._buffer and self._advance():
             pass
