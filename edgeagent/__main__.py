@@ -1,4 +1,4 @@
-"""`python -m edgeagent`: the same as the edgeagent command."""
+"""Entry point of `python -m edgeagent`, which is the same as the edgeagent command."""
 
 from edgeagent.cli import main
 

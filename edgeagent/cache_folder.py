@@ -1,8 +1,8 @@
-"""The folder of cached blocks, as every process sees it: the files' names, their clients, and how they are removed.
+"""File names, client records and removal for the folder of cached blocks, shared by all processes.
 
-The engine's block store writes and reads the blocks; the daemon and the command line list and remove them without it.
-It knows neither a block's content nor llama.cpp. File names hold all that an index needs; they name no client, and
-without the installation's secret they do not show what was asked.
+The engine's block store writes and reads the blocks. The daemon and the command line list and remove them with this
+module, without the engine. It knows neither the content of blocks nor llama.cpp. A file name holds all that an index
+needs. It names no client, and without the installation's secret it does not reveal what was asked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ABOUT_NAME = re.compile(r"[0-9a-f]{16}\.about")
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """A block's file name, parsed: its key, how root and parent begin, where its tokens are, how important it is."""
+    """A parsed file name: the block's key, the first bytes of its root and parent, its token range, its importance."""
 
     root: bytes
     parent: bytes
@@ -50,24 +50,24 @@ class BlockName:
 
     @property
     def file_name(self) -> str:
-        """The name as it stands in the folder: lower case and short enough for every file system."""
+        """The name of the file in the folder: lower case, and short enough for every file system."""
         keys = "-".join(key.hex() for key in (self.root, self.parent, self.key))
         return f"{keys}-{self.start:x}-{self.length:x}-{self.importance}.kv"
 
     @property
     def short_key(self) -> bytes:
-        """Its key as it stands in its children's names."""
+        """The part of the key that the names of its child blocks contain."""
         return self.key[:PARENT_BYTES]
 
     @property
     def is_first(self) -> bool:
-        """Whether it begins a prefix: its parent is the root itself."""
+        """Whether the block begins a prefix, that is, its parent is the root itself."""
         return self.parent.startswith(self.root)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFile:
-    """A block's file. `used_s` is its time of last use in the store's own seconds, kept as its modification time."""
+    """A block's file. `used_s` is its last use in seconds of the store's own clock, stored as its modification time."""
 
     name: BlockName
     num_bytes: int
@@ -76,9 +76,9 @@ class BlockFile:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a root stands for, in words: kept beside the blocks, for listing and for purging one client.
+    """The model and client that a root stands for, stored beside the blocks for listing and for purging one client.
 
-    `settings` are what its blocks depend on, by name; empty where an older version wrote them.
+    `settings` holds what the root's blocks depend on, by name. It is empty if an older version wrote the file.
     """
 
     model: str
@@ -87,7 +87,7 @@ class About:
 
 
 def parse_name(file_name: str) -> BlockName | None:
-    """Parse the name of a block's file; None for any other file name."""
+    """Parse the name of a block's file; return None for any other file name."""
     match = _NAME.fullmatch(file_name)
     if match is None:
         return None
@@ -102,7 +102,7 @@ def parse_name(file_name: str) -> BlockName | None:
 
 
 def scan(folder: Path) -> Iterator[BlockFile]:
-    """Yield the blocks of a folder, of names and sizes alone; raise OSError where it cannot be listed."""
+    """Yield the blocks of a folder without opening their files; raise OSError if it cannot be listed."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = parse_name(entry.name)
@@ -117,11 +117,11 @@ def scan(folder: Path) -> Iterator[BlockFile]:
 
 
 def ensure_private(folder: Path) -> None:
-    """Create the folder, or make sure that it is the user's own and closed to others; raise OSError otherwise."""
+    """Create the folder if needed and close it to other users; raise OSError if it is not a folder of this user."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(20, "is no folder (a link is not followed)", str(folder))
+        raise NotADirectoryError(20, "is not a folder (links are not followed)", str(folder))
     if sys.platform == "win32":
         return
     if status.st_uid != os.getuid():
@@ -131,10 +131,10 @@ def ensure_private(folder: Path) -> None:
 
 
 def ensure_secret(state_dir: Path) -> bytes:
-    """Return this installation's secret, made on first use; raise ConfigError where others could have read it.
+    """Return this installation's secret, creating it on first use; raise ConfigError if others could have read it.
 
-    If two processes make it, the first one's counts. One that was cut short by a crash is made again: the blocks sealed
-    with it are lost.
+    If two processes create it at the same time, the first one wins. A secret that a crash left incomplete is created
+    again; the blocks sealed with it are lost.
     """
     path = state_dir / SECRET_FILE
     for _ in range(100):
@@ -147,7 +147,7 @@ def ensure_secret(state_dir: Path) -> bytes:
             with contextlib.suppress(OSError):
                 if time.time() - path.lstat().st_mtime > 1:
                     path.unlink()
-            time.sleep(0.02)  # the process that made the file is writing it
+            time.sleep(0.02)  # the process that created the file is still writing it
             continue
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
@@ -161,29 +161,29 @@ def ensure_secret(state_dir: Path) -> bytes:
 
 
 def temporary_name() -> str:
-    """Return a name for a file that is being written, with the id of the process."""
+    """Return a new name for a file that is being written. It contains the process id."""
     return f"{_TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
 
 
 def temporary_owner(file_name: str) -> int | None:
-    """Return the process that writes, or wrote, a temporary file; None where it is none."""
+    """Return the id of the process that writes, or wrote, a temporary file; None for any other file name."""
     match = re.fullmatch(rf"{_TEMPORARY_PREFIX}(\d+)-[0-9a-f]+", file_name)
     return int(match[1]) if match else None
 
 
 def about_name(root: bytes) -> str:
-    """Return the name of the file that says what a root stands for."""
+    """Return the name of the file that describes a root."""
     return f"{root[:ROOT_BYTES].hex()}{_ABOUT_SUFFIX}"
 
 
 def write_about(about: About) -> bytes:
-    """Return the content of such a file."""
+    """Return the content of the file that describes a root."""
     fields = {"model": about.model, "client": about.client, "settings": dict(about.settings)}
     return json.dumps(fields).encode()
 
 
 def read_abouts(folder: Path) -> dict[bytes, About]:
-    """Return what is known of each root; what cannot be read is left out."""
+    """Return the description of each root in the folder; unreadable files are skipped."""
     known = {}
     with contextlib.suppress(OSError):
         for name in list_names(folder):
@@ -208,7 +208,7 @@ def _read_about(path: Path) -> About | None:
 
 @dataclass(frozen=True, slots=True)
 class FolderShare:
-    """What a folder holds of one model and client. `unused_s`: how long none of it was used."""
+    """The cached blocks of one model and client. `unused_s`: seconds since any of them was used."""
 
     about: About | None
     num_blocks: int
@@ -217,7 +217,7 @@ class FolderShare:
     unused_s: float
 
     def described(self) -> dict[str, str | int | float | None]:
-        """Return it as it is listed in JSON."""
+        """Return the values as they are listed in JSON."""
         return {
             "model": self.about.model if self.about else None,
             "client": self.about.client if self.about else None,
@@ -229,7 +229,7 @@ class FolderShare:
 
 
 def list_parts(folder: Path) -> list[FolderShare]:
-    """Return what a folder holds, the most recently used first; raise OSError where it cannot be listed."""
+    """Return a folder's blocks by model and client, the latest used first; raise OSError if it cannot be listed."""
     if not folder.is_dir():
         return []
     abouts, now_s = read_abouts(folder), _store_time(folder)
@@ -250,7 +250,7 @@ def list_parts(folder: Path) -> list[FolderShare]:
 
 
 def _store_time(folder: Path) -> float:
-    """Return about the store's time; the wall clock's if the store has not noted its own."""
+    """Return the store's approximate time, or the wall clock's time if the store has not saved its own."""
     now_s = time.time()
     try:
         state = json.loads(read_private(folder / STATE_FILE) or b"")
@@ -260,9 +260,10 @@ def _store_time(folder: Path) -> float:
 
 
 def purge(folder: Path, client: str | None = None) -> int:
-    """Remove all blocks, or those of one client, and return how many; a block being read is a miss for its reader.
+    """Remove all blocks, or those of one client, and return how many were removed.
 
-    Blocks of an unknown client are removed with those of any client. Raise OSError where a file cannot be removed.
+    A process that is reading a removed block gets a cache miss. Blocks of an unknown client are removed together with
+    those of any client. Raise OSError if a file cannot be removed.
     """
     if not folder.is_dir():
         return 0
@@ -281,6 +282,6 @@ def purge(folder: Path, client: str | None = None) -> int:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the names of all files; raise OSError where the folder cannot be listed."""
+    """Return the names of all files; raise OSError if the folder cannot be listed."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries]

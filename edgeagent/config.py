@@ -1,7 +1,6 @@
-"""Every option, declared once: field, default, help and check together. A changed config is a new config.
+"""Declarations of all options: field, default, help text and validation in one place. Configs are immutable.
 
-The command line, the environment, config.toml and the documentation are all read from these declarations; see
-config_sources.
+The command line, the environment, config.toml and the documentation all use these declarations; see config_sources.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ENV_PREFIX = "EDGEAGENT_"
 
 KvType = Literal["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 UNQUANTIZED_KV_TYPES = ("auto", "f32", "f16", "bf16")
-# llama.cpp's numbers have 32 bits, and ctypes cuts larger ones off without a word; it has room for so many threads.
+# llama.cpp uses 32-bit numbers, and ctypes truncates larger ones silently. llama.cpp supports at most MAX_THREADS.
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_THREADS = 512
@@ -43,12 +42,12 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
 
 class Section(BaseModel):
-    """A group of options; frozen, and strict about names."""
+    """A group of options. It is immutable and rejects unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     flag_prefix: ClassVar[str] = ""
-    """The beginning of its options' flags; empty if the option's own name says enough."""
+    """The prefix of the flags of its options; empty if the options' own names are clear enough."""
 
     @field_validator("*")
     @classmethod
@@ -62,23 +61,23 @@ class ServerConfig(Section):
     """Listening addresses and limits."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback makes a token mandatory, and needs TLS."""
+    """Address to listen on. Any address except loopback requires a token and TLS."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8127
-    """TCP port; 0 takes a free one and prints it."""
+    """TCP port. 0 chooses a free port and prints it."""
     unix: UserPath | None = None
-    """Listen on this Unix socket too, for programs of this user alone, which need no token there."""
+    """Also listen on this Unix socket. Only programs of this user can connect, and they need no token there."""
     tls_certificate: UserPath | None = None
     """PEM file with the certificate (and its chain) to serve HTTPS with."""
     tls_key: UserPath | None = None
     """PEM file with the certificate's private key."""
     plaintext: bool = False
-    """Let other machines in without TLS; the token and all traffic can be read on the way."""
+    """Let other machines connect without TLS. The token and all traffic can then be read on the network."""
     token_required: bool = False
-    """Ask every client for the token in the state folder, on loopback too."""
+    """Require a token from every client, on loopback too. The owner's token is in the state folder."""
     allowed_origins: Strings = ()
     """Exact Origins of web pages that may use the daemon, e.g. http://localhost:3000."""
     allowed_hosts: Strings = ()
-    """Further hosts that are the daemon's own, e.g. box.example: with any port, or box.example:8443 with this one."""
+    """Further host names of this daemon, e.g. box.example (with any port) or box.example:8443 (only with this port)."""
     docs: bool = False
     """Serve /docs, /openapi.json and /asyncapi.json."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 << 20
@@ -86,28 +85,28 @@ class ServerConfig(Section):
     max_frame_bytes: Annotated[int, Field(ge=1024)] = 16 << 20
     """Largest WebSocket message."""
     max_connections: Annotated[int, Field(ge=1)] = 2000
-    """Connections at a time; more are refused."""
+    """Connections at the same time. More are refused."""
     max_stored_responses: Annotated[int, Field(ge=1)] = 1000
-    """Responses kept for previous_response_id; the least recently used go first."""
+    """Responses kept for previous_response_id. The least recently used are deleted first."""
     persist_responses: bool = True
-    """Keep stored responses in the state folder, where they outlive the daemon; otherwise in memory."""
+    """Keep stored responses in the state folder, so that they survive a restart. Otherwise keep them in memory."""
     max_stored_bytes: Annotated[int, Field(ge=1)] = 256 << 20
-    """Disk space of the stored responses, compressed."""
+    """Disk space for stored responses, which are compressed."""
     max_stored_days: Annotated[float, Field(gt=0)] = 30.0
     """Delete a stored response after this many days."""
     max_websocket_age_s: Annotated[float, Field(ge=0)] = 0.0
-    """Age after which a WebSocket takes no more requests (0: no limit)."""
+    """Seconds after which a WebSocket accepts no more requests (0: no limit)."""
     drain_s: Annotated[float, Field(ge=0)] = 10.0
-    """After a stop, time for live requests to finish; then as long again to write prompts to disk."""
+    """Seconds for live requests to finish after a stop. Then writing prompts to disk may take as long again."""
 
     @field_validator("allowed_origins")
     @classmethod
     def _are_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse values that no browser sends, since they would allow nothing."""
+        """Reject values that no browser sends, because they would allow nothing."""
         for origin in origins:
             if origin != "null" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin} is not an Origin: a scheme and a host, as http://localhost:3000, and no path or *"
+                    f"{origin} is not an Origin: give a scheme and a host, e.g. http://localhost:3000, and no path or *"
                 )
         return origins
 
@@ -117,13 +116,13 @@ class ServerConfig(Section):
         for host in hosts:
             if set(host) & set("/*@ "):
                 raise ValueError(
-                    f"{host} is not a Host: a name, and a port where it is not the default, as box.example:8127"
+                    f"{host} is not a Host: give a name, with the port if it matters, e.g. box.example:8127"
                 )
         return hosts
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches the address; a name other than localhost is not trusted."""
+        """Whether only this machine can reach the address. False for any host name other than localhost."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -131,77 +130,78 @@ class ServerConfig(Section):
 
     @property
     def is_token_needed(self) -> bool:
-        """Whether every client must show a token: asked for, or reachable from other machines."""
+        """Whether every client must send a token: the settings require it, or other machines can reach the address."""
         return self.token_required or not self.is_loopback
 
 
 class EngineConfig(Section):
     """How a model is run. Every worker gets a copy."""
 
-    # The copy is JSON, which has no infinity.
+    # The copy is JSON, which cannot represent infinity.
     model_config = ConfigDict(allow_inf_nan=False)
 
     ctx: Annotated[int, Field(ge=0, le=MAX_INT32)] = 0
-    """Tokens of KV cache, shared by all requests of a model (0: what it was trained for, at most 8192 that fit)."""
+    """Tokens of KV cache, shared by all requests of a model (0: as trained for, at most 8192 and what fits)."""
     parallel: Annotated[int, Field(ge=0, le=64)] = 0
-    """Requests that run at the same time; more wait (0: four, fewer where each keeps a state and memory is short)."""
+    """Requests that run at the same time; others wait (0: four, or fewer if each keeps a state and memory is short)."""
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
     """CPU threads (0: one per performance core, within a container's limit; fewer while other programs use them)."""
     batch: Annotated[int, Field(ge=32, le=MAX_INT32)] = 512
-    """Most tokens in one decode call."""
+    """Largest number of tokens in one decode call."""
     gpu_layers: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
-    """Layers on the GPU: -1 all that fit, 0 none. Asking for more than 0 without a GPU is an error."""
+    """Layers on the GPU (-1: all that fit, 0: none). A number above 0 is an error if there is no GPU."""
     cpu_experts: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
-    """Layers whose experts stay in memory, of a mixture of experts on a GPU: -1 as few as the GPU's memory allows."""
+    """For a mixture of experts on a GPU: layers whose experts stay in main memory (-1: as few as possible)."""
     main_gpu: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
-    """The one GPU that a model is put on, counted from 0 (-1: it is spread over all)."""
+    """Index of the only GPU to use, counted from 0 (-1: spread a model over all GPUs)."""
     tensor_split: Numbers = ()
     """Share of the model for each GPU, e.g. 3,1."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
-    """Flash attention (auto: on a CPU whichever is measured to be quicker, elsewhere what llama.cpp decides)."""
+    """Flash attention (auto: on a CPU what is measured to be faster, on other devices what llama.cpp decides)."""
     kv_type_k: KvType = "auto"
-    """Type of the K cache (auto: f16, or q8_0 where memory is short)."""
+    """Type of the K cache (auto: f16, or q8_0 if memory is short)."""
     kv_type_v: KvType = "auto"
-    """Type of the V cache (auto: as for K); quantized types need flash attention."""
+    """Type of the V cache (auto: as for K). Quantized types need flash attention."""
     calibration_s: Annotated[float, Field(ge=0, le=60)] = 2.0
-    """Most time to measure, at a model's first load, what suits it on this machine (0: nothing is measured)."""
+    """Most seconds that a model's first load may measure which settings suit this machine (0: measure nothing)."""
     side_prefill: bool = True
-    """Compute a long prompt beside streams in a context of its own, which takes its cells' memory twice (CPU only)."""
+    """Compute a long prompt beside streams in a context of its own (CPU only). Its KV cells take twice the memory."""
     cache_memory_bytes: Annotated[int, Field(ge=-1)] = -1
-    """Host memory for prefixes that left the KV cells (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
+    """Host memory for cached prefixes outside the KV cells (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
     cache_type: Literal["exact", "q8_0"] = "exact"
-    """How prefixes are kept in memory and on disk: as computed, or rounded to half the bytes (f16 cells only)."""
+    """How cached prefixes are kept in memory and on disk: exact, or rounded to half the bytes (f16 cells only)."""
     mmap: bool = True
     """Map the model file instead of reading it."""
     mlock: bool = False
-    """Keep the model in RAM."""
+    """Lock the model in RAM, so that it is never swapped out."""
     itl_budget_ms: Annotated[float, Field(gt=0)] = 100.0
-    """Longest predicted step while other requests decode; prompts are computed in chunks that fit."""
+    """Longest predicted step, in ms, while other requests decode. Prompts are computed in chunks that fit."""
     draft_tokens: Annotated[int, Field(ge=0, le=32)] = 16
-    """Most tokens that are drafted at a time; how many are is chosen at each step (0: no speculation)."""
+    """Most tokens to draft at a time. The number is chosen at each step (0: no speculation)."""
     draft_ngrams: bool = False
-    """Draft what followed the same words earlier in the text, also without a draft model; with one it always is."""
+    """Without a draft model, draft what followed the same words earlier in the text. With one this is always done."""
     max_waiting: Annotated[int, Field(ge=0)] = 64
     """Requests that may wait for a free sequence; more are refused with 429."""
     load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """Time without progress after which a load has failed; three times as long if it gets no CPU time."""
+    """Seconds without progress after which a load fails; three times as long if it gets no CPU time."""
     sandbox: bool = True
-    """Keep the worker from the network, other programs and other files, where the platform can (Linux)."""
+    """Keep the worker from using the network, other programs and other files, if the platform can (Linux)."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """Replace the worker if a step computes for longer than this, and for 20 times the expected time."""
+    """Replace the worker if a step takes more than this many seconds and more than 20 times the expected time."""
 
     @property
     def num_parallel(self) -> int:
-        """Requests that run at the same time where memory allows."""
+        """The number of requests that run at the same time if memory allows."""
         return self.parallel or DEFAULT_PARALLEL
 
     @field_validator("kv_type_v")
     @classmethod
     def _is_possible_without_flash_attention(cls, kv_type: str, fields: ValidationInfo) -> str:
-        """Refuse at once what llama.cpp would refuse at the end of the load."""
+        """Reject at once what llama.cpp would reject only at the end of the load."""
         if kv_type not in UNQUANTIZED_KV_TYPES and fields.data.get("flash_attention") == "off":
             raise ValueError(
-                f"{kv_type} is quantized, and such a V cache needs flash attention: let it be auto or on, or take f16"
+                f"{kv_type} is quantized, and a quantized V cache needs flash attention: set flash_attention to auto "
+                "or on, or use f16"
             )
         return kv_type
 
@@ -210,70 +210,70 @@ class LoadConfig(Section):
     """Which models are loaded, and for how long."""
 
     on_demand: bool = True
-    """Load a model that is on this machine when a request names it; otherwise only the configured ones are served."""
+    """Load any model on this machine when a request names it. Otherwise serve only the configured models."""
     keep_alive: Duration = "10m"
-    """How long a model that a request loaded stays loaded without use: 90, 5m, 1h; 0 not at all, -1 forever."""
+    """How long a model that a request loaded stays loaded without use: 90, 5m, 1h (0: not at all, -1: forever)."""
     max_models: Annotated[int, Field(ge=0)] = 0
-    """Models that are loaded at a time (0: as many as fit into memory). The least recently used makes room."""
+    """Models loaded at the same time (0: as many as fit into memory). The least recently used is unloaded first."""
     preload: Strings = ()
-    """Further models to load at the start and to keep loaded, as for --model."""
+    """Further models to load at the start and keep loaded, named as for --model."""
 
     @property
     def keep_alive_s(self) -> float:
-        """The seconds of `keep_alive`."""
+        """`keep_alive` in seconds."""
         return seconds_of(self.keep_alive)
 
 
 class ModelConfig(Section):
-    """How one model is loaded, where that differs from the others."""
+    """Options of one model that differ from those of the others."""
 
     keep_alive: Duration | None = None
-    """How long it stays loaded without use."""
+    """How long the model stays loaded without use."""
     preload: bool = False
-    """Load it at the start and keep it loaded."""
+    """Load the model at the start and keep it loaded."""
     draft: str = "auto"
-    """What drafts tokens ahead, as for the default model."""
+    """What drafts tokens, as for the default model."""
     engine: dict[str, Any] = {}
-    """Options of [engine] that are other for this model."""
+    """Options of [engine] that differ for this model."""
     adapters: dict[AdapterName, UserPath] = {}
-    """Files of LoRA adapters, by name: a request for MODEL+NAME is answered with one."""
+    """Files of LoRA adapters, by name. A request for MODEL+NAME uses the adapter."""
     prefixes: tuple[UserPath, ...] = ()
-    """Files of instructions to compute as soon as it is loaded: text, or .json as for /edgeagent/cache/warm."""
+    """Files of instructions to compute as soon as the model is loaded: text, or .json as for /edgeagent/cache/warm."""
 
 
 class CacheConfig(Section):
-    """Prefixes of prompts on disk, so that they are not computed again after a restart."""
+    """Cached prompt prefixes on disk, which need not be computed again after a restart."""
 
     flag_prefix: ClassVar[str] = "cache-"
 
     disk_bytes: Annotated[int, Field(ge=0)] = 8 << 30
-    """Disk space for cached prefixes, of all models together (0: none is written)."""
+    """Disk space for the cached prefixes of all models together (0: write none)."""
     dir: UserPath | None = None
     """Folder of cached prefixes, private to the user (default: `cache` in the state folder)."""
     min_free_bytes: Annotated[int, Field(ge=0)] = 2 << 30
-    """Disk space to leave free; with less than that, the cache shrinks."""
+    """Disk space to leave free. If less is free, the cache shrinks."""
     max_unused_days: Annotated[float, Field(gt=0)] = 7.0
     """Delete a cached prefix after this many days without use."""
     max_bytes_per_hour: Annotated[int, Field(ge=0)] = 4 << 30
-    """Most bytes to write in an hour, because flash wears (0: no limit)."""
+    """Most bytes to write in an hour, to limit the wear of flash storage (0: no limit)."""
 
 
 class StoreConfig(Section):
     """Model files."""
 
     models_dir: UserPath | None = None
-    """Folder of models: downloads, and .gguf files laid into it (default: the shared Hugging Face cache)."""
+    """Folder for downloaded models and your own .gguf files (default: the shared Hugging Face cache)."""
     min_free_bytes: Annotated[int, Field(ge=0)] = 1 << 30
     """Disk space a download must leave free."""
 
 
 class RouterConfig(Section):
-    """The latency that each tier asks for. A request goes elsewhere where this machine is predicted to be slower."""
+    """Latency targets of each tier. A request may run on a remote if this machine is predicted to miss them."""
 
     flag_prefix: ClassVar[str] = "target-"
 
     realtime_first_token_s: LatencyTarget = 0.5
-    """Seconds within which a realtime request's first token should come. Near it a remote is asked too."""
+    """Seconds within which a realtime request's first token should come. If it is uncertain, a remote is asked too."""
     realtime_token_s: LatencyTarget = 0.1
     """Seconds from one token of a realtime answer to the next."""
     interactive_first_token_s: LatencyTarget = 3.0
@@ -292,9 +292,9 @@ class LogConfig(Section):
     flag_prefix: ClassVar[str] = "log-"
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severity that is written."""
+    """Lowest severity that is logged."""
     format: Literal["console", "json"] = "console"
-    """Lines for people or for machines."""
+    """Log lines for people (console) or for programs (json)."""
 
 
 class TraceConfig(Section):
@@ -322,7 +322,7 @@ class Config(BaseSettings):
     model: str = "builtin"
     """The model to serve: builtin, a path to a .gguf, org/repo[:QUANT], or a name of the catalog or your own."""
     draft: str = "auto"
-    """What drafts tokens ahead: auto (the model's partner if it is here), none, ngram (the text itself), or a model."""
+    """What drafts tokens: auto (the model's partner, if it is here), none, ngram (the text itself) or a model."""
     state_dir: UserPath = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
     """Folder for the token, the runtime file and caches; private to the user."""
     route: Literal["auto", "local_only", "prefer_local", "prefer_remote", "remote_only"] = "auto"
@@ -336,7 +336,7 @@ class Config(BaseSettings):
     log: LogConfig = LogConfig()
     trace: TraceConfig = TraceConfig()
     models: dict[str, ModelConfig] = {}
-    """Further options of single models, by name; only in the file: [models."qwen3:4b"]."""
+    """Options of single models, by name. Only in the file: [models."qwen3:4b"]."""
 
     @model_validator(mode="after")
     def _have_engine_options(self) -> Config:
@@ -345,7 +345,7 @@ class Config(BaseSettings):
         return self
 
     def engine_of(self, name: str) -> EngineConfig:
-        """Return the engine's options of a model that is a key of `models`, or of any other."""
+        """Return the engine options of a model, including its own ones if the model is a key of `models`."""
         own = self.models.get(name)
         if own is None:
             return self.engine_with_drafts
@@ -359,12 +359,12 @@ class Config(BaseSettings):
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model that was asked for by name."""
+        """The draft model that the settings name; None if `draft` is auto, none or ngram."""
         return None if self.draft in ("auto", "none", "ngram") else self.draft
 
     @property
     def engine_with_drafts(self) -> EngineConfig:
-        """The engine's options as `draft` completes them."""
+        """The engine options, with n-gram drafts switched on if `draft` is ngram."""
         return self.engine.model_copy(update={"draft_ngrams": True}) if self.draft == "ngram" else self.engine
 
     @property

@@ -1,7 +1,7 @@
-"""Where an option's value comes from: the command line, the environment, or config.toml.
+"""Reads the values of options from the command line, the environment and config.toml.
 
-In that order the first that names an option wins: a flag, EDGEAGENT_SECTION__OPTION, the file in the platform's config
-folder. Unknown keys are errors.
+The first source that sets an option wins, in this order: a flag, the variable EDGEAGENT_SECTION__OPTION, the file in
+the platform's config folder. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 
 TABLES = frozenset({"models"})
+"""Options that only the file can set: tables whose keys the owner chooses."""
 _WANTED_IN_TABLES = {
     "keep_alive": 'a number of seconds or a duration, as in "5m"',
     "draft": "auto, none, ngram or the name of a model",
@@ -31,13 +32,12 @@ _WANTED_IN_TABLES = {
     "adapters": 'a table of files, as in { support = "support.gguf" }',
     "prefixes": 'a list of files, as in ["assistant.txt"]',
 }
-"""What only the file can set: tables under names that the owner chooses."""
 CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One declared option, as the command line, the environment and the documentation need it."""
+    """One declared option, with what the command line, the environment and the documentation need to know."""
 
     name: str
     """Its dotted name: engine.ctx."""
@@ -54,7 +54,7 @@ class Option:
 
     @property
     def wanted(self) -> str:
-        """What a value must be, in words: a whole number from 0 to 65535."""
+        """A description of a valid value, e.g. "a whole number from 0 to 65535"."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         match self.default:
@@ -71,7 +71,7 @@ class Option:
 
 
 def declared_options(model: type[BaseModel] = Config, section: str = "", flag_prefix: str = "") -> Iterator[Option]:
-    """Yield every option in the order of declaration; a table that only the file can have is none."""
+    """Yield every option in the order of declaration, without the tables that only the file can set."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from declared_options(field.annotation, f"{name}.", field.annotation.flag_prefix)
@@ -100,23 +100,23 @@ def _bounds(limits: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """The effective settings, and for each option (dotted name) the source that set it: "default" where none did."""
+    """The effective settings. `provenance` maps each dotted option name to its source, or to "default"."""
 
     config: Config
     provenance: Mapping[str, str]
     file: Path
-    """The config file that was looked for; it need not exist."""
+    """The path of the config file, which need not exist."""
 
 
 def default_config_file() -> Path:
-    """Return where config.toml is looked for when neither --config nor EDGEAGENT_CONFIG says otherwise."""
+    """Return the path of config.toml that applies if neither --config nor EDGEAGENT_CONFIG names one."""
     return Path(platformdirs.user_config_dir("edgeagent", appauthor=False)) / "config.toml"
 
 
 def load_config(overrides: Mapping[str, object] | None = None, file: Path | None = None) -> LoadedConfig:
-    """Read all sources; `overrides` (dotted name to value) are what the command line said.
+    """Read all sources. `overrides` maps dotted option names to values from the command line.
 
-    Raises ConfigError, naming the flag, variable or line of the file at fault and the option it may have meant.
+    Raise ConfigError, which names the flag, variable or line of the file at fault, and the option probably meant.
     """
     options = {option.name: option for option in declared_options()}
     path, must_exist = _config_file(file)
@@ -198,7 +198,7 @@ def _line_of(name: str, text: str) -> int:
 
 
 def _meant(name: str, known: Mapping[str, object]) -> str | None:
-    """Return the dotted name that a wrong one most likely stands for: 1. alike, 2. alike without its section."""
+    """Return the known dotted name that is most similar to a wrong one, or else whose last part is most similar."""
     leaves = {candidate.rpartition(".")[2]: candidate for candidate in known}
     alike = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     alike = alike or [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, n=1)]
@@ -215,7 +215,7 @@ def _complaints(
         path = ".".join(str(part) for part in problem["loc"])
         name = next((option for option in options if path == option or path.startswith(f"{option}.")), path)
         where = _where(name, sources.get(name, ""))
-        if problem["type"] == "value_error":  # one of our own checks, in its own words
+        if problem["type"] == "value_error":  # raised by one of our own validators, whose message is complete
             yield f"{where}: {problem['msg'].removeprefix('Value error, ')}"
         elif name not in options:
             yield f"{where}: {problem['msg']}"
@@ -228,7 +228,7 @@ def _complaints(
 
 
 def _complaint_of_table(problem: Mapping[str, Any]) -> str:
-    """Return what is wrong with a table of one model; one without a place has it in its text."""
+    """Return what is wrong with a model's table. If the problem has no location, its message names the table."""
     where = problem["loc"]
     if not where:
         what = str(problem["msg"]).replace("Value error, ", "").replace("Input should be", "must be")
@@ -240,7 +240,7 @@ def _complaint_of_table(problem: Mapping[str, Any]) -> str:
 
 
 def _fault_in_table(problem: Mapping[str, Any], key: str) -> str:
-    if problem["type"] == "value_error":  # one of our own checks, in its own words
+    if problem["type"] == "value_error":  # raised by one of our own validators, whose message is complete
         return str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         meant = difflib.get_close_matches(key, ModelConfig.model_fields, n=1)
@@ -252,6 +252,6 @@ def _fault_in_table(problem: Mapping[str, Any], key: str) -> str:
 
 
 def _where(name: str, source: str) -> str:
-    """Return an option in the form in which it was set: the flag, the variable, or the file's line and its name."""
+    """Return where an option was set: its flag, its variable, or the line of the file with the option's name."""
     kind, _, place = source.removesuffix(")").partition(" (")
     return {"environment": place, "file": f"{place}: {name}"}.get(kind, source or name)

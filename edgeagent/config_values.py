@@ -1,4 +1,4 @@
-"""The types of options: how a flag's or a variable's text becomes a value."""
+"""Types of option values. They convert the text of a flag or an environment variable."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ Duration = Annotated[str, BeforeValidator(_duration)]
 Strings = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]
 LatencyTarget = Annotated[float, Field(gt=0, le=3600)]
-# No shell replaces ~ in files, variables and `--flag=~/x`.
+# Shells do not expand ~ in files, variables and `--flag=~/x`.
 UserPath = Annotated[Path, AfterValidator(with_home)]
 AdapterName = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

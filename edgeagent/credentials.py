@@ -1,7 +1,7 @@
-"""The tokens, their holders and scopes: the owner's, in its own file, and those of clients that may do less.
+"""Tokens, their holders and scopes. The owner's token has its own file; tokens of clients may have fewer scopes.
 
-Only the digest of a client's token is kept. The files may change while the daemon runs. A token that was replaced or
-removed is refused from the next request on. While a file cannot be trusted, all its tokens are refused.
+Only the digest of a client's token is stored. The files may change while the daemon runs. A token that was replaced or
+removed is refused from the next request on. While a file cannot be trusted, every token is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgeagent.state_files import changing, check_folder, file_stamp, folder_sta
 from edgeagent.types import RouteMode
 
 CLIENTS_FILE = "clients.json"
-TOKEN_PREFIX = "edge_"  # noqa: S105 what tells a token of ours from the keys that OpenAI's clients must send
+TOKEN_PREFIX = "edge_"  # noqa: S105 distinguishes our tokens from the API keys that OpenAI's clients must send
 MAX_CLIENTS = 1000
 _LOCK_FILE = "clients.lock"
 _TOKEN_BYTES = 32
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scope(StrEnum):
-    """What a token may open: generating; fetching and removing models; the daemon itself."""
+    """What a token allows: generating; fetching and removing models; administering the daemon."""
 
     INFER = "infer"
     MODELS = "models"
@@ -44,7 +44,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A holder of a token. The owner's name is empty. `route`: where its requests may run; None: as the machine's."""
+    """A holder of a token. The owner's name is empty. `route` limits where its requests may run; None adds no limit."""
 
     name: str
     scopes: frozenset[Scope]
@@ -67,7 +67,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A request's keys, checked. `client` and `digest` are of a known token; `reason` says why none can be checked."""
+    """A request's checked keys. `client` and `digest` are set for a known token. `reason`: why none can be checked."""
 
     standing: Standing
     client: Client | None = None
@@ -79,7 +79,7 @@ NOTHING_SHOWN = Shown(Standing.NOTHING)
 
 
 class Keys(Protocol):
-    """Finds the holder of a token."""
+    """Checks tokens and finds their holders."""
 
     @property
     def trouble(self) -> str:
@@ -92,23 +92,24 @@ class Keys(Protocol):
         ...
 
     def judge(self, tokens: Sequence[bytes]) -> Shown:
-        """Return what the keys of one request are worth. Takes as long for a wrong token as for a right one."""
+        """Check the keys of one request. A wrong token takes as long as a right one."""
         ...
 
     def holder(self, held: bytes) -> Client | None:
-        """Return the holder of the token of this digest."""
+        """Return the holder of the token with this digest, or None."""
         ...
 
 
 class KeyRing:
-    """The tokens of a state folder, read again when its files have changed."""
+    """The tokens of a state folder. Its files are read again when they have changed."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._files = [state_dir / TOKEN_FILE, state_dir / CLIENTS_FILE]
         self._stamps: list[object] | None = None
         self._holders: tuple[tuple[bytes, Client], ...] = ()
-        # Digests that opened something while this process ran: a removed token of an older edgeagent has no prefix.
+        # Digests of tokens that were valid earlier in this process. A removed token of an older edgeagent can be
+        # recognized only here, because it lacks the prefix.
         self._former: dict[bytes, None] = {}
         self._trouble = ""
         self._revision = 0
@@ -126,7 +127,7 @@ class KeyRing:
         return self._trouble
 
     def judge(self, tokens: Sequence[bytes]) -> Shown:
-        """Return what the keys of one request are worth. Takes as long for a wrong token as for a right one."""
+        """Check the keys of one request. A wrong token takes as long as a right one."""
         self._refresh()
         if not tokens:
             return NOTHING_SHOWN
@@ -137,7 +138,7 @@ class KeyRing:
         return self._judge_one(tokens[0])
 
     def holder(self, held: bytes) -> Client | None:
-        """Return the holder of the token of this digest; None while a file cannot be trusted."""
+        """Return the holder of the token with this digest; None if it is unknown, or while a file cannot be trusted."""
         self._refresh()
         return self._find(held)
 
@@ -152,7 +153,7 @@ class KeyRing:
         if not is_former and not token.startswith(TOKEN_PREFIX.encode()):
             return Shown(Standing.FOREIGN)
         if self._trouble:
-            # Do not tell clients the path of the folder.
+            # Do not reveal the path of the folder to clients.
             reason = self._trouble.replace(f"{self._state_dir}/", "").replace(str(self._state_dir), "the state folder")
             return Shown(Standing.UNUSABLE, reason=reason)
         return Shown(Standing.UNKNOWN)
@@ -173,7 +174,7 @@ class KeyRing:
             self._holders = self._read()
         except ConfigError as error:
             self._holders, trouble = (), error.message
-        # What could not be read is tried again, since the reason may have been another than the file.
+        # After an error the files are read again at the next call, because the cause may lie outside them.
         self._stamps = None if trouble else stamps
         self._revision += before != self._holders
         kept = {known for known, _ in self._holders}
@@ -194,17 +195,17 @@ class KeyRing:
 
 
 def digest(token: bytes) -> bytes:
-    """Return the digest that is kept and compared instead of a token."""
+    """Return the digest that is stored and compared instead of a token."""
     return hashlib.sha256(token).digest()
 
 
 def ensure_token(state_dir: Path) -> str:
-    """Return the owner's token, made on first use; raise ConfigError where others could have read it."""
+    """Return the owner's token, creating it on first use; raise ConfigError if others could have read it."""
     return read_token(state_dir) or rotate_token(state_dir)
 
 
 def check_files(state_dir: Path) -> None:
-    """Raise ConfigError, which says what to do, where a file cannot be trusted; one that is missing is no fault."""
+    """Raise ConfigError, which says what to do, if a file cannot be trusted. A missing file is not an error."""
     check_folder(state_dir)
     read_token(state_dir)
     _read_clients(state_dir)
@@ -223,9 +224,9 @@ def clients(state_dir: Path) -> list[Client]:
 
 
 def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: RouteMode | None = None) -> str:
-    """Return a new token for a client, which replaces the one it had."""
+    """Create a token for a client and return it. It replaces the client's earlier token."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"a client's name is letters, digits and _.-, at most 64 of them, not {name!r:.80}")
+        raise ConfigError(f"a client's name must be 1 to 64 letters, digits, _ . or -, not {name!r:.80}")
     token = _new_token()
     with changing(state_dir / _LOCK_FILE, "edgeagent token"):
         others = [(client, held) for client, held in _read_clients(state_dir) if client.name != name]
@@ -236,13 +237,13 @@ def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: Route
 
 
 def remove_client(state_dir: Path, name: str) -> None:
-    """End a client's token; raise ConfigError where it has none."""
+    """Revoke a client's token; raise ConfigError if it has none."""
     with changing(state_dir / _LOCK_FILE, "edgeagent token"):
         known = _read_clients(state_dir)
         others = [(client, held) for client, held in known if client.name != name]
         if len(others) == len(known):
             names = ", ".join(client.name for client, _ in known)
-            raise ConfigError(f"no client is named {name!r:.80}; there is {names or 'none'}")
+            raise ConfigError(f"no client is named {name!r:.80}; known clients: {names or 'none'}")
         _write_clients(state_dir, others)
 
 
@@ -277,7 +278,7 @@ def _read_client(row: object) -> tuple[Client, str]:
         case {"name": str(name), "scopes": list(scopes), "sha256": str(held), **more} if _DIGEST.fullmatch(
             held
         ) and _NAME.fullmatch(name):
-            # A mode that is not known, null too, is an error: without it the client's requests could leave the machine.
+            # An unknown mode, even null, is an error: if it were ignored, requests could leave the machine.
             route = RouteMode(str(more["route"])) if "route" in more else None
             return Client(name, frozenset(Scope(scope) for scope in scopes), route), held
     raise ValueError("a client has a name, scopes and a sha256")

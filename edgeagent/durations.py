@@ -8,21 +8,21 @@ import re
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(rf"({_NUMBER})(ns|us|µs|μs|ms|s|m|h)")
-# A Go duration, or a number alone: seconds.
+# A Go duration, or a plain number of seconds.
 _DURATION = re.compile(
     rf"(?P<sign>[+-]?)(?:(?P<number>{_NUMBER})|(?P<parts>(?:(?:{_NUMBER})(?:ns|us|µs|μs|ms|s|m|h))+))"
 )
 
 
 def seconds_of(duration: float | str) -> float:
-    """Return the seconds of a duration, infinity for a negative one; raise ValueError for what is none."""
+    """Return a duration in seconds, infinity if it is negative; raise ValueError if it is not a duration."""
     if not isinstance(duration, str):
         if math.isnan(duration):
             raise ValueError("a duration is a number")
         return math.inf if duration < 0 else float(duration)
     match = _DURATION.fullmatch(duration.strip())
     if match is None:
-        raise ValueError(f"{duration[:64]!r} is no duration: give seconds, or a number and a unit, as in 5m")
+        raise ValueError(f"{duration[:64]!r} is not a duration: give seconds, or a number and a unit, as in 5m")
     if match["number"] is not None:
         seconds = float(match["number"])
     else:

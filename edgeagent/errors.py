@@ -15,7 +15,8 @@ EdgeAgentError
 ├── ModelLoading
 ├── RequestTimeout
 ├── ModelLoadFailed
-│   └── ModelDamaged
+│   ├── ModelDamaged
+│   └── ModelOutOfMemory
 ├── WorkerCrashed
 │   └── ModelChanged
 ├── BackendUnavailable
@@ -35,10 +36,10 @@ from typing import ClassVar
 
 
 class EdgeAgentError(Exception):
-    """Base of every error edgeagent raises on purpose.
+    """Base class of every error that edgeagent raises on purpose.
 
-    `param` names the request field at fault; `retry_after_s` is set where trying again may help; `served_by` says who
-    failed: "edgeagent", "local" or "remote:<name>"; `num_delivered_tokens` how much had been delivered before.
+    `param` names the request field at fault. `retry_after_s` is set if a retry may help. `served_by` says what failed:
+    "edgeagent", "local" or "remote:<name>". `num_delivered_tokens` is the number of tokens delivered before the error.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -67,7 +68,7 @@ class InvalidRequest(EdgeAgentError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt, with the tokens asked for, does not fit the context."""
+    """The prompt and the requested number of tokens do not fit the context."""
 
     code = "context_length_exceeded"
 
@@ -91,7 +92,7 @@ class NotSupported(InvalidRequest):
 
 
 class NotFound(EdgeAgentError):
-    """There is no such thing."""
+    """The requested object does not exist."""
 
     code = "not_found"
 
@@ -127,13 +128,13 @@ class PayloadTooLarge(InvalidRequest):
 
 
 class Overloaded(EdgeAgentError):
-    """The queue or a budget is full. It may pass."""
+    """The queue or a budget is full. A retry may succeed."""
 
     code = "queue_full"
 
 
 class ModelLoading(EdgeAgentError):
-    """The model is not ready yet. It may pass."""
+    """The model is not ready yet. A retry may succeed."""
 
     code = "model_loading"
 
@@ -151,7 +152,7 @@ class ModelLoadFailed(EdgeAgentError):
 
 
 class ModelDamaged(ModelLoadFailed):
-    """The model's file is damaged, not whole, or not a model of this llama.cpp. The message names its fault."""
+    """The model's file is damaged, incomplete, or not a model for this llama.cpp. The message says what is wrong."""
 
     code = "model_damaged"
 
@@ -169,7 +170,7 @@ class WorkerCrashed(EdgeAgentError):
 
 
 class ModelChanged(WorkerCrashed):
-    """The model's process ended, and another file has taken the place of its model file."""
+    """The model's process ended, and its model file has been replaced by another file."""
 
     code = "model_changed"
 
@@ -217,7 +218,7 @@ def _tree(cls: type[EdgeAgentError]) -> list[type[EdgeAgentError]]:
 def from_code(
     code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
 ) -> EdgeAgentError:
-    """Return the error with this code (InternalError where the code is unknown); it comes from the local backend."""
+    """Return the error with this code, or InternalError if the code is unknown. It is served by "local"."""
     for cls in _tree(EdgeAgentError)[1:]:
         if cls.code == code:
             return cls(message, param=param, retry_after_s=retry_after_s, served_by="local")

@@ -1,4 +1,4 @@
-"""An exclusive lock on an open file. The kernel drops it with the process, however that ends: none goes stale."""
+"""Exclusive locks on open files. The kernel releases a lock whenever its process ends, so that none becomes stale."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def try_lock(descriptor: int) -> bool:
-        """Take the lock until the file is closed; False where another holds it."""
+        """Take the lock until the file is closed; return False if it is already held."""
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except OSError:
@@ -20,7 +20,7 @@ else:
     import fcntl
 
     def try_lock(descriptor: int) -> bool:
-        """Take the lock until the file is closed; False where another holds it."""
+        """Take the lock until the file is closed; return False if it is already held."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -29,9 +29,9 @@ else:
 
 
 def holder(path: Path) -> int | None:
-    """Return the process that holds a file's lock, where the system tells (Linux); None if it is free.
+    """Return the id of the process that holds a file's lock; None if it is free, or if the system is not Linux.
 
-    It takes no lock itself, not even for a moment: that might hit a daemon's own attempt.
+    This function never takes the lock itself, because that could make a daemon's own attempt fail.
     """
     try:
         inode = path.stat().st_ino

@@ -1,7 +1,7 @@
-"""The daemon's private files for other processes: the writer of daemon.json, whether it lives, and its token.
+"""The daemon's private files that other processes read: daemon.json, which describes the daemon, and the token.
 
-A client believes daemon.json only while the process that wrote it runs, so that another program that took over the port
-of a dead daemon is not sent the token.
+A client trusts daemon.json only while the process that wrote it runs. Otherwise a program that took over the port of a
+dead daemon would be sent the token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOCK_FILE = "daemon.lock"
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 MIN_TOKEN_CHARS = 22
 MAX_TOKEN_CHARS = 512
-# What a Bearer token may have (RFC 6750, section 2.1).
+# The characters that a Bearer token may have (RFC 6750, section 2.1).
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 # Process start times are read from clocks with a granularity of 10 ms.
 _START_TOLERANCE_S = 1.0
@@ -34,9 +34,10 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A running daemon. `started_at_s` is its process's start in seconds since 1970, as psutil tells it.
+    """A running daemon. `started_at_s` is the start of its process in seconds since 1970, as psutil reports it.
 
-    `certificate` is the file of the one it shows, if it speaks TLS: a client that found it here trusts no other.
+    `certificate` is the path of its TLS certificate, None without TLS. A client that found the path here trusts no
+    other certificate.
     """
 
     pid: int
@@ -57,7 +58,7 @@ def find_daemon(state_dir: Path) -> Runtime | None:
 
 
 def no_daemon(state_dir: Path) -> BackendUnavailable:
-    """Return the error to raise if `find_daemon` finds none: none runs, or it cannot be found, and why."""
+    """Return the error to raise if `find_daemon` returns None. It says why no daemon was found."""
     process = holder(state_dir / LOCK_FILE)
     if not _can_look_into(state_dir):
         message = (
@@ -76,14 +77,14 @@ def no_daemon(state_dir: Path) -> BackendUnavailable:
 
 
 def write_runtime(state_dir: Path, runtime: Runtime) -> None:
-    """Publish a daemon, at once and for this user only; the token stays in its own file."""
+    """Write a daemon's runtime file atomically, readable by this user only. The token stays in its own file."""
     fields = asdict(runtime)
     del fields["token"]
     write_private(state_dir / RUNTIME_FILE, json.dumps(fields, indent=1).encode() + b"\n")
 
 
 def remove_runtime(state_dir: Path, pid: int) -> None:
-    """Withdraw a daemon's file, unless another has written its own since."""
+    """Remove a daemon's runtime file, unless another daemon has replaced it since."""
     path = state_dir / RUNTIME_FILE
     runtime = _read_runtime(path)
     if runtime is not None and runtime.pid == pid:
@@ -91,7 +92,10 @@ def remove_runtime(state_dir: Path, pid: int) -> None:
 
 
 def read_token(state_dir: Path) -> str | None:
-    """Return the token, None where there is no file; raise ConfigError where others could have read or written it."""
+    """Return the token, None if there is no file.
+
+    Raise ConfigError if other users could have read or written the file, or if it does not hold a token.
+    """
     path = state_dir / TOKEN_FILE
     content = read_private(path)
     if content is None:
@@ -99,14 +103,14 @@ def read_token(state_dir: Path) -> str | None:
     token = content.decode("ascii", errors="replace").strip()
     if not MIN_TOKEN_CHARS <= len(token) <= MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
         raise ConfigError(
-            f"{path} holds no token (letters, digits and -._~+/=, {MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} of them); "
+            f"{path} does not hold a token ({MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} letters, digits and -._~+/=); "
             "delete it, and start again"
         )
     return token
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file of mode 0600, whole or not at all; raise ConfigError where that cannot be."""
+    """Write a file of mode 0600 atomically; raise ConfigError if that fails."""
     try:
         _write_whole(path, content)
     except OSError as error:
@@ -128,13 +132,13 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
-    """Return a private file's content, None where there is none; raise ConfigError where others could have read it."""
+    """Return a private file's content, None if there is no file; raise ConfigError if others could have read it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         return None
     except OSError as error:
-        # In another user's folder even this check fails with an error.
+        # In another user's folder even this check raises PermissionError.
         with contextlib.suppress(PermissionError):
             if path.is_symlink():
                 raise ConfigError(f"{path} is a link; replace it by a regular file, or delete it") from error
@@ -150,10 +154,10 @@ def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
 
 
 def check_private(path: Path, status: os.stat_result) -> None:
-    """Raise ConfigError, which says what to do, where others could have read or written a file."""
+    """Raise ConfigError, which says what to do, if other users could have read or written a file."""
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{path} is not a regular file; delete it")
-    # Windows has no such bits: there the user's own folder is what keeps others out.
+    # Windows has no such mode bits; there the user's own folder keeps other users out.
     if sys.platform == "win32":
         return
     if status.st_uid != os.getuid():

@@ -1,9 +1,9 @@
-"""Asks Linux for the CPU at once, for a thread that wakes often and runs briefly.
+"""Asks Linux to schedule a thread soon after it wakes. Meant for threads that wake often and run briefly.
 
-llama.cpp's threads spin on every core while they compute. Linux lets a running thread finish its slice (some 3 ms)
-before one that woke up may run, unless that one asked for shorter slices (6.12 and later; before, asking changes
-nothing). It gets the CPU sooner, not for longer. Measured on two cores, both computing: an event is delivered after
-0.7 ms instead of 1.1 ms. Other systems decide by themselves.
+llama.cpp's threads spin on every core while they compute. Linux lets a running thread finish its time slice (about
+3 ms) before a thread that woke up may run, unless the woken thread has asked for shorter slices. Linux before 6.12
+ignores that request. The thread gets the CPU sooner, not for longer. Measured on two cores, both computing: an event is
+delivered after 0.7 ms instead of 1.1 ms. On other systems nothing is requested.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, its first version
 
 
 def ask_for_short_turns() -> bool:
-    """Ask for this thread, not for its children; return whether the system took it. Never raises."""
+    """Request short time slices for this thread, not for its children. Return whether it worked; never raise."""
     number = _SCHED_SETATTR.get(platform.machine())
     if sys.platform != "linux" or number is None or struct.calcsize("P") != 8:
         return False
@@ -30,7 +30,7 @@ def ask_for_short_turns() -> bool:
             return False  # the user chose another scheduling policy for this process
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         if nice < 0:
-            return False  # with the flag, which is needed, children would lose that priority
+            return False  # _RESET_ON_FORK, which is needed, would take this priority from the thread's children
         attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, _SLICE_NS, 0, 0)
         return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
     except OSError:

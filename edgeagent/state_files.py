@@ -1,4 +1,4 @@
-"""Files of the state folder that commands change while the daemon reads them: changed one at a time, and noticed."""
+"""Locks and change detection for files in the state folder that commands change while the daemon reads them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _LOCK_POLL_S = 0.01
 
 
 def file_stamp(path: Path) -> object:
-    """Return a value that differs after every change of a file, its owner or its mode; None where there is none."""
+    """Return a value that differs after every change of a file, its owner or its mode; None if there is no file."""
     try:
         status = path.lstat()
     except OSError:
         return None
-    # A change of owner or mode is a change: ctime moves with them, and with content that was written in place.
+    # ctime changes with the owner and the mode, and with content that was written in place.
     return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size, status.st_mode, status.st_uid
 
 
 def folder_stamp(folder: Path) -> object:
-    """Return a value that differs after a change of a folder's owner or mode; None where there is none."""
-    # Not its times: they change with every file in it.
+    """Return a value that differs after a change of a folder's owner or mode; None if there is no folder."""
+    # The folder's times are left out, because they change with every file in it.
     try:
         status = folder.stat()
     except OSError:
@@ -38,16 +38,17 @@ def folder_stamp(folder: Path) -> object:
 
 
 class OncePerTurn:
-    """Says once in each turn of the event loop that files must be looked at; without a loop each time.
+    """Limits checks of files to one in each iteration of the event loop. Without a loop, every check is due.
 
-    One turn may ask for the same file two dozen times. It takes a millisecond at most, and nothing runs in between.
+    One iteration may ask for the same file two dozen times. It takes a millisecond at most, and no other code runs in
+    between.
     """
 
     def __init__(self) -> None:
         self._has_looked = False
 
     def is_due(self) -> bool:
-        """Whether the files must be looked at now."""
+        """Whether the files must be checked now."""
         if self._has_looked:
             return False
         with suppress(RuntimeError):  # no loop runs
@@ -60,22 +61,23 @@ class OncePerTurn:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigError where others could put an older file of the owner's back, e.g. one with a removed token."""
+    """Raise ConfigError if other users could put back an older file of the owner, e.g. one with a removed token."""
     if sys.platform == "win32":
         return
     try:
         status = folder.stat()
     except OSError:
-        return  # then no file can be read either
+        return  # the files in it cannot be read either
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise ConfigError(f"other users can replace files in {folder}; close it to them (chmod 700, and chown)")
 
 
 @contextmanager
 def changing(lock: Path, command: str) -> Iterator[None]:
-    """Let one process at a time change a file: one that wrote back what it read would undo another's change.
+    """Hold a lock, so that only one process at a time changes a file.
 
-    `command` is what holds the lock otherwise, for the error's text.
+    Without it, a process that writes back what it read could undo the change of another process. The error's text names
+    `command` as the holder of the lock. Raise ConfigError if the lock stays held for 10 s.
     """
     try:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)

@@ -167,7 +167,9 @@ def test_a_host_that_no_client_sends_is_refused(host: str) -> None:
 def test_a_quantized_v_cache_without_flash_attention_is_refused_before_anything_loads() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({"engine.flash_attention": "off", "engine.kv_type_v": "q8_0"})
-    assert caught.value.message.startswith("--kv-type-v: q8_0 is quantized, and such a V cache needs flash attention")
+    assert caught.value.message.startswith(
+        "--kv-type-v: q8_0 is quantized, and a quantized V cache needs flash attention"
+    )
 
 
 @pytest.mark.parametrize(

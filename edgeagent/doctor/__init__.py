@@ -1,1 +1,1 @@
-"""The checks of `edgeagent doctor`. Pure functions turn facts about the machine, gathered before, into findings."""
+"""The checks of `edgeagent doctor`. Pure functions turn previously gathered facts about the machine into findings."""

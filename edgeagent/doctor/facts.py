@@ -1,4 +1,4 @@
-"""The facts that the checks read: plain values, gathered elsewhere, so that tests can describe any machine."""
+"""The facts that the checks read. They are plain values, so that tests can describe any machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PortState = Literal["free", "ours", "edgeagent", "taken", "not allowed", "not ou
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """What a process that loaded llama.cpp reported. `problem` says why it reported nothing, or not all.
+    """What a process that loaded llama.cpp reported. `problem` says why the report is missing or incomplete.
 
-    `sandbox` is None where the process ended before it entered the sandbox.
+    `sandbox` is None if the process ended before it entered the sandbox.
     """
 
     bindings: str | None = None
@@ -31,9 +31,9 @@ class Native:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that edgeagent uses. `is_there` is False where it is made when it is first needed.
+    """A folder that edgeagent uses. If `is_there` is False, it will be created when it is first needed.
 
-    `free_bytes` and `file_system` are those of the folder, or of the nearest one above it that exists.
+    `free_bytes` and `file_system` are those of the folder, or of its nearest parent that exists.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """The address that a daemon of these settings would listen on. `holder` names the program that has it."""
+    """The address that a daemon with these settings would listen on. `holder` names the program that uses it now."""
 
     host: str
     number: int
@@ -71,7 +71,7 @@ class RunningDaemon:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What is here to compile llama.cpp with. `is_checkout`: edgeagent runs from its sources, which have `make`."""
+    """The tools on this machine that can compile llama.cpp. `is_checkout`: edgeagent runs from its source tree."""
 
     python: str
     is_checkout: bool = False
@@ -101,11 +101,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that was gathered. `unknown_tables` are models of config.toml that are not here.
+    """All gathered facts. `unknown_tables` names the models in config.toml that are not on this machine.
 
-    `model_problem` and `hub_problem` are empty where there is none.
-
-    `hub` is the hub's address, None where it was not asked.
+    `model_problem` and `hub_problem` are empty if there is no problem. `hub` is the hub's address; None if the hub was
+    not contacted.
     """
 
     version: str

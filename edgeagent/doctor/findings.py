@@ -1,4 +1,4 @@
-"""What a check returns."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Severity = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `remedy` says what to do; it is empty where nothing needs to be done."""
+    """One line of the report. `remedy` says what to do; it is empty if nothing needs to be done."""
 
     name: str
     severity: Severity
@@ -19,15 +19,15 @@ class Finding:
 
 
 def ok(name: str, text: str) -> list[Finding]:
-    """Return the finding that all is well."""
+    """Return a finding that reports no problem."""
     return [Finding(name, "ok", text)]
 
 
 def warn(name: str, text: str, remedy: str) -> list[Finding]:
-    """Return a finding that costs speed or comfort."""
+    """Return a finding about a problem that costs speed or comfort."""
     return [Finding(name, "warn", text, remedy)]
 
 
 def fail(name: str, text: str, remedy: str) -> list[Finding]:
-    """Return a finding that keeps edgeagent from working."""
+    """Return a finding about a problem that keeps edgeagent from working."""
     return [Finding(name, "fail", text, remedy)]

@@ -6,15 +6,15 @@ from edgeagent.doctor.facts import Facts, Folder
 from edgeagent.doctor.findings import Finding, fail, ok, warn
 from edgeagent.sizes import size_text
 
-# On other machines: locks and mapped files may not work, and reading is slow.
+# File systems of other machines. Locks and mapped files may not work there, and reading is slow.
 NETWORK_KINDS = ("nfs", "cifs", "smb", "afs", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre")
 MEMORY_KINDS = ("tmpfs", "ramfs")
-# A daemon writes its runtime file, its token and its database.
+# Space for what a daemon writes: its runtime file, its token and its database.
 _STATE_BYTES = 16_000_000
 
 
 def check_state(facts: Facts) -> list[Finding]:
-    """Check that the state folder is the user's own, closed to others, and can be written to."""
+    """Check that the state folder belongs to the user, is closed to others, and can be written to."""
     folder, other = facts.state, "choose another folder with --state-dir"
     if trouble := _unusable("state folder", folder, other):
         return trouble
@@ -40,7 +40,7 @@ def check_cache(facts: Facts) -> list[Finding]:
     if not limits.cache_bytes:
         return ok("cache folder", "switched off: prompts are kept in memory only")
     if trouble := _unusable("cache folder", folder, remedy):
-        # Without it a prompt is computed again after a restart; nothing fails.
+        # Only a warning: without the cache, prompts are computed again after a restart, but nothing fails.
         return [Finding(each.name, "warn", each.text, each.remedy) for each in trouble]
     if folder.free_bytes < limits.cache_min_free_bytes:
         text = (
@@ -60,7 +60,7 @@ def check_models(facts: Facts) -> list[Finding]:
     """Check that models can be read and downloaded."""
     folder, limits = facts.models, facts.limits
     if trouble := _unusable("models folder", folder, "choose another folder with --models-dir"):
-        # Models that are here are still read.
+        # Only a warning: models on this machine can still be read.
         return [Finding(each.name, "warn", each.text, each.remedy) for each in trouble]
     if folder.free_bytes < limits.store_min_free_bytes:
         text = (
@@ -75,18 +75,18 @@ def check_models(facts: Facts) -> list[Finding]:
 
 
 def _unusable(name: str, folder: Folder, remedy: str) -> list[Finding]:
-    """Return why a folder cannot be used; nothing where it can."""
+    """Return why a folder cannot be used; an empty list if it can."""
     if folder.problem is not None:
         return fail(name, f"{folder.path}: {folder.problem}", remedy)
     if folder.is_there and not folder.is_own:
         return fail(name, f"{folder.path} belongs to another user ({folder.owner})", remedy)
     if not folder.is_writable:
-        what = "cannot be written to" if folder.is_there else "cannot be made"
+        what = "cannot be written to" if folder.is_there else "cannot be created"
         return fail(name, f"{folder.path} {what}", remedy)
     return []
 
 
 def _described(folder: Folder) -> str:
-    where = f"{folder.path}{'' if folder.is_there else ' (made when it is needed)'}"
+    where = f"{folder.path}{'' if folder.is_there else ' (created when it is needed)'}"
     kind = f" on {folder.file_system}" if folder.file_system else ""
     return f"{where}{kind}, {size_text(folder.free_bytes)} of {size_text(folder.total_bytes)} free"

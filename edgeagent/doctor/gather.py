@@ -1,4 +1,4 @@
-"""Gathers the facts for `edgeagent doctor`. Nothing is changed, and only with `with_network` is a network asked."""
+"""Gathers the facts for `edgeagent doctor`. It changes nothing, and uses the network only with `with_network`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgeagent.store.hub.reach import hub_address, why_unreachable
 from edgeagent.store.resolve import Library
 
 AskReady = Callable[[Runtime], str | None]
-"""Returns why a daemon is not ready, or None."""
+"""A function that returns why a daemon is not ready; None if it is ready."""
 
 
 def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -> Facts:
@@ -68,7 +68,7 @@ def _daemon(running: Runtime, ask_ready: AskReady) -> RunningDaemon:
 
 
 def _adapter_problems(config: Config) -> Iterator[str]:
-    """Yield what is wrong with the files of adapters: requests for one that is damaged are refused."""
+    """Yield what is wrong with adapter files. Requests for a damaged adapter are refused."""
     for own in config.models.values():
         for path in own.adapters.values():
             try:
@@ -86,7 +86,7 @@ def _is_here(name: str, config: Config) -> bool:
 
 
 def _model_problem(config: Config) -> str:
-    """Return why the default model is not here; empty where it is, or where only remotes answer."""
+    """Return why the default model is not on this machine; empty if it is, or if only remotes answer."""
     if config.model == "none":
         return ""
     library = Library.of(config)

@@ -9,7 +9,7 @@ from edgeagent.doctor.findings import Finding, fail, ok, warn
 from edgeagent.doctor.rebuild import gpu_flags, rebuild_command
 from edgeagent.sizes import size_text
 
-# llama.cpp's name of an instruction set, and the system's names of it (Linux on x86 and Arm, macOS).
+# llama.cpp's name for each instruction set, and the system's names for it (Linux on x86 and Arm, macOS).
 INSTRUCTIONS: dict[str, frozenset[str]] = {
     "AVX": frozenset({"avx", "avx1.0"}),
     "AVX2": frozenset({"avx2"}),
@@ -27,7 +27,7 @@ INSTRUCTIONS: dict[str, frozenset[str]] = {
     "MATMUL_INT8": frozenset({"i8mm", "feat_i8mm"}),
     "SVE": frozenset({"sve"}),
 }
-# The names of llama.cpp's backends that support a GPU, by its maker.
+# The names of llama.cpp's backends that support a GPU, by the GPU's maker.
 BACKENDS: dict[Gpu, tuple[str, ...]] = {
     "nvidia": ("CUDA", "Vulkan"),
     "amd": ("ROCm", "HIP", "Vulkan"),
@@ -57,7 +57,7 @@ def check_cpu(facts: Facts) -> list[Finding]:
     compiled = compiled_instructions(facts.native.instructions)
     names = [name for name, flags in INSTRUCTIONS.items() if flags & facts.cpu_flags]
     if facts.native.problem is not None or not facts.cpu_flags:
-        return ok("CPU", f"{facts.processor}: {', '.join(names) or 'its instruction sets are not known here'}")
+        return ok("CPU", f"{facts.processor}: {', '.join(names) or 'its instruction sets are unknown'}")
     foreign = sorted(name for name in compiled & INSTRUCTIONS.keys() if name not in names)
     if foreign:
         return fail(
@@ -70,13 +70,13 @@ def check_cpu(facts: Facts) -> list[Finding]:
         return warn(
             "CPU",
             f"{facts.processor} has {', '.join(unused)}, which this build of llama.cpp does not use",
-            f"compile it for this CPU, which is quicker: {rebuild_command(facts)}",
+            f"compile it for this CPU, to make it faster: {rebuild_command(facts)}",
         )
     return ok("CPU", f"{facts.processor}: llama.cpp uses {', '.join(names) or 'no vector instructions'}")
 
 
 def compiled_instructions(line: str) -> frozenset[str]:
-    """Return the names that llama.cpp's line on its build switches on: `CPU : AVX = 1 | AVX2 = 1 | ...`."""
+    """Return the names with the value 1 in llama.cpp's description of its build: `CPU : AVX = 1 | AVX2 = 1 | ...`."""
     return frozenset(re.findall(r"([A-Z][A-Z0-9_]*) = 1\b", line))
 
 
@@ -91,30 +91,30 @@ def check_gpu(facts: Facts) -> list[Finding]:
     ]
     for gpu in sorted(facts.gpus):
         found += _check_one_gpu(gpu, facts)
-    return found or ok("GPU", "none is known here: models run on the CPU")
+    return found or ok("GPU", "none found: models run on the CPU")
 
 
 def _check_one_gpu(gpu: Gpu, facts: Facts) -> list[Finding]:
-    """Return what is wrong with a GPU of this machine; nothing where llama.cpp sees one."""
+    """Return what is wrong with a GPU of this machine; an empty list if llama.cpp sees it."""
     native, what = facts.native, _GPU_NAMES[gpu]
     if any(device.name.startswith(BACKENDS[gpu]) for device in native.devices):
         return []
     if any(backend.startswith(BACKENDS[gpu]) for backend in native.backends):
         return warn(
             "GPU",
-            f"this machine has {what} and llama.cpp a backend for it, but sees no device",
+            f"this machine has {what}, and llama.cpp has a backend for it, but it finds no device",
             "check that its driver is loaded and that this user may open it (nvidia-smi, or the group `render`)",
         )
     command = rebuild_command(facts, gpu_flags(gpu, facts))
     if gpu == "intel":
-        # Most are graphics of the processor, which share its memory: a build for them seldom pays.
+        # Most Intel GPUs are part of the processor and share its memory, so that a build for them is seldom worth it.
         return ok("GPU", f"{what} is not used; if it has memory of its own, a build with Vulkan uses it: {command}")
     first = "" if gpu != "nvidia" or facts.tools.has_cuda else "install the CUDA toolkit (nvcc), then "
     return warn("GPU", f"this machine has {what}, and llama.cpp was compiled without it", f"{first}run: {command}")
 
 
 def check_memory(facts: Facts) -> list[Finding]:
-    """Check that there is memory for a small model."""
+    """Check that there is enough memory for a small model."""
     memory = facts.memory
     swap = (
         f", swap {size_text(memory.swap_free_bytes)} of {size_text(memory.swap_bytes)} free"
@@ -128,16 +128,16 @@ def check_memory(facts: Facts) -> list[Finding]:
 
 
 def check_sandbox(facts: Facts) -> list[Finding]:
-    """Check which restrictions a model's process gets."""
+    """Check which restrictions the sandbox puts on a model's process."""
     if facts.platform != "linux":
-        return ok("sandbox", "none on this system: edgeagent has one on Linux")
+        return ok("sandbox", "none on this system: edgeagent has a sandbox only on Linux")
     if not facts.limits.is_sandbox_on:
         return warn(
-            "sandbox", "switched off: a damaged or hostile model reaches this user's files", "let engine.sandbox be on"
+            "sandbox", "switched off: a damaged or hostile model reaches this user's files", "set engine.sandbox = true"
         )
     state = facts.native.sandbox
     if state is None:
-        return warn("sandbox", "not known: the process that tries it ended early", "see llama.cpp above")
+        return warn("sandbox", "unknown: the process that tests it ended early", "see llama.cpp above")
     missing = [name for name in _FULL_SANDBOX if name not in state]
     if missing:
         why = (

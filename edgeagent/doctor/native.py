@@ -1,4 +1,4 @@
-"""Asks llama.cpp for its version and devices, in a separate process with a time limit, since it may hang or crash."""
+"""Asks llama.cpp for its version and devices. It may hang or crash, so this runs in a process with a time limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgeagent.doctor.facts import Native
 from edgeagent.types import DeviceInfo
 from edgeagent.worker.parent.environment import worker_environment
 
-# A GPU driver compiles its kernels at the first use, which takes seconds.
+# At the first use a GPU driver compiles its kernels, which takes seconds.
 TIMEOUT_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.native_report")
 _MAX_MESSAGE_CHARS = 300
@@ -25,7 +25,7 @@ _MAX_MESSAGE_CHARS = 300
 def ask_native(
     command: Sequence[str] = COMMAND, environment: Mapping[str, str] = os.environ, timeout_s: float | None = None
 ) -> Native:
-    """Return what a process that loads llama.cpp reports, or why it reports nothing."""
+    """Return what a process that loads llama.cpp reports, or why there is no report."""
     bindings = installed_bindings()
     try:
         done = subprocess.run(  # noqa: S603 our own module
@@ -75,7 +75,7 @@ def _native(bindings: str | None, output: bytes, problem: str | None) -> Native:
 
 
 def _why_ended(code: int, stderr: bytes) -> str | None:
-    """Return why the process failed; None if it did not."""
+    """Return why the process failed; None if it succeeded."""
     if code == 0:
         return None
     lines = stderr.decode(errors="replace").strip().splitlines()

@@ -1,4 +1,4 @@
-"""Looks at folders and at the port, without changing them: nothing is created, and no daemon is disturbed."""
+"""Examines folders and the port without changing them. It creates nothing and disturbs no daemon."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ from edgeagent.doctor.facts import Folder, Port, PortState
 
 ANSWER_TIMEOUT_S = 1.0
 _MAX_ANSWER_BYTES = 4096
-# A folder of cached prefixes may hold many files; counting stops there.
+# The folder of cached prefixes may hold many files. Counting stops at this number.
 _MAX_FILES = 100_000
 
 DiskUsage = Callable[[Path], Any]
 
 
 def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = shutil.disk_usage) -> Folder:
-    """Return what can be seen of a folder, or of where it would be made. `is_measured`: count its files' bytes too."""
+    """Return the facts about a folder, or about the place where it would be created.
+
+    `is_measured`: also add up the bytes of its files.
+    """
     near = next((folder for folder in (path, *path.parents) if _exists(folder)), Path("/"))
     try:
         status = near.stat()
@@ -54,7 +57,7 @@ def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = sh
 
 
 def look_at_port(server: ServerConfig, own_port: int | None) -> Port:
-    """Return whether a daemon can listen where the settings say. `own_port` is that of the running daemon."""
+    """Return whether a daemon can listen at the configured address. `own_port` is the port of the running daemon."""
     state, holder = _port_state(server.host, server.port, own_port), ""
     if state == "taken":
         holder = _holder(server.port)
@@ -92,7 +95,7 @@ def _why_not_bound(error: OSError) -> PortState:
 
 
 def _holder(number: int) -> str:
-    """Return the program that listens on a port, where the system tells this user."""
+    """Return the program that listens on a port; empty if the system does not tell this user."""
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:
@@ -101,7 +104,7 @@ def _holder(number: int) -> str:
 
 
 def _is_edgeagent(server: ServerConfig) -> bool:
-    """Whether an edgeagent daemon answers on the port, and to this client without a token."""
+    """Whether an edgeagent daemon answers on the port to a request without a token."""
     host = "127.0.0.1" if server.host in ("", "0.0.0.0") else server.host  # noqa: S104 not listened on
     host = f"[{host}]" if ":" in host else host
     request = urllib.request.Request(f"http://{host}:{server.port}/version")

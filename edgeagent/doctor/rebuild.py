@@ -1,4 +1,4 @@
-"""The command that compiles llama.cpp again for this machine."""
+"""Builds the command that compiles llama.cpp again for this machine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ROCM = "-DGGML_HIP=on"
 
 
 def gpu_flags(gpu: Gpu, facts: Facts) -> str:
-    """Return CMake's flags of the backend that suits a GPU: ROCm where its compiler is here, else Vulkan."""
+    """Return CMake's flags for the backend that suits a GPU. For AMD: ROCm if its compiler is here, else Vulkan."""
     return _ROCM if gpu == "amd" and facts.tools.has_rocm else FLAGS[gpu]
 
 
 def rebuild_command(facts: Facts, flags: str = "") -> str:
     """Return the command that compiles llama.cpp for this CPU, and with `flags` for a GPU too."""
     if facts.tools.is_checkout:
-        # It has its own defaults, and compiles nothing where flags and CPU are those of the last time.
+        # The Makefile has its own defaults, and compiles nothing if flags and CPU are the same as last time.
         return f"CMAKE_ARGS={shlex.quote(flags)} make setup" if flags else "make clean setup"
     flags = " ".join(filter(None, (_WITHOUT_VISION, flags, _WITHOUT_AMX if "amx_int8" in facts.cpu_flags else "")))
     package = "llama-cpp-python" + (f"=={facts.native.bindings}" if facts.native.bindings else "")

@@ -1,4 +1,4 @@
-"""Checks of what a daemon needs, and of one that runs: port, version, model, hub. Pure functions of the facts."""
+"""Checks of what a daemon needs, and of a running daemon: port, version, model, hub. Pure functions of the facts."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ def check_daemon(facts: Facts) -> list[Finding]:
     if daemon.problem is not None:
         return fail("daemon", f"{text}, is not ready: {daemon.problem}", "see `edgeagent status`, and its log")
     if daemon.version != facts.version:
-        return warn("daemon", f"{text}; this command is {facts.version}", "start it again, after `edgeagent stop`")
+        return warn("daemon", f"{text}; this command is {facts.version}", "run `edgeagent stop` and start it again")
     return ok("daemon", f"{text}, is ready")
 
 
 def check_port(facts: Facts) -> list[Finding]:
-    """Check that a daemon can have its port."""
+    """Check that a daemon can listen on its port."""
     port, where = facts.port, f"{facts.port.host} port {facts.port.number}"
     remedy = "choose another with --port (0 takes a free one)"
     match port.state:
         case "free":
-            return ok("port", f"{where} is free" if port.number else "a free one is taken")
+            return ok("port", f"{where} is free" if port.number else "the daemon chooses a free port")
         case "ours":
             return ok("port", f"{where} is this daemon's")
         case "not allowed":
-            return fail("port", f"{where} is not for this user", f"{remedy}, above 1023")
+            return fail("port", f"this user may not listen on {where}", f"{remedy}, above 1023")
         case "not ours":
             return fail("port", f"{port.host} is not an address of this machine", "choose another with --host")
         case "edgeagent":
             text = f"{where} is taken by an edgeagent daemon of another user or state folder{_named(port.holder)}"
         case _:
             text = f"{where} is taken by another program{_named(port.holder)}"
-    # A daemon that runs has another port already.
+    # A running daemon already listens on another port.
     return warn("port", text, remedy) if facts.daemon is not None else fail("port", text, remedy)
 
 
@@ -45,7 +45,7 @@ def _named(holder: str) -> str:
 
 
 def check_model(facts: Facts) -> list[Finding]:
-    """Check that the models that the settings name are here."""
+    """Check that the models that the settings name are on this machine."""
     if facts.model_problem:
         return fail("model", facts.model_problem, "choose another with --model; `edgeagent list` shows what is here")
     if facts.adapter_problems:
@@ -53,13 +53,13 @@ def check_model(facts: Facts) -> list[Finding]:
     if facts.unknown_tables:
         tables = ", ".join(f'[models."{name}"]' for name in facts.unknown_tables)
         return warn(
-            "model", f"config.toml has {tables}, and no such model is here", "see the names in `edgeagent list`"
+            "model", f"config.toml has {tables}, but no such model is here", "see the names in `edgeagent list`"
         )
     return ok("model", f"{facts.model} is here")
 
 
 def check_hub(facts: Facts) -> list[Finding]:
-    """Check that the hub answers, if it was asked."""
+    """Check that the hub answers, if it was contacted."""
     if facts.hub is None:
         return []
     if facts.hub_problem:

@@ -1,4 +1,4 @@
-"""Reads the machine: processor, GPUs, memory, and what is here to compile with. The root folder can be replaced."""
+"""Reads facts of the machine: processor, GPUs, memory and compilers. Tests can replace the root folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 from edgeagent.doctor.facts import Gpu, Memory, Tools
 
 _PROGRAM_TIMEOUT_S = 5.0
-# The makers' numbers on the PCI bus.
+# The makers' ids on the PCI bus.
 _VENDORS: dict[str, Gpu] = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 _CPU_ROWS = ("flags", "Features", "isa")
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ def read_memory() -> Memory:
 
 
 def cpu_flags(root: Path = Path("/"), platform: str = sys.platform) -> frozenset[str]:
-    """Return the instruction sets that the system reports, in lower case; none where it does not tell."""
+    """Return the instruction sets that the system reports, in lower case; empty if it does not report them."""
     if platform == "darwin":
         return _flags_of_sysctl(_output("/usr/sbin/sysctl", "machdep.cpu", "hw.optional"))
     with suppress(OSError):
@@ -43,7 +43,7 @@ def cpu_flags(root: Path = Path("/"), platform: str = sys.platform) -> frozenset
 
 
 def _flags_of_sysctl(text: str) -> frozenset[str]:
-    """Return the CPU flags in the output of macOS's sysctl: a list for Intel, a row with 1 for each flag for Apple."""
+    """Return the CPU flags in the output of macOS's sysctl. Intel has a list, Apple a row with 1 for each flag."""
     found: set[str] = set()
     for line in text.splitlines():
         name, _, value = line.partition(":")
@@ -69,7 +69,7 @@ def processor_name(root: Path = Path("/")) -> str:
 
 
 def gpus(root: Path = Path("/"), platform: str = sys.platform, machine: str | None = None) -> frozenset[Gpu]:
-    """Return the makers of this machine's GPUs, as the system shows them without any driver's library."""
+    """Return the makers of this machine's GPUs, found without any driver's library."""
     found: set[Gpu] = set()
     if platform == "darwin":
         return frozenset({"apple"} if (machine or platform_names.machine()) == "arm64" else ())

@@ -1,4 +1,4 @@
-"""How much memory a model takes, by its file's header, and how it is made to fit.
+"""Predicts from a file's header how much memory a model takes, and chooses settings with which it fits.
 
-Pure: what the machine has is an argument.
+The functions are pure: the memory of the machine is an argument.
 """

@@ -1,4 +1,4 @@
-"""How many earlier states the memory of a recurrent or hybrid model keeps, so that refused drafts can be taken back."""
+"""Chooses how many earlier states a recurrent or hybrid model keeps, so that rejected drafts can be undone."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from edgeagent.fit.placement import Room
 from edgeagent.sizes import memory_text
 from edgeagent.types import Choice, FileShape
 
-_STATE_BYTES = 4  # of a number
-# The states take this part of the free memory at most, and of the files' size, if that is not little.
+_STATE_BYTES = 4  # for each value
+# Limits on the memory of the states. They take at most this share of the free memory, and at most _LITTLE_BYTES or this
+# share of the files' size, whichever is more, up to _MAX_BYTES.
 _ROOM_SHARE, _WEIGHTS_SHARE, _LITTLE_BYTES, _MAX_BYTES = 1 / 8, 1 / 2, 64 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class DraftStates:
-    """The states before the last `num_tokens` tokens of each sequence; those before one token take `token_bytes`."""
+    """The states before each of the last `num_tokens` tokens of every sequence.
+
+    The states before one token, of all sequences together, take `token_bytes`.
+    """
 
     num_tokens: int
     token_bytes: int
 
 
 def draft_states(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> DraftStates | None:
-    """Return the states that a model, the first shape, keeps; None if its memory keeps none or needs none."""
+    """Return the states that the model of the first shape keeps; None if it cannot keep any, or needs none."""
     values = [layer.num_state_values for layer in shapes[0].layers]
     if not shapes[0].keeps_states or not any(values) or not config.draft_tokens:
         return None
@@ -41,11 +45,11 @@ def draft_states(shapes: Sequence[FileShape], config: EngineConfig, room: Room) 
 
 
 def describe_drafts(states: DraftStates, config: EngineConfig) -> Choice:
-    """Return how many tokens may be drafted for such a model, and why."""
+    """Return the choice of how many tokens may be drafted, with the reason."""
     each = memory_text(states.token_bytes)
     if states.num_tokens == 0:
-        why = f"the states that refused drafts are taken back to would take {each} for each token, which is too much"
+        why = f"the states needed to undo rejected drafts would take {each} for each token, which is too much"
         return Choice("drafts", "none", "memory", why)
     by = "option" if states.num_tokens == config.draft_tokens else "memory"
-    why = f"the states that refused drafts are taken back to take {each} for each token"
+    why = f"the states needed to undo rejected drafts take {each} for each token"
     return Choice("drafts", f"up to {states.num_tokens}", by, why)

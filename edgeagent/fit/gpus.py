@@ -1,4 +1,4 @@
-"""Which of the devices that llama.cpp sees a model is spread over, and what each has free."""
+"""Selects the devices over which llama.cpp spreads a model, with the free memory of each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgeagent.types import DeviceInfo
 
-_UNKNOWN = 1 << 60  # of a device that does not say what it has: it is tried
+_UNKNOWN = 1 << 60  # for a device that does not report its memory: the load is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Gpu:
 def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[Gpu, ...]:
     """Return the devices of a model as llama.cpp chooses them (llama.cpp, llama_prepare_model_devices).
 
-    A device that two backends see counts once, and an integrated one only where there is no other. With `main_gpu`
-    the model is on that device alone; there may be none with that number.
+    A device that two backends report counts once. Integrated devices count only if there is no discrete one. If
+    `main_gpu` is not negative, the model is on that device alone; the result is empty if there is no such device.
     """
     discrete: list[DeviceInfo] = []
     integrated: list[DeviceInfo] = []
@@ -51,5 +51,5 @@ def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[Gpu, ...
 
 
 def _shares_memory(device: DeviceInfo) -> bool:
-    # Apple's chips have one memory for both, and llama.cpp calls their GPU a discrete one.
+    # The CPU and GPU of Apple's chips share one memory, but llama.cpp reports the GPU as a discrete one.
     return device.is_integrated or device.backend in ("MTL", "Metal")

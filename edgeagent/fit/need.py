@@ -1,6 +1,6 @@
-"""What memory a model takes, part by part.
+"""Predicts the memory that a model takes, part by part.
 
-Beside workers' real memory the sum is 0.96 to 1.08 of it on ten models: see docs/figures.md, "Memory".
+On ten models the predicted sum was 0.96 to 1.08 times the real memory of the worker: see docs/figures.md, "Memory".
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from edgeagent.config import EngineConfig
 from edgeagent.types import FileShape, LayerShape
 
 DEFAULT_MAX_CONTEXT = 8192
-"""Tokens of context where none are asked for and the model was trained for more."""
+"""Tokens of context if no number is configured and the model was trained for more."""
 CONTEXT_STEP = 256
-"""Contexts are chosen in multiples of this, as llama.cpp rounds them."""
-# ggml's quantized types: bytes for each block of 32 numbers.
+"""Contexts are chosen in multiples of this many tokens, because llama.cpp rounds to them."""
+# Bytes that 32 values take in each type of ggml. Quantized types have blocks of 32.
 _BYTES_OF_32 = {
     "auto": 64,
     "f32": 128,
@@ -29,29 +29,30 @@ _BYTES_OF_32 = {
     "q4_0": 18,
 }
 _STATE_BYTES = 4
-# The types whose matrices llama.cpp keeps a second time, in an order that suits the processor (repack.cpp).
+# The types whose matrices llama.cpp keeps a second time, reordered for the processor (repack.cpp).
 _X86, _ARM = ("Q4_0", "Q4_K", "IQ4_NL"), ("Q4_0", "Q4_K", "IQ4_NL", "Q5_K", "Q6_K", "Q8_0")
 _REPACKED = {"x86_64": _X86, "amd64": _X86, "arm64": _ARM, "aarch64": _ARM}
 WORKER_BYTES = 96 << 20
-"""Of a worker with its libraries and its tokenizer."""
-# Rows of logits, and states of recurrent memory, that a context has room for; see engine.llama.context.
+"""Memory of a worker's process, with its libraries and its tokenizer."""
+# A context has room for this many rows of logits and states of recurrent memory; see engine.llama.context.
 _NUM_IDLE_SEQUENCES, _NUM_SCORED, _BYTES_A_LOGIT = 64, 32, 4
 _NUM_IDLE_STATES = 3
-# Of the numbers that a layer computes for each token of a batch: rows of its width, rows of its feed-forward part.
+# For each token of a batch a layer computes this many rows of its width, and this many of its feed-forward width.
 _NUM_WIDE, _NUM_FFN, _BYTES_A_NUMBER = 8, 3, 4
-# Memory that is kept ready for blocks: shares of the cells, and of what the host may keep; see engine.cache.saver.
+# Memory reserved for blocks: one in _BLOCKS_SHARE bytes of the cells or one in _HOST_SHARE of the host cache, whichever
+# is less; see engine.cache.saver.
 _BLOCKS_SHARE, _HOST_SHARE, _MAX_HOST_BYTES = 4, 8, 2 << 30
-# What is left free for everything else on the machine.
+# Memory that stays free for everything else on the machine.
 _MARGIN_SHARE, _MAX_MARGIN_BYTES = 0.05, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The memory that a model takes with its draft on a CPU, by part.
+    """The memory that a model and its draft take on a CPU, by part.
 
-    weights: the files, which are mapped. repacked: matrices that are kept a second time for the processor. kv: the
-    cells of the context, and states. blocks: memory that is ready to take blocks of the cells. outputs: rows of logits.
-    buffers: what a batch is computed in. worker: its process.
+    weights: the files, which are mapped. repacked: matrices that are kept a second time, reordered for the processor.
+    kv: the cells of the context, and states. blocks: memory reserved for blocks that are read out of the cells.
+    outputs: rows of logits. buffers: memory in which a batch is computed. worker: the worker's process.
     """
 
     weights_bytes: int
@@ -64,7 +65,7 @@ class Need:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return sum(
             (
                 self.weights_bytes,
@@ -79,29 +80,29 @@ class Need:
 
 
 def num_cells_wanted(shape: FileShape, config: EngineConfig) -> int:
-    """Return the tokens of context that the engine makes room for where there is memory."""
+    """Return how many tokens of context the engine makes room for if there is enough memory."""
     return config.ctx or min(shape.context_length or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
 
 
 def margin_bytes(total_bytes: int) -> int:
-    """Return what a load leaves free for everything else on a machine."""
+    """Return the bytes that a load leaves free for everything else on the machine."""
     return min(_MAX_MARGIN_BYTES, int(_MARGIN_SHARE * total_bytes))
 
 
 def num_states(config: EngineConfig) -> int:
-    """Return for how many sequences the memory of a recurrent or hybrid model can hold states."""
+    """Return the number of sequences whose states a recurrent or hybrid model can hold in memory."""
     return config.num_parallel + _NUM_IDLE_STATES
 
 
 def layer_kv_bytes(layer: LayerShape, config: EngineConfig, num_cells: int, num_back: int = 0) -> int:
-    """Return the bytes of what a layer keeps of a context, with `num_back` earlier states of each sequence."""
+    """Return the bytes that a layer keeps for a context, with `num_back` earlier states of each sequence."""
     k, v = _BYTES_OF_32[config.kv_type_k] / 32, _BYTES_OF_32[config.kv_type_v] / 32
     states = num_states(config) * (1 + num_back) * layer.num_state_values * _STATE_BYTES
     return int(num_cells * (k * layer.num_k_values + v * layer.num_v_values)) + states
 
 
 def kv_bytes_per_token(shapes: Sequence[FileShape], config: EngineConfig) -> float:
-    """Return the bytes that a further token of context takes in all these models together; 0 if unknown."""
+    """Return the bytes that one more token of context takes in all these models together; 0 if unknown."""
     k, v = _BYTES_OF_32[config.kv_type_k] / 32, _BYTES_OF_32[config.kv_type_v] / 32
     return sum(k * layer.num_k_values + v * layer.num_v_values for shape in shapes for layer in shape.layers)
 
@@ -124,7 +125,7 @@ def compute_bytes(shape: FileShape, config: EngineConfig, num_cells: int, num_ba
 
 
 def blocks_bytes(shape: FileShape, config: EngineConfig, num_cells: int) -> int:
-    """Return the bytes that are kept ready to take blocks of a model's cells; models with states have none."""
+    """Return the bytes reserved for blocks that are read out of a model's cells; 0 for models with states."""
     if any(layer.num_state_values for layer in shape.layers):
         return 0
     host = _MAX_HOST_BYTES if config.cache_memory_bytes < 0 else config.cache_memory_bytes
@@ -133,7 +134,7 @@ def blocks_bytes(shape: FileShape, config: EngineConfig, num_cells: int) -> int:
 
 
 def repacked_bytes(shape: FileShape, machine: str | None = None) -> int:
-    """Return the bytes of the matrices that are kept twice where all layers are on the CPU."""
+    """Return the bytes of the matrices that are kept twice if all layers are on the CPU."""
     repacked = _REPACKED.get((platform.machine() if machine is None else machine).lower(), ())
     return sum(num_bytes for kind, num_bytes in shape.matrix_bytes if kind in repacked)
 
@@ -146,9 +147,9 @@ def predict(
     *,
     num_back: int = 0,
 ) -> Need:
-    """Return what a model, the first shape, takes on a CPU with its draft, the others.
+    """Return the memory that a model and its draft take on a CPU. The first shape is the model, the others its draft.
 
-    The model keeps `num_back` earlier states of each sequence, see `draft_states`.
+    The model keeps `num_back` earlier states of each sequence; see `draft_states`.
     """
     backs = [num_back] + [0] * (len(shapes) - 1)
     return Need(
@@ -161,7 +162,7 @@ def predict(
         ),
         blocks_bytes=blocks_bytes(shapes[0], config, num_cells),
         outputs_bytes=sum(outputs_bytes(shape, config) for shape in shapes),
-        # About half of them is touched.
+        # Only about half of the buffers is ever touched.
         buffers_bytes=sum(
             compute_bytes(shape, config, num_cells, back) for shape, back in zip(shapes, backs, strict=True)
         )

@@ -1,4 +1,4 @@
-"""Where a model's layers lie, in the machine's memory or on its GPUs, and what that takes of each."""
+"""Divides a model's layers between the machine's memory and its GPUs, and predicts the memory taken on each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edgeagent.fit.gpus import Gpu
 from edgeagent.fit.need import WORKER_BYTES, blocks_bytes, compute_bytes, layer_kv_bytes, outputs_bytes, repacked_bytes
 from edgeagent.types import FileShape
 
-# Of a driver's context and its libraries on each GPU, and the growth of other programs there.
+# Reserve on each GPU for the driver's context and libraries, and for the growth of other programs.
 _DRIVER_BYTES = 384 << 20
 _GPU_MARGIN = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The memory that a model may take: of the machine, and of each GPU that it may be spread over."""
+    """The memory that a model may take: of the machine, and of each GPU that it may use."""
 
     ram_bytes: int
     gpus: tuple[Gpu, ...] = ()
@@ -27,9 +27,9 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many layers of a model and of its draft are on GPUs; a file's output counts as one layer more.
+    """How many layers of a model and of its draft are on GPUs. A file's output matrix counts as one more layer.
 
-    The experts of the model's first `num_cpu_experts` layers are in the machine's memory. Its memory keeps `num_back`
+    The experts of the model's first `num_cpu_experts` layers are in the machine's memory. The model keeps `num_back`
     earlier states of each sequence.
     """
 
@@ -41,26 +41,26 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a model takes of the machine's memory and of each GPU."""
+    """The memory that a model takes on the machine and on each GPU."""
 
     ram_bytes: int
     gpu_bytes: tuple[int, ...] = ()
 
     def fits(self, room: Room) -> bool:
-        """Whether there is that much. What a GPU takes of the machine's own memory counts in both."""
+        """Whether there is this much memory. Memory that a GPU shares with the machine counts for both."""
         shared = sum(taken for taken, gpu in zip(self.gpu_bytes, room.gpus, strict=True) if gpu.shares_memory)
         return self.ram_bytes + shared <= room.ram_bytes and self.fits_gpus(room)
 
     def fits_gpus(self, room: Room) -> bool:
-        """Whether each GPU has that much."""
+        """Whether each GPU has this much free memory."""
         return all(taken <= gpu.free_bytes for taken, gpu in zip(self.gpu_bytes, room.gpus, strict=True))
 
 
 def layouts(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_back: int = 0) -> Iterator[Layout]:
     """Yield the layouts that a model may have with `num_back` earlier states, the best one first.
 
-    All layers on the GPUs; then without the draft; then with experts in memory, of as few layers as possible, since a
-    token uses few of them; then with fewer layers.
+    The first layout has all layers on the GPUs. The next leaves the draft out. Then the experts of more and more layers
+    move to the machine's memory, because a token uses few of them. The last layouts have fewer layers on the GPUs.
     """
     num_all, num_draft = (len(shape.layers) + 1 for shape in (shapes[0], shapes[-1]))
     has_draft = len(shapes) > 1
@@ -87,7 +87,7 @@ def take(
     *,
     with_reserve: bool = True,
 ) -> Taken:
-    """Return what a model with this context takes in this layout, with a reserve on each GPU."""
+    """Return the memory that a model with this context takes in this layout, with a reserve on each GPU."""
     ram = WORKER_BYTES + blocks_bytes(shapes[0], config, num_cells)
     on_gpus = [0] * len(gpus)
     for index, shape in enumerate(shapes):
@@ -107,7 +107,7 @@ def _take_file(
     layout: Layout,
     shares: Sequence[float],
 ) -> Taken:
-    """Return what one file takes in its own layout, but for the worker and the drivers."""
+    """Return the memory that one file takes in its own layout, without the worker and the drivers."""
     num_there = layout.num_gpu_layers
     cells = [layer_kv_bytes(layer, config, num_cells, layout.num_back) for layer in shape.layers]
     weights = [
@@ -130,14 +130,14 @@ def _take_file(
 
 
 def _shares(gpus: Sequence[Gpu], used: Sequence[int], config: EngineConfig) -> list[float]:
-    """Return each GPU's share of the layers: as asked, or by what is free."""
+    """Return each GPU's share of the layers: as configured, or in proportion to its free memory."""
     asked = [*config.tensor_split, *[0.0] * len(gpus)][: len(gpus)]
     shares = asked if any(asked) else [max(0.0, gpu.free_bytes - taken) for gpu, taken in zip(gpus, used, strict=True)]
     return shares if any(shares) else [1.0] * len(gpus)
 
 
 def _places(num_layers: int, num_there: int, shares: Sequence[float]) -> Iterator[tuple[int, int]]:
-    """Yield each layer that is on a GPU with that GPU, as llama.cpp spreads them (llama_model::load_tensors)."""
+    """Yield each layer that is on a GPU, with the GPU's index, as llama.cpp does (llama_model::load_tensors)."""
     ends = list(accumulate(shares))
     first = num_layers + 1 - num_there
     for place in range(first, num_layers + 1):

@@ -1,7 +1,8 @@
-"""How a model runs in the memory that there is: layers on GPUs, context and KV types. What was asked for is kept.
+"""Plans how a model runs in the available memory: layers on GPUs, context, KV types. Configured values are kept.
 
-What users notice gives way last: first all layers on the GPUs, then a context of 4,096 tokens, then the exact KV type,
-then the number of parallel requests. That is lowered only for models that keep a state for each: cells are shared.
+What users notice least is given up first: a context above 4,096 tokens, then the exact KV type, then the number of
+parallel requests, then layers on the GPUs, and last a context of 4,096 tokens. The number of parallel requests is
+lowered only for models that keep a state for each request; cells are shared by all requests.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from edgeagent.fit.placement import Layout, Room, Taken, layouts, take
 from edgeagent.sizes import memory_text
 from edgeagent.types import Choice, FileShape
 
-# Contexts that are worth a quantized cache, then fewer layers on the GPUs.
+# To keep a context this long, the cache is quantized first, and then fewer layers are put on the GPUs.
 _WORTHY = (4096, 1024, 256)
 _QUANTIZED = "q8_0"
-# Parallel requests that a model which keeps a state for each may be run with.
+# Numbers of parallel requests that are tried for a model that keeps a state for each request.
 _COUNTS = (DEFAULT_PARALLEL, 2, 1)
 _GPU_SHARE_AGAIN = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a model runs. `config` is what was asked for with everything chosen, `draft_config` the same for its draft.
+    """How a model runs. `config` holds the options with all choices made, `draft_config` the same for its draft.
 
-    `num_wanted`: tokens of context that it would have with more memory. `fits`: it does beside what else is in memory.
-    `draft_states`: None where drafts need none.
+    `num_wanted`: tokens of context that the model would have with enough memory. `fits`: the model fits beside what is
+    already in memory. `draft_states`: None if drafts need no states.
     """
 
     config: EngineConfig
@@ -50,17 +51,17 @@ class Plan:
 
 
 def least_cells(shape: FileShape, config: EngineConfig) -> int:
-    """Return the shortest context that a model is run with."""
+    """Return the shortest context, in tokens, that a model is run with."""
     return num_cells_wanted(shape, config) if config.ctx else min(num_cells_wanted(shape, config), _WORTHY[1])
 
 
 def make_plan(
     shapes: Sequence[FileShape], config: EngineConfig, room: Room, most_cells: int = 0, *, may_keep_states: bool = True
 ) -> Plan:
-    """Return how a model, the first shape, runs with its draft, the others.
+    """Return how a model runs with its draft. The first shape is the model, the others its draft.
 
-    A context that was not asked for has at most `most_cells` tokens; 0: as many as usual. Earlier states for drafts are
-    kept only if that changes nothing else, and never without `may_keep_states`.
+    A context that is not configured has at most `most_cells` tokens (0: the usual limit). With `may_keep_states`,
+    earlier states are kept for drafts, but only if they change nothing else in the plan.
     """
     plan = _plan(shapes, config, room, most_cells)
     states = draft_states(shapes, plan.config, room)
@@ -85,7 +86,7 @@ def _plan(
                 if take(shapes, typed, floor, layout, room.gpus).fits(room):
                     cells = _longest(shapes, typed, layout, room, floor, most)
                     return _planned(shapes, typed, cells, wanted, layout, room)
-    # It may still run, slowly, with its file read again and again.
+    # Nothing fits. The model may still run slowly, with its file read again and again.
     least = config.model_copy(update={"parallel": _parallel_counts(shapes, config)[-1]})
     typed, cells = _typed(least)[0], min(most, least_cells(shapes[0], config))
     on_gpus = (
@@ -97,9 +98,10 @@ def _plan(
 
 
 def plan_again(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_tries: int) -> Plan:
-    """Return the plan after `num_tries` loads that ran out of memory: each takes less than the one before, if it can.
+    """Return the plan after `num_tries` loads that ran out of memory. Each takes less than the one before, if possible.
 
-    First earlier states go. Then on GPUs it takes four fifths, elsewhere half of the context and half of the states.
+    First the earlier states for drafts are dropped. After that a model with layers on GPUs may take four fifths of what
+    it took there. Other models get half of the context, and half of the parallel requests if each keeps a state.
     """
     plan = make_plan(shapes, config, room)
     counts = _parallel_counts(shapes, config)
@@ -121,7 +123,7 @@ def plan_again(shapes: Sequence[FileShape], config: EngineConfig, room: Room, nu
 
 
 def longest_context(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> int:
-    """Return the longest context that fits, with all KV types as asked; 0: not even the shortest."""
+    """Return the longest context, in tokens, that fits with the configured KV types; 0 if none fits."""
     typed = _typed(config)[0]
     trained = shapes[0].context_length or DEFAULT_MAX_CONTEXT
     if not kv_bytes_per_token(shapes, typed):
@@ -136,14 +138,15 @@ def longest_context(shapes: Sequence[FileShape], config: EngineConfig, room: Roo
 
 
 def check_possible(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> None:
-    """Raise ModelLoadFailed where options that were asked for cannot work, whatever leaves memory first.
+    """Raise ModelLoadFailed if the configured options cannot work, even after everything else has left memory.
 
-    `room` is all memory that could be had. The system would end the worker, or llama.cpp try for seconds.
+    `room` is all memory that could become free. Without this check the system would kill the worker, or llama.cpp would
+    try for seconds.
     """
     _check_gpu_layers(shapes, config, room)
     cells = num_cells_wanted(shapes[0], config) if config.ctx else min(_WORTHY)
     need, smallest = (predict(shapes, _typed(config)[index], cells) for index in (0, -1))
-    # The file can be read again and again.
+    # The weights do not count, because the file can be read again and again.
     least = smallest.kv_bytes + smallest.outputs_bytes + smallest.worker_bytes
     free = room.ram_bytes + sum(gpu.free_bytes for gpu in room.gpus if not gpu.shares_memory)
     if least <= free:
@@ -156,7 +159,7 @@ def check_possible(shapes: Sequence[FileShape], config: EngineConfig, room: Room
 
 
 def _check_gpu_layers(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> None:
-    """Refuse more layers than a GPU could hold if it were empty."""
+    """Raise ModelLoadFailed if a GPU could not hold the configured layers even if it were empty."""
     if config.gpu_layers <= 0 or not room.gpus:
         return
     cells = num_cells_wanted(shapes[0], config)
@@ -172,9 +175,9 @@ def _check_gpu_layers(shapes: Sequence[FileShape], config: EngineConfig, room: R
 
 
 def describe(plan: Plan, config: EngineConfig, num_layers: int, num_tries: int = 0) -> tuple[Choice, ...]:
-    """Return what was chosen by memory for a model of `num_layers` layers, and why.
+    """Return what the available memory decided for a model of `num_layers` layers, with reasons.
 
-    `config` is what was asked for; `num_tries` loads ran out of memory before.
+    `config` holds the options before the choices. `num_tries` is the number of earlier loads that ran out of memory.
     """
     choices = []
     if plan.room.gpus:
@@ -183,14 +186,14 @@ def describe(plan: Plan, config: EngineConfig, num_layers: int, num_tries: int =
     if plan.num_cells < plan.num_wanted:
         why = f"{plan.num_wanted} tokens do not fit beside the weights: {free} of memory are free"
         if num_tries and not plan.layout.num_gpu_layers:
-            why = "with a longer one the load ran out of memory"
+            why = "the load ran out of memory with a longer context"
         choices.append(Choice("context", str(plan.num_cells), "memory", why))
     chosen = plan.config.kv_type_k
     if config.kv_type_k == "auto" and chosen != "f16":
-        why = "f16 would leave room for a shorter context, or for fewer layers on the GPU"
+        why = "with f16 the context would be shorter, or fewer layers would be on the GPU"
         choices.append(Choice("KV type", chosen, "memory", why))
     if not config.parallel and plan.config.parallel < config.num_parallel:
-        why = "each request keeps a state, and with more of them less would be left for the context and the layers"
+        why = "each request keeps a state, and more requests would leave less memory for the context and the layers"
         choices.append(Choice("parallel requests", str(plan.config.parallel), "memory", why))
     if plan.draft_states is not None:
         choices.append(describe_drafts(plan.draft_states, config))
@@ -215,7 +218,7 @@ def _describe_layers(plan: Plan, config: EngineConfig, num_layers: int) -> Choic
 
 
 def _typed(config: EngineConfig) -> list[EngineConfig]:
-    """Return the options with each KV type that they may have, the best one first."""
+    """Return the options once for each KV type that may be used, the best one first."""
     asked = {"kv_type_k": config.kv_type_k, "kv_type_v": config.kv_type_v}
     types = ["f16"] if config.flash_attention == "off" else ["f16", _QUANTIZED]
     if "auto" not in asked.values():
@@ -233,7 +236,7 @@ def _parallel_counts(shapes: Sequence[FileShape], config: EngineConfig) -> tuple
 
 
 def _variants(shapes: Sequence[FileShape], config: EngineConfig) -> list[EngineConfig]:
-    """Return the options with each number of parallel requests and each KV type, the best first."""
+    """Return the options for each number of parallel requests and each KV type, the best first."""
     counts = _parallel_counts(shapes, config)
     return [typed.model_copy(update={"parallel": count}) for count in counts for typed in _typed(config)]
 

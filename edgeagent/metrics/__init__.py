@@ -1,7 +1,7 @@
-"""Every measurement, named once. Code that measures calls the object; `metrics.exposition` exports all of them.
+"""All metrics, each declared once. Code that measures uses these objects; `metrics.exposition` exports them.
 
-The registry is our own: prometheus_client's default one also collects from the interpreter. Labels are bounded: route
-templates, error codes, and names of models that are served, never a client's own words.
+The registry is our own, because prometheus_client's default one also collects from the interpreter. Labels are bounded:
+route templates, error codes, and names of served models, but never a client's own text.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from prometheus_client import (
 
 from edgeagent.metrics.tally import Tally
 
-# No second series for each counter with the time when it was made: it is not used.
+# Do not export a second series with each counter's creation time, which is not used.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY = CollectorRegistry()
-# Memory, descriptors and CPU time of the daemon itself, where the system tells (Linux).
+# Memory, descriptors and CPU time of the daemon itself, on systems that report them (Linux).
 ProcessCollector(registry=REGISTRY)
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -48,34 +48,34 @@ generations_total = Counter(
 )
 live_requests = Gauge(
     "edgeagent_live_requests",
-    "Generations that are waiting for their turn, or running.",
+    "Generations that are waiting or running.",
     ["model", "state"],
     registry=REGISTRY,
 )
 first_token_seconds = Histogram(
     "edgeagent_first_token_seconds",
-    "From a request's acceptance to its first output.",
+    "Time from a request's acceptance to its first output.",
     ["model"],
     buckets=_SECONDS,
     registry=REGISTRY,
 )
 inter_token_seconds = Tally(
     "edgeagent_inter_token_seconds",
-    "From one output of a stream to its next, which may bring several tokens.",
+    "Time from one output of a stream to the next. An output may have several tokens.",
     "model",
     bounds=_GAP_SECONDS,
     registry=REGISTRY,
 )
 generation_seconds = Histogram(
     "edgeagent_generation_seconds",
-    "From a request's acceptance to its end.",
+    "Time from a request's acceptance to its end.",
     ["model"],
     buckets=_SECONDS,
     registry=REGISTRY,
 )
 stage_seconds = Histogram(
     "edgeagent_stage_seconds",
-    "The stages of a finished generation; queue is the wait for a free sequence.",
+    "Time of each stage of a finished generation. The stage queue is the wait for a free sequence.",
     ["stage"],
     buckets=_SECONDS,
     registry=REGISTRY,
@@ -85,7 +85,7 @@ prefill_tokens_total = Counter(
 )
 prefix_cache_hit_tokens_total = Counter(
     "edgeagent_prefix_cache_hit_tokens_total",
-    "Prompt tokens that the prefix cache had.",
+    "Prompt tokens that were found in the prefix cache.",
     ["model"],
     registry=REGISTRY,
 )
@@ -103,7 +103,7 @@ slow_clients_cut_total = Counter(
     ["transport"],
     registry=REGISTRY,
 )
-# Both from the beginning: a rate would not see the first cut of a series that begins with it.
+# Create both series at the start. A rate cannot show the first cut of a series that begins with that cut.
 for _transport in ("http", "websocket"):
     slow_clients_cut_total.labels(_transport)
 loop_lag_seconds = Tally(
@@ -121,7 +121,7 @@ placement_seconds = Histogram(
 )
 placements_total = Counter(
     "edgeagent_placements_total",
-    "Answers that have begun, by where they run and why there.",
+    "Answers that have begun, by place and reason.",
     ["served_by", "reason"],
     registry=REGISTRY,
 )
@@ -140,7 +140,7 @@ prediction_error_seconds = Histogram(
 )
 remote_requests_total = Counter(
     "edgeagent_remote_requests_total",
-    "Tries at a remote that have ended, by outcome: completed, cancelled, or what failed.",
+    "Attempts at a remote that have ended, by outcome: completed, cancelled, or the failure.",
     ["remote", "outcome"],
     registry=REGISTRY,
 )
@@ -155,21 +155,21 @@ remote_tokens_total = Counter(
 )
 remote_money_total = Counter(
     "edgeagent_remote_money_total",
-    "Money spent at remotes, by the prices that the owner gave, in the owner's currency.",
+    "Money spent at remotes, computed with the owner's prices, in the owner's currency.",
     ["remote"],
     registry=REGISTRY,
 )
 remote_first_token_seconds = Histogram(
     "edgeagent_remote_first_token_seconds",
-    "From a request's acceptance to its first output, where that came from a remote.",
+    "Time from a request's acceptance to its first output, if a remote sent it.",
     ["remote"],
     buckets=_SECONDS,
     registry=REGISTRY,
 )
 remote_stage_seconds = Histogram(
     "edgeagent_remote_stage_seconds",
-    "The stages of reaching a remote: name, connect and tls of each new connection; first_byte, from the sending of a "
-    "request to the head of its answer.",
+    "Time of each stage of reaching a remote: name, connect and tls of each new connection, and first_byte from the "
+    "sending of a request to the head of its answer.",
     ["remote", "stage"],
     buckets=_SECONDS,
     registry=REGISTRY,

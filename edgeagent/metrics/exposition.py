@@ -1,4 +1,4 @@
-"""All measurements as Prometheus reads them: counters, and values read from the models at that moment."""
+"""Exports all metrics in Prometheus's format: counters, and values that are read from the models at export."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
     "edgeagent_kv_cells": ("All KV cells.", lambda worker: worker.num_cells),
     "edgeagent_worker_threads": ("CPU threads a decode uses.", lambda worker: worker.num_threads),
     "edgeagent_step_prediction_error_median": (
-        "How far the predicted times of the latest 200 steps were off, as a share of the measured.",
+        "The median error of the predicted times of the latest 200 steps, as a share of the measured time.",
         lambda worker: worker.step_error_median,
     ),
     "edgeagent_step_prediction_error_p95": (
-        "The same, exceeded by a step in twenty.",
+        "The 95th percentile of the same error.",
         lambda worker: worker.step_error_p95,
     ),
     "edgeagent_draft_gain": (
-        "How many times as quickly steps with drafts made their tokens as without; 0: there were none.",
+        "The token rate of steps with drafts, relative to the rate without drafts; 0 if no step had drafts.",
         lambda worker: worker.draft_gain,
     ),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
@@ -49,7 +49,7 @@ _CACHE_COUNTERS: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Values that are read rather than counted. A worker's numbers are as old as its last pong, a second at most."""
+    """Values that are read rather than counted. A worker's values come from its last pong, at most a second ago."""
 
     models: Sequence[ModelStatus]
     num_connections: int
@@ -57,14 +57,14 @@ class Snapshot:
 
 
 def exposition(snapshot: Snapshot) -> bytes:
-    """Return every measurement in Prometheus's text format."""
+    """Return all metrics in Prometheus's text format."""
     registry = CollectorRegistry()
     registry.register(_Gauges(snapshot))
     return generate_latest(REGISTRY) + generate_latest(registry)
 
 
 def gauges(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield the measurements that are read rather than counted, each with its labels."""
+    """Yield the metrics that are read rather than counted, with their labels."""
     return _Gauges(snapshot).collect()
 
 

@@ -1,4 +1,4 @@
-"""The measurements of one generation, from its acceptance to its end. It counts steps and reads no content."""
+"""Measures one generation, from its acceptance to its end. It counts steps and does not read their content."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class Meter:
         metrics.live_requests.labels(model, "waiting").inc()
 
     def rename(self, model: str) -> None:
-        """Count under another model's name, until it has begun: the model may have been found since."""
+        """Count under another model's name, unless the generation has begun.
+
+        A name that is unknown when the request arrives may be a known model's later.
+        """
         if self.has_begun or model == self.model:
             return
         metrics.live_requests.labels(self.model, "waiting").dec()
@@ -50,14 +53,14 @@ class Meter:
 
     @property
     def usage(self) -> Usage:
-        """The counts of the Finished; without one, those of the steps so far."""
+        """The token counts of the Finished delta, or of the steps so far if there is none yet."""
         if self.finished is not None:
             return self.finished.usage
         started = self.started or Started(0, 0)
         return Usage(started.num_prompt_tokens, started.num_cached_tokens, self.num_tokens)
 
     def step(self, step: Step) -> None:
-        """Count a step. The method is called for each token, and takes about half a microsecond."""
+        """Count a step. Called for each token; it takes about half a microsecond."""
         if not self.has_begun:
             self._begin(step)
         if step.deltas and type(step.deltas[-1]) is Finished:
@@ -72,11 +75,14 @@ class Meter:
             self.last_s = step.at_s
 
     def end(self, code: str = ABANDONED) -> str:
-        """Count the end and return its name: the finish reason, else the error's code, else that the client left."""
+        """Count the end and return its name: the finish reason if there is one, otherwise `code`.
+
+        `code` is an error's code, or ABANDONED if the client left.
+        """
         self.ended_s = time.monotonic()
         metrics.live_requests.labels(self.model, "running" if self.has_begun else "waiting").dec()
         end = self.finished.reason.value if self.finished is not None else code
-        # The name of a model that is not served is a client's own text.
+        # The name of a model that is not served is a client's own text, which must not become a label.
         metrics.generations_total.labels("unknown" if end == ModelNotFound.code else self.model, end).inc()
         if self.has_begun:
             metrics.generation_seconds.labels(self.model).observe(self.ended_s - self.began_s)

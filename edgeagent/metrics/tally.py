@@ -1,6 +1,6 @@
-"""A histogram for events of every step: an observation takes 0.2 µs, where the library's takes 2.
+"""A histogram for events of every step. An observation takes 0.2 µs; with prometheus_client's histogram it takes 2 µs.
 
-It has no lock: the event loop's thread alone observes. It is exported like any other metric of the registry.
+It has no lock, because only the event loop's thread observes. It is exported like any other metric of the registry.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Series:
 
 
 class Tally(Collector):
-    """A histogram with at most one label. `labels` once for each stream, `observe` on what it returns."""
+    """A histogram with at most one label. Call `labels` once for each stream, and `observe` on the result."""
 
     def __init__(
         self, name: str, documentation: str, label: str | None, *, bounds: Sequence[float], registry: CollectorRegistry
@@ -62,14 +62,14 @@ class Tally(Collector):
         return () if self._label is None else (self._label,)
 
     def labels(self, value: str = "") -> Series:
-        """Return the series of a label value, made where there is none."""
+        """Return the series of a label value, creating it if needed."""
         series = self._series.get(value)
         if series is None:
             series = self._series[value] = Series(self._bounds)
         return series
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what has been observed."""
+        """Yield the histogram with all observations."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self.label_names or None)
         for value, series in self._series.items():
             family.add_metric(() if self._label is None else (value,), series.cumulative(), series.sum)

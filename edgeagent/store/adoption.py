@@ -1,4 +1,4 @@
-"""Models that Ollama, LM Studio and llama.cpp keep on this machine, found by their own layouts. Changes nothing."""
+"""Finds models that Ollama, LM Studio and llama.cpp keep on this machine, by their own layouts. Changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OLLAMA_SYSTEM_FOLDER = Path("/usr/share/ollama/.ollama/models")
 
 @dataclass(frozen=True, slots=True)
 class Adoptable:
-    """A model of another program. `sha256` is what that program says the first file has, where it says."""
+    """A model of another program. `sha256` is the hash that the program records for the first file, if it does."""
 
     name: str
     source: str
@@ -41,7 +41,7 @@ class Adoptable:
 
 
 def adoptable(source: str, environment: Mapping[str, str] | None = None) -> tuple[Adoptable, ...]:
-    """Return the models of a source: a name in SOURCES, a folder or a file. Each name appears once."""
+    """Return the models of a source, which is a name in SOURCES, a folder or a file. Each name appears once."""
     environment = os.environ if environment is None else environment
     find = SOURCES.get(source)
     models = _of_path(Path(source)) if find is None else find(environment)
@@ -97,7 +97,7 @@ def _of_path(path: Path) -> Iterator[Adoptable]:
 
 
 def _of_folder(root: Path, source: str) -> Iterator[Adoptable]:
-    """Yield the models among a folder's files, each by its file's name; the second of a name by its path in there."""
+    """Yield a folder's models under their file names. A second file of the same name gets its path in the folder."""
     seen: set[str] = set()
     for path in _files(root, "*.gguf"):
         paths = split_paths(path)
@@ -110,7 +110,7 @@ def _of_folder(root: Path, source: str) -> Iterator[Adoptable]:
 
 
 def _files(root: Path, pattern: str) -> Iterator[Path]:
-    """Yield the regular files below a folder; one that cannot be read has none."""
+    """Yield the regular files below a folder; none if the folder cannot be read."""
     with suppress(OSError):
         for path in sorted(islice(root.rglob(pattern), 10 * MAX_MODELS)):
             if path.is_file() and not path.name.startswith("."):
@@ -118,7 +118,7 @@ def _files(root: Path, pattern: str) -> Iterator[Path]:
 
 
 def _model_digest(manifest: Path) -> str | None:
-    """Return the sha256 of the one model file that a manifest of Ollama's names."""
+    """Return the sha256 of the model file that an Ollama manifest names; None unless there is exactly one."""
     document = _json(manifest)
     layers = document.get("layers") if isinstance(document, dict) else None
     found = [
@@ -131,7 +131,7 @@ def _model_digest(manifest: Path) -> str | None:
 
 
 def _etag_sha256(path: Path) -> str | None:
-    """Return the sha256 that llama.cpp has noted beside a download: the hub's ETag."""
+    """Return the sha256 that llama.cpp stored beside a download, which is the hub's ETag."""
     noted: object = None
     document = _json(path.with_name(f"{path.name}.json"))
     if isinstance(document, dict):

@@ -1,6 +1,6 @@
-"""The sha256 of model files, for policies that allow only certain files, and for clients that ask what answered them.
+"""Computes the sha256 of model files, for policies that allow only certain files and for clients that ask for it.
 
-Hashes are not stored on disk, where they could be forged.
+The hashes are not stored on disk, where they could be forged.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from edgeagent.errors import StoreError
 from edgeagent.state_files import file_stamp
 from edgeagent.store.verified import VerifiedFiles, file_sha256
 
-# A file up to this size is read to know its sha256: that takes some 40 ms.
+# A file up to this size is read to compute its sha256, which takes about 40 ms.
 _SMALL_BYTES = 64 << 20
 
 
 def sha256_of(path: Path) -> str:
-    """Return a file's sha256, read once by this process for as long as the file stays as it is. Raise StoreError."""
+    """Return a file's sha256. This process reads the file again only after it has changed. Raise StoreError."""
     path = path.resolve()
     return _sha256_at(path, file_stamp(path))
 

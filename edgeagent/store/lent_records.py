@@ -1,4 +1,4 @@
-"""What a state folder says of models, lent to a daemon that has a state folder of its own for a while."""
+"""Copies a state folder's records on models for a daemon that temporarily has a state folder of its own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from edgeagent.store.verified import VERIFIED_FILE
 
 
 def lend_records(owner: Path, borrower: Path) -> None:
-    """Copy the names that the owner gave, and which files were found right; those need not be read again.
+    """Copy the owner's names for models, and the records of verified files, which need not be read again.
 
-    What the borrower adds to its copies is lost.
+    Changes that the borrower makes to its copies are lost.
     """
     borrower.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (NAMES_FILE, VERIFIED_FILE):

@@ -1,4 +1,4 @@
-"""GGUF files that lie in the models' folder under names of their own. Downloads there have the hub's layout instead."""
+"""Finds GGUF files that the user put into the models folder. Downloads there have the hub's layout instead."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MAX_FILES = 10_000
 
 
 class ModelFolder:
-    """The loose GGUF files of a folder, each a model under its file's name without the suffix."""
+    """The loose GGUF files of a folder. The name of each model is its file's name without the suffix."""
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
 
     def models(self) -> dict[str, tuple[Path, ...]]:
-        """Return the files of each complete model by its name; of two files with one name the one nearer to the root.
+        """Return the files of each complete model by its name. If two have one name, the one nearer to the root wins.
 
-        A link that leads out of the folder, and what is not a regular file, is not a model.
+        A link that leads out of the folder is not a model, nor is anything that is not a regular file.
         """
         found: dict[str, tuple[Path, ...]] = {}
         for folder, files in self._folders():
@@ -35,7 +35,7 @@ class ModelFolder:
         return found
 
     def find(self, name: str) -> tuple[str, tuple[Path, ...]] | None:
-        """Return a model's own name and files by that name or by its file's; None where there is none."""
+        """Find a model by its name or its file's name, and return its name and files; None if there is none."""
         if self._root is None:
             return None
         models = self.models()
@@ -45,7 +45,7 @@ class ModelFolder:
         return None if known is None else (known, models[known])
 
     def _folders(self) -> Iterator[tuple[Path, set[str]]]:
-        """Yield each folder with its model files, the nearest to the root first."""
+        """Yield each folder with the names of its model files, the nearest to the root first."""
         if self._root is None or not self._root.is_dir():
             return
         root = self._root.resolve()
@@ -80,7 +80,7 @@ def _entries(folder: Path, root: Path) -> tuple[set[str], list[Path]]:
 
 
 def _is_inside(entry: os.DirEntry[str], root: Path) -> bool:
-    """Whether an entry is a regular file, or a link to one that lies in the folder."""
+    """Whether an entry is a regular file, or a link to a regular file inside the folder."""
     if not entry.is_file():
         return False
     return not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(root)

@@ -1,4 +1,4 @@
-"""Plans a quantized copy of a model: its type, its path, and a name that it gets only once the file is complete."""
+"""Plans a quantized copy of a model: its type and its path. The file gets its name only once it is complete."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ TYPES = (
 )
 _NEED_A_MATRIX = ("IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "Q2_K_S")
 _UNQUANTIZED = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
-# Metadata, and what the file system needs.
+# Space for metadata and for the file system itself.
 _MARGIN_BYTES = 64 << 20
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)-[0-9a-f]{8}\.part")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Source, type and result of a copy. `quantized_before`: the source's type if it is quantized already, else ""."""
+    """The source, type and target of a copy. `quantized_before` is the source's type if it is already quantized."""
 
     name: str
     sources: tuple[Path, ...]
@@ -48,7 +48,7 @@ class Plan:
 
 
 def type_number(name: str) -> tuple[str, int]:
-    """Return a type's own name and llama.cpp's number for it, in any case. Raise ConfigError with near names."""
+    """Return a type's name and llama.cpp's number for it; case does not matter. Raise ConfigError with near names."""
     wanted = name.upper()
     if wanted in TYPES:
         return wanted, next(number for number, label in FILE_TYPES.items() if label == wanted)
@@ -63,7 +63,7 @@ def _near(wanted: str) -> str:
 
 
 def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> Plan:
-    """Return the plan for a model. Raise ConfigError for a wrong type or name, or ModelLoadFailed."""
+    """Return the plan for a copy of a model. Raise ConfigError for a wrong type or name, or ModelLoadFailed."""
     quant, number = type_number(type_name)
     header = validate_model(found.paths[0])
     types = {name for name, _ in header.tensor_types}
@@ -75,10 +75,10 @@ def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> 
 
 
 def _target(found: Found, quant: str, out: Path | None, store: StoreConfig) -> Path:
-    """Return the path of the result: `out`, or beside the model if that folder belongs to the owner.
+    """Return the path of the copy: `out`, or beside the model if that folder is the owner's.
 
-    Nothing is written into another program's folder or the hub's cache. The result of such a model goes to the models
-    folder, or else to the current one.
+    Nothing is written into another program's folder or the hub's cache. The copy of a model from there goes to the
+    models folder, or to the current folder if none is configured.
     """
     name = f"{_without_label(split_stem(found.paths[0].name))}-{quant}.gguf"
     if out is not None:
@@ -104,7 +104,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def check_room(plan: Plan, size_bytes: int | None, free: Callable[[Path], Any] = shutil.disk_usage) -> None:
-    """Raise StoreError if the result does not fit the disk. `size_bytes`: None if only the source's is known."""
+    """Raise StoreError if the copy does not fit on the disk. If `size_bytes` is None, use the size of the source."""
     needed = (size_bytes if size_bytes is not None else plan.header.size_bytes) + _MARGIN_BYTES
     folder = plan.target.parent
     try:
@@ -120,10 +120,10 @@ def check_room(plan: Plan, size_bytes: int | None, free: Callable[[Path], Any] =
 
 @contextmanager
 def being_written(plan: Plan, *, overwrite: bool) -> Iterator[Path]:
-    """Provide an empty file beside the target, which becomes the target after the block, if it is a whole model.
+    """Provide an empty file beside the target. After the block it becomes the target if it is a complete model.
 
-    Otherwise it is deleted. Raise InvalidRequest if the target exists, unless `overwrite`; StoreError if the disk fails
-    or the file is not complete.
+    Otherwise it is deleted. Raise InvalidRequest if the target exists, unless `overwrite` is set. Raise StoreError if
+    the disk fails or the file is not complete.
     """
     _check_free(plan.target, overwrite=overwrite)
     _sweep(plan.target.parent)
@@ -164,7 +164,7 @@ def _flush(path: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete unfinished files of processes that were killed."""
+    """Delete the unfinished files of processes that no longer run."""
     with suppress(OSError):
         for path in folder.iterdir():
             match = _TEMPORARY.fullmatch(path.name)

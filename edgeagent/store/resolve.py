@@ -1,4 +1,4 @@
-"""From a model's name to files on this machine, verified; and the list of models that are here. No network."""
+"""Resolves a model's name to verified files on this machine, and lists the models that are here. No network."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from edgeagent.store.verified import VerifiedFiles
 Origin = Literal["builtin", "hub", "folder", "import", "alias", "path"]
 
 DEFAULT_NAMES = ("", "default")
-"""What a request may call the model that the daemon serves."""
+"""Names by which a request may mean the daemon's default model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """Where a model is. llama.cpp is given `path` and finds the other parts of a split model beside it."""
+    """The files of a model. llama.cpp gets `path`, and finds the other parts of a split model beside it."""
 
     name: str
     paths: tuple[Path, ...]
@@ -51,10 +51,10 @@ class ResolvedModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on this machine, for the user to see. `problem` says why `header` is missing.
+    """A model on this machine, as it is shown to the user. `problem` says why `header` is missing.
 
-    `is_damaged`: the file itself is at fault. `draft` is the catalog's name of a model that speculates for it;
-    the builtin one's is a file's name. `adapters` are the names of its LoRA adapters.
+    `is_damaged`: the file itself is at fault. `draft` is the catalog's name of its draft model; for the builtin model
+    it is a file's name. `adapters` holds the names of its LoRA adapters.
     """
 
     name: str
@@ -71,10 +71,10 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model's files, unverified. `sha256` is what another program says the first has; `draft` is the catalog's.
+    """A model's files, not yet verified. `sha256` is another program's record of the first file's hash.
 
-    `name` is its one name on this machine; that of a path is only the file's. Of a file that has a name by aliases
-    alone it is the first of these.
+    `draft` is the catalog's name of its draft model. `name` is the model's canonical name on this machine. For a path
+    it is the file's name, and for a file that only aliases name it is the first alias.
     """
 
     name: str
@@ -85,10 +85,10 @@ class Found:
 
 
 class Library:
-    """The models on this machine, and the one place that says what a name means.
+    """The models on this machine, and the only place that decides what a model's name means.
 
-    `default` is the model that a request means which names none. `adapters` are the names of models' adapters, by any
-    name of the model.
+    `default` is the model for requests that name none. `adapters` maps models, under any of their names, to the names
+    of their adapters.
     """
 
     def __init__(
@@ -112,15 +112,15 @@ class Library:
 
     @cached_property
     def _cache(self) -> HubCache:
-        # Only when asked for: finding the shared cache imports huggingface_hub, which builtin and paths do not need.
+        # Created on first use: finding the shared cache imports huggingface_hub, which builtin and paths do not need.
         return HubCache.of(self._store)
 
     def resolve(self, name: str) -> ResolvedModel:
-        """Return a model's files. What came from the hub is verified: a file is read the first time it is asked for.
+        """Return a model's files. Files from the hub are verified, which reads a file the first time it is used.
 
-        The order: the default; the owner's aliases, imported models and files in the models' folder; what
-        `parse_name` says. Raise ModelNotFound (with near names, or the command that would bring it), ModelDamaged,
-        StoreError or InvalidRequest.
+        A name is looked up in this order: the default; the owner's aliases, imported models and files in the models
+        folder; the result of `parse_name`. Raise ModelNotFound (with near names, or the command that pulls the model),
+        ModelDamaged, StoreError or InvalidRequest.
         """
         found = self.find(self._default if name in DEFAULT_NAMES else name)
         if found.origin == "hub":
@@ -133,25 +133,25 @@ class Library:
         return ResolvedModel(found.name, found.paths, self._draft_of(found))
 
     def resolve_for_client(self, name: str) -> ResolvedModel:
-        """Do as `resolve` for a name that came over the wire: paths are the owner's to give, and are refused."""
+        """Resolve a name that a client sent. Paths are refused, because only the owner may use them."""
         if name != self._default:
             self.refuse_path(name)
         return self.resolve(name)
 
     def refuse_path(self, name: str) -> None:
-        """Raise ModelNotFound for a path, whether it exists or not, unless the owner gave a model that name."""
+        """Raise ModelNotFound for a path, whether or not it exists, unless the owner gave a model that name."""
         if name not in DEFAULT_NAMES and is_path(name) and self._owned(name) is None:
             raise ModelNotFound(f"model {name[:256]!r} not found: clients name models, not paths", param="model")
 
     def holds(self, name: str) -> bool:
-        """Whether this machine has the model NAME or MODEL+ADAPTER; files are not verified. False for a path."""
+        """Whether this machine has the model, given as NAME or MODEL+ADAPTER. Verifies no file. False for a path."""
         with suppress(EdgeAgentError, OSError):
             return self.find(name).origin != "path"
         base, _, adapter = name.rpartition("+")
         return bool(base) and self.has_adapter(base, adapter)
 
     def has_adapter(self, name: str, adapter: str) -> bool:
-        """Whether a model is on this machine under its name, and has this adapter."""
+        """Whether a model of this name is on this machine and has this adapter."""
         with suppress(EdgeAgentError, OSError):
             found = self.find(self._default if name in DEFAULT_NAMES else name)
             return found.origin != "path" and adapter in self.adapters_of(found)
@@ -166,7 +166,7 @@ class Library:
         return ()
 
     def means_a_model(self, name: str) -> bool:
-        """Whether this is the name of a model that is here, or in the catalog."""
+        """Whether this is the name of a model that is on this machine or in the catalog."""
         try:
             meaning = parse_name(name)
         except (InvalidRequest, ModelNotFound):
@@ -174,7 +174,7 @@ class Library:
         return self.holds(name) or (isinstance(meaning, CatalogName) and match_entry(meaning) is not None)
 
     def short_names(self) -> set[str]:
-        """Return the names of one word that models have here, the catalog's among them."""
+        """Return all known names of one word: the owner's, those of the models folder, and the catalog's."""
         try:
             own = self._own.read()
         except StoreError:
@@ -182,7 +182,7 @@ class Library:
         return {"builtin", *own.aliases, *own.imports, *self._folder.models(), *load_catalog()}
 
     def models(self) -> tuple[LocalModel, ...]:
-        """Return the bundled model, the owner's, every complete model in the cache, and files that aliases name."""
+        """Return the bundled model, the owner's models, all complete models in the cache, and files with aliases."""
         found: list[Found] = []
         with suppress(ModelNotFound):
             found.append(Found("builtin", (builtin_model().path,), "builtin"))
@@ -204,16 +204,16 @@ class Library:
         return tuple(replace(_listed(each, _aliases(each, own)), adapters=self.adapters_of(each)) for each in found)
 
     def local(self, name: str) -> LocalModel:
-        """Return what a name means, unverified, with its header; raise ModelNotFound or InvalidRequest."""
+        """Return the model that a name means, with its header, unverified; raise ModelNotFound or InvalidRequest."""
         found = self.find(name)
         return replace(_listed(found, _aliases(found, self._own.read())), adapters=self.adapters_of(found))
 
     def find_draft(self, name: str) -> Path | None:
-        """Return the file of a model's draft partner, unverified, if it is here; raise as `find` does."""
+        """Return the file of a model's draft, unverified; None if it is not here. Raise the errors of `find`."""
         return self._draft_of(self.find(name))
 
     def find(self, name: str) -> Found:
-        """Return what a name means, unverified; raise ModelNotFound or InvalidRequest."""
+        """Return the model that a name means, unverified; raise ModelNotFound or InvalidRequest."""
         owned = self._owned(name)
         if owned is not None:
             return owned
@@ -230,7 +230,7 @@ class Library:
                 return self._from_hub(match.hub_name, wanted=name, draft=match.entry.draft)
 
     def _owned(self, name: str) -> Found | None:
-        """Return the model that the owner gave this name: by an alias, an import, or a file in the models' folder."""
+        """Return the model that the owner gave this name by an alias, an import, or a file in the models folder."""
         name = without_latest(name)
         if name == "builtin" or name.startswith(("/", ".", "~")):
             return None
@@ -248,11 +248,11 @@ class Library:
         return None if loose is None else Found(*loose, "folder")
 
     def _aliased(self, path: Path, own: OwnNames) -> Found:
-        """Return a file that has a name by aliases alone; it may be gone."""
+        """Return a file that only aliases name. It may no longer exist."""
         return Found(own.aliases_of(str(path))[0], split_paths(path), "alias")
 
     def _present(self, name: str, found: Found) -> Found:
-        """Return a model whose file lies elsewhere; raise ModelNotFound where that is gone."""
+        """Return `found` if its files exist; raise ModelNotFound if one is gone."""
         missing = next((path for path in found.paths if not path.is_file()), None)
         if missing is not None:
             what = "was imported from" if found.origin == "import" else "stands for"
@@ -274,11 +274,11 @@ class Library:
         return Found(model_name(models, model, name.repo), paths, "hub", draft)
 
     def _verify(self, path: Path, wanted: str) -> None:
-        """Check a file against the sha256 that it was published under, unless that was done since it last changed."""
+        """Check a file against the sha256 under which it was published, unless it is unchanged since the last check."""
         promised = named_sha256(path) or self._verified.noted_sha256(path)
         if promised is None:
             raise StoreError(
-                f"{path} cannot be verified: nothing here tells its sha256; run `edgeagent pull {wanted}`",
+                f"{path} cannot be verified: its sha256 is unknown on this machine; run `edgeagent pull {wanted}`",
                 param="model",
             )
         if not self._verified.check(path, promised):
@@ -291,7 +291,7 @@ class Library:
         return builtin_model().draft if found.origin == "builtin" else self._draft(found.draft)
 
     def _draft(self, name: str | None) -> Path | None:
-        """Return the file of a draft partner; None if it is not on this machine, since the model works without it."""
+        """Return the verified file of a draft; None if that fails, because the model works without a draft."""
         if name is None:
             return None
         try:
@@ -304,7 +304,7 @@ class Library:
 
 
 def resolve(name: str, store: StoreConfig, state_dir: Path | None = None) -> ResolvedModel:
-    """Return a model's files (see Library.resolve); `state_dir` defaults to the configured default's."""
+    """Return a model's files (see Library.resolve). `state_dir` defaults to that of an unconfigured edgeagent."""
     return Library(store, state_dir or default_state_dir()).resolve(name)
 
 
@@ -327,7 +327,7 @@ def _local(path: Path) -> ResolvedModel:
 
 
 def _aliases(found: Found, own: OwnNames) -> tuple[str, ...]:
-    """Return the other names of a model: those of its name, and of its file."""
+    """Return the other names of a model: the aliases of its name and of its file."""
     aliases = (*own.aliases_of(found.name), *own.aliases_of(str(found.paths[0].resolve())))
     return tuple(alias for alias in dict.fromkeys(aliases) if alias != found.name)
 
@@ -347,9 +347,9 @@ def _listed(found: Found, aliases: tuple[str, ...]) -> LocalModel:
 
 
 def current_header(path: Path) -> GgufHeader:
-    """Return a model's header, read once for as long as the file stays as it is: a large vocabulary takes 0.2 s.
+    """Return a model's header. It is read again only after the file has changed: a large vocabulary takes 0.2 s.
 
-    That of a split model counts all parts, if `path` is the first.
+    If `path` is the first part of a split model, the header covers all parts.
     """
     try:
         stamp = path.stat()

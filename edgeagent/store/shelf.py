@@ -1,4 +1,4 @@
-"""Changes to the models on this machine: remove one, give it a second name, adopt one of another program.
+"""Changes the models on this machine: removes one, gives it a second name, or adopts one of another program.
 
 Files of other programs are never changed. Removing an adopted model removes only its name.
 """
@@ -35,7 +35,7 @@ class Removal:
 
 
 class Shelf:
-    """The models of a configuration, to be changed."""
+    """The models of a configuration, with methods that change them."""
 
     def __init__(self, config: Config) -> None:
         self._library = Library.of(config)
@@ -79,7 +79,7 @@ class Shelf:
             self._own.change(lambda names: names.without(*ended))
 
     def left(self, removal: Removal) -> Path | None:
-        """Return the file that the removed name means now; None if it no longer means any."""
+        """Return the file that the removed name means now; None if it means no model any more."""
         with suppress(ModelNotFound, InvalidRequest, StoreError):
             return self._library.find(removal.name).paths[0]
         return None
@@ -121,7 +121,7 @@ class Shelf:
         return True
 
     def _taken_by(self, alias: str) -> str | None:
-        """Return a description of what already has this name."""
+        """Return what already has this name, in words; None if the name is free."""
         with suppress(ModelNotFound, InvalidRequest):
             meaning = parse_name(alias)
             if isinstance(meaning, CatalogName) and match_entry(meaning) is not None:

@@ -1,4 +1,4 @@
-"""Which model files were hashed and found right, so that each is read for it once. Knows no names and no network."""
+"""Records which model files have the right hash, so that each is read only once. Knows no names and no network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """A file as it was when its content was read; another stamp means it has to be read again."""
+    """The state of a file when its content was read. If the stamp differs now, the file must be read again."""
 
     size: int
     mtime_ns: int
@@ -27,38 +27,38 @@ class _Stamp:
 
 
 class VerifiedFiles:
-    """The record of files whose content was found to be what it should be, kept in the state folder."""
+    """The record of files whose hash was verified, kept in the state folder."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / VERIFIED_FILE
 
     def knows(self, path: Path, sha256: str) -> bool:
-        """Say whether this file was found to have this sha256 and has not been touched since."""
+        """Whether this file was verified to have this sha256 and has not changed since."""
         stamp = self._load().get(_key(path))
         return stamp is not None and stamp == _stamp(path, sha256)
 
     def noted_sha256(self, path: Path) -> str | None:
-        """Return the sha256 that this path's content had when it was last found right."""
+        """Return the sha256 with which this path was last verified; None if it never was."""
         stamp = self._load().get(_key(path))
         return stamp.sha256 if stamp is not None else None
 
     def check(self, path: Path, sha256: str, on_bytes: Callable[[int], None] | None = None) -> bool:
-        """Say whether a file has this sha256; it is read only if that is not known, and noted if it has.
+        """Return whether a file has this sha256. Read the file only if that is not on record, and record a match.
 
-        `on_bytes` is told how much was read. Raise StoreError where it cannot be read.
+        `on_bytes` gets the number of bytes read so far. Raise StoreError if the file cannot be read.
         """
         if self.knows(path, sha256):
             return True
         before = _stamp(path, sha256)
         if file_sha256(path, on_bytes) != sha256:
             return False
-        # A file that was written while it was read is not noted: its content may be another by now.
+        # Do not record a file that was written while it was read, because its content may have changed.
         if before is not None and _stamp(path, sha256) == before:
             self._remember(_key(path), before)
         return True
 
     def note(self, path: Path, sha256: str) -> None:
-        """Note a file whose content has just been found right under another name."""
+        """Record a file whose content has just been verified under another name."""
         stamp = _stamp(path, sha256)
         if stamp is not None:
             self._remember(_key(path), stamp)
@@ -68,7 +68,7 @@ class VerifiedFiles:
         files[key] = stamp
         content = {known: [noted.size, noted.mtime_ns, noted.inode, noted.sha256] for known, noted in files.items()}
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        # Without a writable state folder nothing is noted and files are read again: slower, not less safe.
+        # Without a writable state folder nothing is recorded, and files are read again. That is slower, not less safe.
         with suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary.write_text(json.dumps(content), "utf-8")
@@ -82,12 +82,12 @@ class VerifiedFiles:
                 for key, (size, mtime_ns, inode, sha256) in content.items()
             }
         except (OSError, ValueError, TypeError, AttributeError, LookupError):
-            # A missing or torn record only means that files are read again.
+            # If the record is missing or damaged, files are just read again.
             return {}
 
 
 def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return a file's sha256 in hexadecimal; `on_bytes` is told how much of it was read. Raise StoreError."""
+    """Return a file's sha256 in hexadecimal. `on_bytes` gets the bytes read so far. Raise StoreError."""
     digest = hashlib.sha256()
     done = 0
     try:

@@ -1,7 +1,8 @@
 """A vocabulary whose tokenizer takes time in proportion to the text.
 
-llama.cpp looks for special tokens' texts by walking a list from its head for each one that it finds: a text of 10,000
-of them took 14 s. So such a text is cut behind every few hundred, where a cut changes no token, and tokenized in parts.
+For each special token that llama.cpp finds in a text, it walks a list from the beginning. A text with 10,000 special
+tokens took 14 s. So such a text is cut after every few hundred, at places where a cut changes no token, and each part
+is tokenized separately.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Iterable, Iterator
 
 from edgeagent.text.vocabulary import SpecialTexts, Vocabulary
 
-_LONG = 4096  # characters; shorter texts cannot hold enough to matter
+_LONG = 4096  # characters; shorter texts cannot have enough special tokens to matter
 _MAX_SPECIALS = 256
 
 Trie = dict[str, "Trie"]
 
 
 class LongTextVocabulary:
-    """Another vocabulary's tokens; only `tokenize` differs, in how long it takes. `special` is of that vocabulary."""
+    """Wraps another vocabulary, whose special texts are `special`. Only the time of `tokenize` differs."""
 
     def __init__(self, vocabulary: Vocabulary, special: SpecialTexts) -> None:
         self._vocabulary = vocabulary
@@ -46,7 +47,7 @@ class LongTextVocabulary:
         return self._vocabulary.end_tokens
 
     def tokenize(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
-        """Return the tokens of a text, as the vocabulary itself would."""
+        """Return the same tokens as the wrapped vocabulary."""
         if len(text) < _LONG:
             return self._vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
         tokens: list[int] = []
@@ -63,7 +64,7 @@ class LongTextVocabulary:
         return self._vocabulary.is_control(token)
 
     def is_user_defined(self, token: int) -> bool:
-        """Whether text becomes the token whatever parse_special says."""
+        """Whether text becomes this token even without parse_special."""
         return self._vocabulary.is_user_defined(token)
 
     def is_end(self, token: int) -> bool:
@@ -72,7 +73,7 @@ class LongTextVocabulary:
 
 
 class _Cutter:
-    """Cuts texts next to some special texts."""
+    """Cuts long texts into parts next to special texts."""
 
     def __init__(self, special: Iterable[str]) -> None:
         texts = [text for text in special if text]
@@ -80,7 +81,7 @@ class _Cutter:
         self._longest = max(map(len, texts), default=0)
 
     def cut(self, text: str) -> Iterator[str]:
-        """Yield the parts of a text, each with a few hundred special texts at most."""
+        """Yield the parts of a text. Each has at most a few hundred special texts, if there are places for the cuts."""
         start = num = 0
         for match in self._pattern.finditer(text):
             num += 1
@@ -93,10 +94,12 @@ class _Cutter:
         yield text[start:]
 
     def _place(self, text: str, match: re.Match[str], *, is_urgent: bool) -> int | None:
-        """Return where a cut beside a special text changes nothing.
+        """Return a place beside a special text where a cut changes no token; None if there is none.
 
-        1. Not inside another special text that begins earlier: llama.cpp takes the longest first.
-        2. Not beside white space, which a few vocabularies' special tokens swallow; unless there is no other place.
+        1. The place must not be inside another special text that begins earlier, because llama.cpp takes the longest
+           first.
+        2. It must not be beside white space, which special tokens of a few vocabularies swallow. With `is_urgent` this
+           is allowed.
         """
         behind = (match.end(), text[match.end() : match.end() + 1])
         before = (match.start(), text[match.start() - 1 : match.start()])
@@ -114,7 +117,7 @@ class _Cutter:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return what finds the longest of these texts at a place, in time that does not depend on how many there are."""
+    """Return a pattern that matches the longest of these texts, in time that does not depend on their number."""
     root: Trie = {}
     for text in texts:
         node = root

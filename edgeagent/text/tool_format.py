@@ -1,4 +1,4 @@
-"""How models write tool calls and reasoning: the formats known here and their markers. No parsing."""
+"""The known formats in which models write tool calls and reasoning, and their markers. No parsing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enum import StrEnum
 
 
 class ToolFormat(StrEnum):
-    """A way to write tool calls.
+    """A format in which a model writes tool calls.
 
-    hermes: <tool_call>{"name": …, "arguments": {…}}</tool_call>, each call by itself (Hermes, Qwen)
-    llama: {"name": …, "parameters": {…}}, several with ";" between, perhaps after <|python_tag|> (Llama 3.x)
+    hermes: <tool_call>{"name": …, "arguments": {…}}</tool_call>, with markers around each call (Hermes, Qwen)
+    llama: {"name": …, "parameters": {…}}, several separated by ";", optionally after <|python_tag|> (Llama 3.x)
     mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}, …]
-    mistral_args: [TOOL_CALLS]name[ARGS]{…}, each call by itself (Mistral since the middle of 2025)
+    mistral_args: [TOOL_CALLS]name[ARGS]{…}, with the marker before each call (Mistral since the middle of 2025)
     """
 
     HERMES = "hermes"
@@ -28,7 +28,7 @@ MISTRAL_OPEN, MISTRAL_ARGS, MISTRAL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """The texts around reasoning."""
+    """The texts that open and close reasoning."""
 
     open: str
     close: str
@@ -38,7 +38,7 @@ THINK = ReasoningMarkers("<think>", "</think>")
 REASONING = (THINK, ReasoningMarkers("[THINK]", "[/THINK]"))
 
 
-# Everything that stands for reasoning, a call or a result in some model's prompts.
+# All texts that stand for reasoning, a call or a result in the prompts of some model.
 KNOWN_MARKERS = (
     *(HERMES_OPEN, HERMES_CLOSE, LLAMA_OPEN, MISTRAL_OPEN, MISTRAL_ARGS, MISTRAL_ID),
     *("<tools>", "</tools>", "<tool_response>", "</tool_response>", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
@@ -58,7 +58,7 @@ def call_opener(tool_format: ToolFormat) -> str:
 
 
 def markers(tool_format: ToolFormat) -> tuple[str, ...]:
-    """Return every marker of this format, which a vocabulary may hold as control tokens."""
+    """Return all markers of this format. A vocabulary may have control tokens for them."""
     match tool_format:
         case ToolFormat.HERMES:
             return (HERMES_OPEN, HERMES_CLOSE)
@@ -69,5 +69,5 @@ def markers(tool_format: ToolFormat) -> tuple[str, ...]:
 
 
 def arguments_key(tool_format: ToolFormat) -> str:
-    """Return the key under which a JSON call holds its arguments."""
+    """Return the key of the arguments in a JSON call."""
     return "parameters" if tool_format is ToolFormat.LLAMA else "arguments"

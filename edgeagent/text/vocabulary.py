@@ -1,4 +1,4 @@
-"""What the text layer asks of a model's vocabulary. It does not know the implementation."""
+"""The interface of a model's vocabulary that the text layer uses. It does not know the implementation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Vocabulary(Protocol):
 
     @property
     def bos_text(self) -> str:
-        """The text of the token that begins a sequence; empty when the model has none."""
+        """The text of the token that begins a sequence; empty if the model has none."""
         ...
 
     @property
     def eos_text(self) -> str:
-        """The text of the token that ends a sequence; empty when the model has none."""
+        """The text of the token that ends a sequence; empty if the model has none."""
         ...
 
     @property
@@ -34,21 +34,21 @@ class Vocabulary(Protocol):
     def tokenize(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
         """Return the tokens of a text.
 
-        parse_special: the text of a control token becomes that token. add_bos: the beginning token comes first where
-        the model wants one (nothing else is added, no end token either).
+        parse_special: the text of a control token becomes that token. add_bos: begin with the BOS token if the model
+        wants one. Nothing else is added, and no end token either.
         """
         ...
 
     def piece(self, token: int) -> bytes:
-        """Return a token's bytes; a control token gives its text too, such as b"<|im_end|>"."""
+        """Return a token's bytes. Those of a control token are its text, e.g. b"<|im_end|>"."""
         ...
 
     def is_control(self, token: int) -> bool:
-        """Whether the token is a control token, which only parse_special turns text into."""
+        """Whether the token is a control token. Text becomes such a token only with parse_special."""
         ...
 
     def is_user_defined(self, token: int) -> bool:
-        """Whether its text always becomes the token, with or without parse_special (Qwen's <tool_call>, blanks)."""
+        """Whether the token's text becomes this token even without parse_special (Qwen's <tool_call>, blanks)."""
         ...
 
     def is_end(self, token: int) -> bool:
@@ -58,7 +58,7 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SpecialTexts:
-    """The texts that become tokens of their own: control tokens' where that is asked for, user-defined ones' always."""
+    """Texts that become single tokens: those of control tokens only with parse_special, user-defined ones always."""
 
     control: frozenset[str]
     user_defined: frozenset[str]
@@ -66,13 +66,13 @@ class SpecialTexts:
     def markers(self, known: str) -> frozenset[str]:
         """Return the user-defined texts that look like markup and occur in `known`.
 
-        There are others, such as <table> or runs of blanks, which are but a short way to write common text.
+        Other user-defined texts, such as <table> or runs of blanks, only abbreviate common text.
         """
         return frozenset(text for text in self.user_defined if _MARKUP.fullmatch(text) and text in known)
 
 
 def special_texts(vocabulary: Vocabulary) -> SpecialTexts:
-    """Return all special texts (one pass over the vocabulary: keep the result)."""
+    """Return all special texts. Keep the result, because it takes a pass over the vocabulary."""
     control: set[str] = set()
     user_defined: set[str] = set()
     for token in range(vocabulary.num_tokens):
@@ -84,7 +84,7 @@ def special_texts(vocabulary: Vocabulary) -> SpecialTexts:
 
 
 def control_tokens(vocabulary: Vocabulary, texts: Iterable[str]) -> frozenset[int]:
-    """Return those of `texts` that are one control token each, as tokens."""
+    """Return the control tokens of those texts that are a single control token."""
     found: set[int] = set()
     for text in texts:
         match vocabulary.tokenize(text, parse_special=True):

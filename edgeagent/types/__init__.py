@@ -2,10 +2,10 @@
 
 They are msgspec structs rather than dataclasses because most of them travel down the worker's pipe as they are, and
 msgspec encodes tagged unions of structs only. Field names are the wire names on that pipe. JSON documents whose shape
-is the client's business (tool parameters, schemas, arguments) travel as JSON text.
+the client decides (tool parameters, schemas, arguments) travel as JSON text.
 """
 
-from msgspec.structs import replace  # these values with some fields changed
+from msgspec.structs import replace  # returns a copy of a value with some fields changed
 
 from edgeagent.types.choices import Alternative, Choice
 from edgeagent.types.deltas import (

@@ -1,4 +1,4 @@
-"""What of the engine was chosen for a model on this machine, and the measurements that it was chosen by."""
+"""Engine settings that were chosen for a model on this machine, and the measurements behind them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Counts = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e9)], ...], Meta(max_le
 
 
 class CandidateTimes(Struct, frozen=True):
-    """Seconds that each kind of work took with one candidate, by the work's name.
+    """Seconds that each kind of work took with one candidate setting, by the work's name.
 
-    Layers are alike, so the first few may stand for all: these are the seconds of `Measurements.num_layers` of them.
+    Layers are alike, so it is enough to measure the first few. The seconds are those of the first
+    `Measurements.num_layers` layers.
     """
 
     is_flash: bool
@@ -24,9 +25,10 @@ class CandidateTimes(Struct, frozen=True):
 
 
 class Measurements(Struct, frozen=True):
-    """A calibration: the candidates' times.
+    """The result of a calibration: the times of all candidates.
 
-    `depth` is the number of used cells of works behind or beside others. `is_whole`: the budget did not cut it off.
+    `depth` is the number of used cells in work that follows other tokens or runs beside other sequences. `is_whole`:
+    the time budget did not cut the calibration off.
     """
 
     depth: Count
@@ -37,7 +39,7 @@ class Measurements(Struct, frozen=True):
 
 
 class StepTime(Struct, frozen=True, array_like=True):
-    """The mean seconds of a kind of step: see engine.costs.step_shape."""
+    """The mean seconds of one kind of step. See engine.costs.step_shape for the other fields."""
 
     num_tokens: Annotated[float, Meta(ge=1, le=1 << 31)]
     num_cells: Annotated[float, Meta(ge=0, le=1 << 40)]
@@ -46,7 +48,7 @@ class StepTime(Struct, frozen=True, array_like=True):
 
 
 class DraftRecord(Struct, frozen=True):
-    """Judged draft tokens of one source and kind of sampler, and those that stood, by position."""
+    """Counts of judged and of accepted draft tokens by position, for one draft source and kind of sampler."""
 
     source: Name
     sampler: Name
@@ -55,7 +57,7 @@ class DraftRecord(Struct, frozen=True):
 
 
 class Learned(Struct, frozen=True):
-    """What an engine learnt while it ran. `draft` names the draft's file that `draft_times` are of."""
+    """What an engine learnt while it ran. `draft` names the file of the draft that `draft_times` belong to."""
 
     times: Annotated[tuple[StepTime, ...], Meta(max_length=128)] = ()
     draft: Annotated[str, Meta(max_length=4096)] = ""
@@ -64,9 +66,9 @@ class Learned(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True):
-    """What the daemon keeps of a model for its next load: its calibration, the choice that was made, what was learnt.
+    """What the daemon keeps for the next load of a model: its calibration, the choice made, and what was learnt.
 
-    The conditions are named, so that measurements made under others can be told apart.
+    `conditions` describes how the measurements were made, so that those made under other conditions are not reused.
     """
 
     conditions: Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]
@@ -78,14 +80,14 @@ class Kept(Struct, frozen=True):
 
 
 class Alternative(Struct, frozen=True):
-    """One of the values that a choice was made between, with the milliseconds of each kind of work."""
+    """One of the values that could be chosen, with the milliseconds that each kind of work took with it."""
 
     value: str
     work_ms: dict[str, float]
 
 
 class Choice(Struct, frozen=True):
-    """A choice, why it was made, and between what; `by` is "option", "measurement", "memory" or "default"."""
+    """A choice, the reason for it, and its alternatives. `by` is "option", "measurement", "memory" or "default"."""
 
     name: str
     value: str

@@ -21,7 +21,8 @@ class FinishReason(StrEnum):
 class TokenLogprob(Struct, frozen=True, omit_defaults=True):
     """Natural-log probability of one token under the unmodified distribution, and of its likeliest rivals.
 
-    `start`: where its text begins in the content, or in the prompt, in characters. NaN: nothing comes before the token.
+    `start` is the offset of its text in the content, or in the prompt, in characters. `logprob` is NaN if nothing
+    precedes the token.
     """
 
     token: int
@@ -32,7 +33,7 @@ class TokenLogprob(Struct, frozen=True, omit_defaults=True):
 
 
 class Usage(Struct, frozen=True):
-    """Token counts; cached is the part of the prompt that was reused instead of computed."""
+    """Token counts. The cached tokens are the part of the prompt that was reused instead of computed."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -41,7 +42,7 @@ class Usage(Struct, frozen=True):
 
 
 class Handover(Struct, frozen=True):
-    """A stream continued at another place, or in a new worker, after `num_tokens` output tokens."""
+    """The move of a stream to another place, or to a new worker, after `num_tokens` output tokens."""
 
     source: str
     target: str
@@ -55,7 +56,7 @@ class Timings(Struct, frozen=True):
     queue: accepted → taken up by the worker's scheduler; load: wait for the model; render: template and tokenizer;
     cache: lookup and restore; prefill: the prompt's uncached tokens; first_token: accepted → first token sampled;
     decode: first → last token; delivery: mean from leaving the engine to having been written to the client.
-    Of an answer that `is_resumed` the stages before the first token are not known, and 0.
+    If an answer `is_resumed`, the times of the stages before the first token are unknown and 0.
     """
 
     queue_ms: float = 0.0
@@ -75,15 +76,15 @@ class Timings(Struct, frozen=True):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the worker that gave the first token is gone, and with it the times of the stages before."""
+        """Whether an earlier worker gave the first token, so that the times of the stages before it are lost."""
         return bool(self.handovers) and self.handovers[-1].num_tokens > 0
 
 
 class Started(Struct, frozen=True, tag="started"):
     """The prompt is rendered, tokenized, looked up in the cache and being computed.
 
-    `num_dropped_items` of the conversation are not in it, since they did not fit. `placement` is filled in by the
-    router.
+    `num_dropped_items` is the number of items of the conversation that did not fit and were left out of the prompt. The
+    router fills in `placement`.
     """
 
     num_prompt_tokens: int
@@ -93,29 +94,29 @@ class Started(Struct, frozen=True, tag="started"):
 
 
 class Interrupted(Struct, frozen=True, tag="interrupted"):
-    """Its place lost what it had of the answer, for this reason; it goes on there, unless the router moves it.
+    """The place that computes the answer has lost its state, for this reason.
 
-    The router takes it; no client sees it.
+    The answer continues there, unless the router moves it. The router consumes this delta; no client sees it.
     """
 
     reason: str
 
 
 class PromptProgress(Struct, frozen=True, tag="progress"):
-    """How many of the prompt's tokens are computed or were cached. Comes only where `reports_progress` is set."""
+    """How many of the prompt's tokens are computed or were cached. Sent only if `reports_progress` is set."""
 
     num_tokens: int
 
 
 class PromptText(Struct, frozen=True, tag="prompt"):
-    """More of the prompt itself, before any of the answer. Comes only where `echo` is set."""
+    """More text of the prompt itself, sent before the answer. Sent only if `echo` is set."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class TextDelta(Struct, frozen=True, tag="text"):
-    """More of the answer: whole UTF-8 characters, no part of a stop string."""
+    """More text of the answer: whole UTF-8 characters, without any part of a stop string."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -143,7 +144,7 @@ class ToolCallDelta(Struct, frozen=True, tag="args"):
 
 
 class Finished(Struct, frozen=True, tag="finished"):
-    """The end, exactly once."""
+    """The end of the response, which comes exactly once."""
 
     reason: FinishReason
     usage: Usage

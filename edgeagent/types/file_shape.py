@@ -1,4 +1,4 @@
-"""What of a model's file tells the memory that it takes. The store reads it from the header; `fit` counts with it."""
+"""The sizes in a model's file that decide how much memory it takes. The store reads them, and `fit` uses them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from msgspec import Struct
 
 
 class LayerShape(Struct, frozen=True, array_like=True):
-    """One layer: the bytes of its tensors, and how many numbers it keeps of a text.
+    """One layer: the bytes of its tensors, and how many values it keeps in memory for a text.
 
-    `num_expert_bytes` are those of its experts, among `num_bytes`. `num_k_values` and `num_v_values` are kept for each
-    token, `num_state_values`, of 32 bits, for each sequence.
+    `num_bytes` includes `num_expert_bytes`, the bytes of its experts. The layer keeps `num_k_values` and `num_v_values`
+    for each token, and `num_state_values`, of 32 bits each, for each sequence.
     """
 
     num_bytes: int
@@ -20,12 +20,12 @@ class LayerShape(Struct, frozen=True, array_like=True):
 
 
 class FileShape(Struct, frozen=True):
-    """A model's file, all its parts together; 0 or () is what the header does not tell.
+    """A model's file, with all its parts together. Values that the header does not give are 0 or ().
 
-    `num_bytes` are the files'. The table of tokens (`table_bytes`) is looked up; the output matrix multiplies
-    (`output_bytes`; 0: the table does that too). `matrix_bytes` are the matrices' but for the table's, by type.
-    `ffn_width` is the width of a layer's feed-forward part. `keeps_states`: its memory has states, and llama.cpp can
-    keep earlier ones too.
+    `num_bytes` is the size of the files. `table_bytes` is the size of the token embeddings, which are only looked up.
+    `output_bytes` is the size of the output matrix; 0 if the token embeddings serve as that matrix too. `matrix_bytes`
+    gives the bytes of all matrices except the token embeddings, by type. `ffn_width` is the width of a layer's
+    feed-forward part. `keeps_states`: the model's memory has states, and llama.cpp can keep earlier ones too.
     """
 
     num_bytes: int

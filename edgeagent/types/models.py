@@ -1,4 +1,4 @@
-"""What is known of a model and its worker."""
+"""Descriptions of models, and the status of their workers and caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeagent.types.requests import SamplingParams
 
 
 class MemoryKind(StrEnum):
-    """What a model's memory can forget: see `engine.runner`."""
+    """The kinds of model memory. They differ in what they can forget; see `engine.runner`."""
 
     FULL_ATTENTION = "full_attention"
     SLIDING_WINDOW = "sliding_window"
@@ -22,7 +22,7 @@ class MemoryKind(StrEnum):
 
 
 class DeviceInfo(Struct, frozen=True):
-    """A compute device as llama.cpp names it. `id` is the hardware's, the same under each backend; "" if unknown."""
+    """A compute device as llama.cpp names it. `id` is the hardware's, the same in all backends; "" if unknown."""
 
     name: str
     description: str
@@ -35,11 +35,12 @@ class DeviceInfo(Struct, frozen=True):
 
 
 class ModelInfo(Struct, frozen=True):
-    """A loaded model. `sampling` holds the model's defaults, complete but for the seed.
+    """A loaded model. `sampling` holds all of the model's defaults except the seed.
 
-    `num_parallel` requests run at a time. `num_gpu_layers` are on GPUs, -1: all; `num_gpu_bytes` is about what it takes
-    there. `sandbox` names what its process may not do, in words. `embedding_length`: numbers in a vector, 0 where it
-    gives none. `can_generate`: it answers prompts; else it only embeds texts, or with `can_rank` only ranks documents.
+    `num_parallel` requests run at a time. `num_gpu_layers` is the number of layers on GPUs (-1: all), `num_gpu_bytes`
+    about what the model takes there. `sandbox` says in words what its process may not do. `embedding_length` is the
+    number of values in an embedding; 0 if the model gives none. `can_generate`: the model answers prompts. Otherwise it
+    only embeds texts or, with `can_rank`, only ranks documents.
     """
 
     name: str
@@ -75,10 +76,10 @@ class ModelInfo(Struct, frozen=True):
 
 
 class CacheStatus(Struct, frozen=True):
-    """What a tier of the prefix cache holds, and its counts since it began.
+    """The contents of one tier of the prefix cache, and its counts since it was started.
 
-    `num_dropped` counts offers that were not taken; `read_bytes_per_s` is measured, 0: nothing was read; `trouble`: why
-    nothing is kept at the moment.
+    `num_dropped` counts offered blocks that the tier did not take. `read_bytes_per_s` is measured; 0 if nothing was
+    read. `trouble` says why the tier keeps nothing at the moment.
     """
 
     num_blocks: int = 0
@@ -94,10 +95,10 @@ class CacheStatus(Struct, frozen=True):
 
 
 class DraftCounts(Struct, frozen=True):
-    """What the drafts of one source have shown since the start.
+    """Counts of the drafts of one source since the start.
 
-    `num_chosen`: drafts by their length, from 0. `num_judged` and `num_stood`: tokens by position; those behind a
-    refused one are not judged.
+    `num_chosen` counts drafts by length, from 0. `num_judged` and `num_stood` count judged and accepted tokens by
+    position. Tokens that follow a rejected one are not judged.
     """
 
     source: str
@@ -107,18 +108,19 @@ class DraftCounts(Struct, frozen=True):
 
 
 class WorkerStatus(Struct, frozen=True):
-    """What a worker reports of itself with every pong.
+    """The status that a worker reports with every pong.
 
-    Times are time.monotonic; `step_started_at_s` is 0 between steps, `preparing_since_s` while no prompt is prepared.
+    Times are time.monotonic. `step_started_at_s` is 0 between steps. `preparing_since_s` is 0 while no prompt is being
+    prepared.
     """
 
     num_steps: int = 0
     step_started_at_s: float = 0.0
     step_expected_s: float = 0.0
-    """How long the running step should take; 0 where that is not known, or none runs."""
+    """How long the running step should take; 0 if that is unknown, or if no step runs."""
     preparing_since_s: float = 0.0
     preparing_id: str = ""
-    """The request that is prepared since then."""
+    """The request that has been in preparation since `preparing_since_s`."""
     num_running: int = 0
     num_waiting: int = 0
     num_cells_used: int = 0
@@ -127,27 +129,28 @@ class WorkerStatus(Struct, frozen=True):
     num_prompt_tokens_total: int = 0
     num_cached_tokens_total: int = 0
     num_tokens_from_memory_total: int = 0
-    """Of the cached ones, those that came back from host memory; the others were in cells, or on disk."""
+    """The cached tokens that were restored from host memory. The others were in KV cells or on disk."""
     num_tokens_from_disk_total: int = 0
     num_output_tokens_total: int = 0
     tokens_per_second: float = 0.0
     prefill_tokens_per_s: float = 0.0
-    """Prompt tokens a second that one more request could have computed now, and"""
+    """Prompt tokens a second that one more request would get now; 0 if no steps were measured yet."""
     token_s: float = 0.0
-    """the time from one token of it to the next, by the steps measured so far; 0 where none were."""
+    """Seconds from one token of such a request to the next; 0 if no steps were measured yet."""
     step_error_median: float = 0.0
     step_error_p95: float = 0.0
-    """How far the predicted times of the latest steps were off, as a share of the measured; 0 where too few were."""
+    """The median and 95th percentile of how far predicted step times were off lately, as a share of the measured time.
+    0 if too few steps were measured."""
     drafts: tuple[DraftCounts, ...] = ()
     draft_gain: float = 0.0
-    """How many times as quickly steps with drafts made their tokens as without; 0: there were none."""
+    """The token rate of steps with drafts, relative to the rate without drafts; 0 if no step had drafts."""
     num_threads: int = 0
     rss_bytes: int = 0
     own_bytes: int = 0
-    """Of these, what no file backs (not a mapped model's weights), without a long prompt's own context. 0 where the
-    system does not tell."""
+    """The part of `rss_bytes` that no file backs, so without a mapped model's weights. A long prompt's own context does
+    not count. 0 if the system does not report it."""
     num_side_bytes: int = 0
-    """What a long prompt's own context may take."""
+    """Bytes that a long prompt's own context may take."""
     memory_cache: CacheStatus | None = None
     disk_cache: CacheStatus | None = None
 
@@ -167,14 +170,14 @@ UNUSABLE = (WorkerState.FAILED, WorkerState.QUARANTINED)
 
 
 class ModelStatus(Struct, frozen=True):
-    """A model the daemon serves: known, loading, ready, failed or quarantined, and why.
+    """A model that the daemon serves, and its state: known, loading, ready, failed or quarantined.
 
-    Failed: it cannot be loaded. Quarantined: it killed its workers. After `retry_after_s` the next request tries again.
-    `ready_in_s`: after how long one that is not loaded should be ready, by the last load or the size of its files; None
-    where that is not known. `is_pinned`: it is never unloaded to make room. `unload_in_s`: when it is unloaded if
-    no client uses it; None: never, or it is not loaded. `idle_s`: how long it has not been used. `adapters`: names of
-    its LoRA adapters; a request names one behind a plus sign. `num_live`: requests that run or wait. `sha256`: that of
-    its file (of a split model the first), where it is known; empty otherwise.
+    Failed: it cannot be loaded. Quarantined: it killed its workers. `cause` says why. After `retry_after_s` seconds the
+    next request tries again. `ready_in_s`: seconds until a model that is not loaded should be ready, by its last load
+    or by the size of its files; None if unknown. `is_pinned`: it is never unloaded to make room. `unload_in_s`: seconds
+    until it is unloaded if no client uses it; None if never, or if it is not loaded. `idle_s`: seconds since its last
+    use. `adapters`: names of its LoRA adapters; a request selects one as MODEL+ADAPTER. `num_live`: requests that run
+    or wait. `sha256`: the hash of its file, or of a split model's first file; empty if unknown.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a client asks of a model's text tools, without generating, and the answer."""
+"""Queries to a model's text tools, which generate nothing, and their answers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from edgeagent.types.requests import ChatPrompt, TextPrompt, TokenPrompt
 
 
 class Tokenize(Struct, frozen=True, tag="tokenize"):
-    """The tokens of a text.
+    """A query for the tokens of a text.
 
-    add_bos: the beginning token first, where the model wants one. with_pieces: the bytes of each token too.
+    add_bos: begin with the beginning-of-text token, if the model wants one. with_pieces: return each token's bytes too.
     """
 
     text: str
@@ -20,27 +20,31 @@ class Tokenize(Struct, frozen=True, tag="tokenize"):
 
 
 class Detokenize(Struct, frozen=True, tag="detokenize"):
-    """The text of tokens, control tokens' too."""
+    """A query for the text of tokens, including control tokens."""
 
     tokens: tuple[int, ...]
 
 
 class RenderPrompt(Struct, frozen=True, tag="render"):
-    """The text that a model's chat template renders for a conversation, and its tokens."""
+    """A query for the text that a model's chat template renders for a conversation, and for its tokens."""
 
     prompt: ChatPrompt
 
 
 class PurgeCache(Struct, frozen=True, tag="purge"):
-    """Not about text: forget the cached prompts of a partition, None: of all. The answer's text is how many went."""
+    """A command to forget the cached prompts of a partition, or of all if None.
+
+    The text of the answer is the number of blocks that were removed.
+    """
 
     partition: str | None = None
 
 
 class Embed(Struct, frozen=True, tag="embed"):
-    """The meaning of texts as vectors of length 1, one for each.
+    """A query for the embeddings of texts: one vector of length 1 for each text.
 
-    truncate: cut a text that is too long; else it is refused. dimensions: how many of a vector's first numbers to keep.
+    truncate: cut a text that is too long; otherwise it is refused. dimensions: keep only this many of a vector's first
+    values.
     """
 
     inputs: tuple[TextPrompt | TokenPrompt, ...]
@@ -49,7 +53,7 @@ class Embed(Struct, frozen=True, tag="embed"):
 
 
 class Rerank(Struct, frozen=True, tag="rerank"):
-    """How relevant each document is to a query, in the order of the documents."""
+    """A query for the relevance of each document to a text, in the order of the documents."""
 
     query: str
     documents: tuple[str, ...]
@@ -66,15 +70,14 @@ class Embedding(Struct, frozen=True):
 
 
 class Score(Struct, frozen=True):
-    """A document's relevance, 0 to 1, and how many tokens it had with the query."""
+    """A document's relevance, 0 to 1, and the number of tokens of document and query together."""
 
     relevance: float
     num_tokens: int
 
 
 class TextAnswer(Struct, frozen=True):
-    """What a TextQuery asked for: tokens, with the bytes of each where asked, or text, or both; or embeddings; or
-    scores."""
+    """The answer to a TextQuery: tokens (with their bytes if requested), text or both; or embeddings; or scores."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()

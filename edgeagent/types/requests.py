@@ -1,4 +1,4 @@
-"""What a client asked."""
+"""A generation request and its parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Tier(StrEnum):
-    """How urgent a request is; order of service among waiting prompts follows the order given here."""
+    """How urgent a request is. Waiting prompts are served in the order of these members."""
 
     REALTIME = "realtime"
     INTERACTIVE = "interactive"
@@ -59,7 +59,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
     """A conversation, rendered by the model's own chat template inside the worker.
 
     `template_kwargs` is JSON text of an object with allow-listed extra template variables (enable_thinking and such).
-    `truncate`: where it does not fit the context, its oldest turns are dropped.
+    `truncate`: if the conversation does not fit the context, drop its oldest turns.
     """
 
     messages: tuple[Message, ...]
@@ -71,7 +71,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
 
 
 class TextPrompt(Struct, frozen=True, tag="text"):
-    """Raw text, no template. With `suffix`, fill in the middle, where the model can."""
+    """Raw text, without a template. With `suffix`, fill in the middle, if the model supports it."""
 
     text: str
     suffix: str | None = None
@@ -79,7 +79,7 @@ class TextPrompt(Struct, frozen=True, tag="text"):
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens"):
-    """Token ids, taken as they are."""
+    """Token ids, used unchanged."""
 
     tokens: tuple[int, ...]
 
@@ -128,8 +128,8 @@ class SamplingParams(Struct, frozen=True):
 class CachePolicy(Struct, frozen=True):
     """What the prefix cache may do with a request. `partition` is derived from the credential, never from a field.
 
-    Without `persist` nothing of it goes to disk; with `pin` its prompt stays until it is purged. `lane` names its
-    conversation, if it has one: the prompt then stays until the next turn.
+    Without `persist`, no part of the request is written to disk. With `pin`, its prompt stays cached until it is
+    purged. `lane` names its conversation, if it has one; the prompt then stays cached until the next turn.
     """
 
     read: bool = True
@@ -141,21 +141,21 @@ class CachePolicy(Struct, frozen=True):
 
 
 HOPS_HEADER = "X-EdgeAgent-Hops"
-"""The header that tells a remote `GenerateRequest.num_hops`: a request must not go round between two edgeagents."""
+"""The header that sends `GenerateRequest.num_hops` to a remote, so that no request circles between two edgeagents."""
 
 
 class GenerateRequest(Struct, frozen=True):
     """One generation, as typed at the edge and carried unchanged to the worker.
 
     max_tokens None: until the context is full. logprobs None: off; n: the chosen token and the n likeliest others.
-    prefill_only: compute and cache the prompt, produce nothing. timeout_s bounds the whole request. echo: the prompt's
-    own text comes first, with the log probabilities of its tokens where `logprobs` asks for them (then nothing of the
-    prompt is read from the cache). reports_progress: say how much of the prompt is computed while it is.
-    route: where the request and its credential let it run (None: they do not say). client: who holds its token.
-    so_far: the beginning of the answer, which the client has; the rest continues it. keep_alive_s: how long the model
-    stays loaded after its last use from now on (None: as before). adapter: the name of the adapter that computes it,
-    "" for none; set when the request is given to a worker, until then `model` alone names it. num_hops: how many other
-    edgeagents sent it on. draft_tokens: how many are drafted at each step (0: none; None: as the engine chooses).
+    prefill_only: compute and cache the prompt, generate nothing. timeout_s limits the whole request. echo: send the
+    prompt's own text first, with log probabilities if `logprobs` is set; in that case the prompt is not read from the
+    cache. reports_progress: send PromptProgress while the prompt is computed. route: where the request and its
+    credential allow it to run (None: no limit). client: the name of the token's holder. so_far: the part of the answer
+    that the client already has; the rest continues it. keep_alive_s: how long the model stays loaded after its last use
+    from now on (None: unchanged). adapter: the adapter to compute with, "" for none; it is set when the request is
+    given to a worker, and until then only `model` names it. num_hops: how many other edgeagents forwarded the request.
+    draft_tokens: how many tokens are drafted at each step (0: none; None: the engine chooses).
     """
 
     id: str

@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
     ),
     "NVIDIA's driver is missing": (
         changed(gpus=frozenset({"nvidia"}), native=replace(NATIVE, backends=("CUDA", "CPU"))),
-        *("GPU", "warn", "sees no device", "nvidia-smi"),
+        *("GPU", "warn", "finds no device", "nvidia-smi"),
     ),
     "AMD without ROCm": (changed(gpus=frozenset({"amd"})), "GPU", "warn", "an AMD GPU", "-DGGML_VULKAN=on"),
     "AMD with ROCm": (
@@ -183,7 +183,7 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
     ),
     "models nobody can add to": (
         changed(models=folder("/models", is_there=False, is_writable=False)),
-        *("models folder", "warn", "cannot be made", "--models-dir"),
+        *("models folder", "warn", "cannot be created", "--models-dir"),
     ),
     "a model that is not here": (
         changed(model_problem="qwen3-4b is not on this machine: run `edgeagent pull qwen3-4b`"),
@@ -205,7 +205,13 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
         changed(port=Port("127.0.0.1", 8127, "edgeagent")),
         *("port", "fail", "an edgeagent daemon of another user or state folder", "--port"),
     ),
-    "a port below 1024": (changed(port=Port("127.0.0.1", 80, "not allowed")), "port", "fail", "for this user", "1023"),
+    "a port below 1024": (
+        changed(port=Port("127.0.0.1", 80, "not allowed")),
+        "port",
+        "fail",
+        "this user may not listen",
+        "1023",
+    ),
     "a foreign address": (changed(port=Port("10.9.8.7", 8127, "not ours")), "port", "fail", "10.9.8.7", "--host"),
     "an old daemon": (
         changed(daemon=RunningDaemon(9, "http://127.0.0.1:8127", "0.9")),

@@ -91,7 +91,7 @@ def test_clients_tokens_are_not_kept(tmp_path: Path) -> None:
     assert standings == [Standing.UNKNOWN, Standing.HELD]
     remove_client(tmp_path, "kiosk")
     assert ring.judge([again.encode()]).standing is Standing.UNKNOWN
-    with pytest.raises(ConfigError, match="there is none"):
+    with pytest.raises(ConfigError, match="known clients: none"):
         remove_client(tmp_path, "kiosk")
 
 

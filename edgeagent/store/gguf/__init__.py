@@ -1,1 +1,1 @@
-"""GGUF files: their headers, read within bounds, and what a header tells."""
+"""Reads the headers of GGUF files within bounds, and derives a model's properties from them."""

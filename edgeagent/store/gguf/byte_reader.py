@@ -1,6 +1,7 @@
-"""Sequential, bounded reading of a GGUF header. Knows bytes and limits; not what the fields mean.
+"""Sequential, bounded reading of a GGUF header. Knows bytes and limits, but not what the fields mean.
 
-Plain reads through a window instead of mmap: a file that shrinks while it is mapped would kill the reader with SIGBUS.
+It reads through a window instead of mmap, because a file that shrinks while it is mapped would kill the reader with
+SIGBUS.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _U64 = struct.Struct("<Q")
 
 
 class ByteReader:
-    """A cursor over the head of a file. Every failure is a ModelDamaged that names the file and the place."""
+    """A cursor over the header of a file. Every failure is a ModelDamaged that names the file and the place."""
 
     def __init__(self, file: BinaryIO, path: Path, size_bytes: int) -> None:
         self._file = file
@@ -69,7 +70,7 @@ class ByteReader:
         return int(_U64.unpack(self.take(8))[0])
 
     def string(self, what: str, max_bytes: int) -> str:
-        """Return a length-prefixed string, its broken UTF-8 replaced."""
+        """Return a length-prefixed string, with invalid UTF-8 replaced."""
         num_bytes = self.u64()
         if num_bytes > max_bytes:
             self.fail(f"{what} is {num_bytes} bytes long, more than {max_bytes}")
@@ -92,7 +93,7 @@ class ByteReader:
         self.skip(num_bytes)
 
     def skip_strings(self, count: int) -> None:
-        """Step over many strings (a vocabulary); the loop runs on locals because it takes most of a header's time."""
+        """Step over many strings (a vocabulary). The loop uses locals, because it takes most of a header's time."""
         self._num_array_strings += count
         if self._num_array_strings > MAX_ARRAY_STRINGS:
             self.fail(f"its arrays hold more than {MAX_ARRAY_STRINGS} strings")
@@ -134,8 +135,8 @@ class ByteReader:
 def open_model_file(path: Path) -> Iterator[ByteReader]:
     """Open a regular file for reading its header.
 
-    The kind is asked of the open descriptor, and the open does not block: a FIFO or a device in the file's place can
-    neither hang this process nor slip in between a check and the open.
+    The open does not block, and the file's kind is read from the open descriptor. So a FIFO or a device in the file's
+    place can neither hang this process nor slip in between a check and the open.
     """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:

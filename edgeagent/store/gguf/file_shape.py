@@ -1,8 +1,8 @@
-"""What a GGUF header tells of a model's memory: what its tensors weigh, and what each layer keeps of a text.
+"""Derives a model's memory from its GGUF header: the bytes of its tensors, and what each layer keeps for a text.
 
-The rules are those of llama.cpp's KV cache (llama-hparams.cpp). Where a key is missing, the answer is 0 (none, or
-unknown): a caller that refuses what is too large must never refuse what would have fitted. A window saves nothing: the
-engine keeps the whole context of windowed layers.
+The rules are those of llama.cpp's KV cache (llama-hparams.cpp). If a key is missing, the result is 0 (none, or
+unknown), so that a caller that refuses too large models never refuses one that would have fitted. Sliding windows save
+no memory, because the engine keeps the whole context of windowed layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_LAYERS = 512
 
 
 class _Numbers:
-    """The header's numbers for one architecture. What is none, or far too large, counts as 0."""
+    """The header's numbers for one architecture. A value that is missing, not a number or far too large is 0."""
 
     def __init__(self, metadata: Metadata, architecture: str) -> None:
         self._metadata = metadata
@@ -40,7 +40,7 @@ class _Numbers:
         return value if type(value) is int and 0 <= value <= _MAX_WIDTH else 0
 
     def of_layers(self, name: str, default: int, num_layers: int) -> list[int]:
-        """Return a number for each layer, from one for all or from an array."""
+        """Return a number for each layer. The header has one number for all layers, or an array."""
         value = self._metadata.get(self._prefix + name)
         if isinstance(value, Array):
             values = [*value.values[:num_layers]] + [0] * (num_layers - len(value.values))
@@ -53,7 +53,7 @@ class _Numbers:
 
 
 def read_shape(metadata: Metadata, architecture: str, tensors: Tensors, *, num_bytes: int, num_vocab: int) -> FileShape:
-    """Return the shape of one file; of a split model's further parts only what their tensors tell."""
+    """Return the shape of one file. For later parts of a split model it holds only what their tensors show."""
     number = _Numbers(metadata, architecture)
     num_layers = min(_MAX_LAYERS, max(number("block_count"), max(tensors.layer_bytes, default=-1) + 1))
     kept = _kept(metadata, architecture, num_layers)
@@ -80,7 +80,7 @@ def read_shape(metadata: Metadata, architecture: str, tensors: Tensors, *, num_b
 
 
 def merge_shapes(shapes: Sequence[FileShape]) -> FileShape:
-    """Return the shape of a split model from its parts': the first describes it, each has some of its tensors."""
+    """Return the shape of a split model. The first part describes the model, and each part has some of the tensors."""
     matrix_bytes: Counter[str] = Counter()
     layers = [LayerShape(0)] * max(len(shape.layers) for shape in shapes)
     layers[: len(shapes[0].layers)] = [
@@ -105,9 +105,9 @@ def merge_shapes(shapes: Sequence[FileShape]) -> FileShape:
 
 
 def _kept(metadata: Metadata, architecture: str, num_layers: int) -> list[tuple[int, int, int]]:
-    """Return the K, V and state values of each layer, the attention's from below."""
+    """Return the numbers of K, V and state values that each layer keeps, from the first layer to the last."""
     number = _Numbers(metadata, architecture)
-    # Layers that share another's cache, and those that predict further tokens, keep nothing of their own.
+    # Layers that share another layer's cache, and layers that predict further tokens, keep nothing of their own.
     num_keeping = num_layers - number("attention.shared_kv_layers") - number("nextn_predict_layers")
     num_heads = number("attention.head_count")
     interval = number("full_attention_interval")
@@ -126,12 +126,12 @@ def _kept(metadata: Metadata, architecture: str, num_layers: int) -> list[tuple[
 
 
 def _num_kv_values(number: _Numbers, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
-    """Return the numbers that a layer's attention keeps for each token, in K and in V."""
+    """Return how many values a layer's attention keeps for each token, in K and in V."""
     latent = number("attention.kv_lora_rank")
-    if latent:  # multi-head latent attention: one compressed row, and its rotated part where the file tells that
+    if latent:  # multi-head latent attention: one compressed row, with its rotated part if the file states it
         return max(latent, number("attention.key_length") if num_kv_heads == 1 else 0), 0
     width = number("embedding_length") // max(1, num_heads)
-    # Windowed layers may have narrower heads; which layers those are is not asked.
+    # Windowed layers may have narrower heads. All layers count as narrow, because the windowed ones are not known here.
     k_width, v_width = (
         min(number(f"attention.{part}", width), number(f"attention.{part}_swa", _MAX_WIDTH))
         for part in ("key_length", "value_length")
@@ -140,7 +140,7 @@ def _num_kv_values(number: _Numbers, num_heads: int, num_kv_heads: int) -> tuple
 
 
 def _num_state_values(number: _Numbers) -> int:
-    """Return the numbers of a layer's state for a sequence (n_embd_r and n_embd_s of llama-hparams.cpp)."""
+    """Return how many values a layer's state has for each sequence (n_embd_r and n_embd_s of llama-hparams.cpp)."""
     width = number("embedding_length")
     if head := number("wkv.head_size"):
         return number("token_shift_count", 2) * width + width * head

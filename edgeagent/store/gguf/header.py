@@ -1,7 +1,7 @@
 """Reads and checks GGUF headers, in bounded time and memory, before any worker opens the file.
 
-It accepts what llama.cpp's own reader (gguf.cpp) accepts, and refuses what that reader refuses or what would bring the
-worker down later: data missing at the end, tensor types ggml cannot compute with. It never touches tensor data.
+It accepts what llama.cpp's own reader (gguf.cpp) accepts. It refuses what that reader refuses, and what would crash the
+worker later: data missing at the end, or tensor types that ggml cannot compute with. It never reads tensor data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A file's place in a split model. `no` counts from 0; `num_tensors` is of the whole model."""
+    """A file's place in a split model. `no` counts from 0. `num_tensors` is the number in the whole model."""
 
     no: int
     count: int
@@ -51,9 +51,9 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """A model file's header. `quant` is the file's label (Q4_K_M), or its commonest tensor type.
+    """A model file's header. `quant` is the file's label (Q4_K_M), or its most common tensor type.
 
-    `num_prediction_layers` are those after the model's own that predict further tokens (MTP, NextN).
+    `num_prediction_layers` counts the extra layers after the model's own that predict further tokens (MTP, NextN).
     """
 
     path: Path
@@ -80,7 +80,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Return one file's header. Raise ModelNotFound, or ModelLoadFailed (of a bad file ModelDamaged)."""
+    """Return one file's header. Raise ModelNotFound or ModelLoadFailed; for a bad file its subclass ModelDamaged."""
     with open_model_file(path) as reader:
         if reader.size_bytes == 0:
             reader.fail("it is empty; download it again")
@@ -104,7 +104,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def validate_model(path: Path) -> GgufHeader:
-    """Return the header of a whole model: of a split one, all parts are checked and counted together.
+    """Return the header of a whole model. All parts of a split model are checked and counted together.
 
     Call it before a worker is given the file. Raise ModelNotFound or ModelLoadFailed.
     """
@@ -216,7 +216,7 @@ def _header(
 
 
 def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int) -> None:
-    """Refuse more tensors than the layers can have. Later parts of a split model do not give the number of layers."""
+    """Refuse more tensors than the layers can have. Later parts of a split model lack the number of layers."""
     num_layers = _whole(reader, metadata, f"{metadata.get('general.architecture', '')}.block_count")
     if num_layers is None:
         return
@@ -226,7 +226,7 @@ def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int)
 
 
 def _num_vocab(reader: ByteReader, metadata: Metadata) -> int:
-    """Return the number of tokens; the arrays beside the tokens must not be shorter (llama.cpp indexes them alike)."""
+    """Return the number of tokens. Refuse shorter arrays beside it, because llama.cpp indexes them by token."""
     tokens = metadata.get(TOKENS)
     if tokens is None:
         return 0
@@ -253,7 +253,7 @@ def _split(reader: ByteReader, metadata: Metadata) -> Split | None:
 
 def _quant(reader: ByteReader, metadata: Metadata, tensors: Tensors) -> str:
     file_type = _whole(reader, metadata, "general.file_type")
-    # llama.h adds 1024 to a type that is a guess.
+    # llama.h adds 1024 to a type that was guessed.
     label = FILE_TYPES.get(file_type & ~1024) if file_type is not None else None
     if label is not None:
         return label

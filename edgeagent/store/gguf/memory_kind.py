@@ -1,16 +1,16 @@
-"""What a model keeps of a context, in a word for people, told from its GGUF header. Knows no sizes."""
+"""Names the kind of a model's memory, as a word for display, from its GGUF header. It computes no sizes."""
 
 from __future__ import annotations
 
 from edgeagent.store.gguf.tables import Array, Metadata
 
-# Their files need not say that a token attends to later ones.
+# Encoders whose files may lack the key that says that tokens attend to later ones.
 _ENCODERS = ("gemma-embedding", "t5encoder")
 _STATES = ("ssm.", "wkv.", "rwkv.", "shortconv.", "kda.", "token_shift_count")
 
 
 def memory_kind(metadata: Metadata, architecture: str) -> str:
-    """Return encoder (keeps nothing), recurrent, hybrid, latent, sliding window or attention."""
+    """Return "encoder" (keeps nothing), "recurrent", "hybrid", "latent", "sliding window" or "attention"."""
     prefix = f"{architecture}."
     if is_encoder(metadata, architecture):
         return "encoder"
@@ -26,5 +26,5 @@ def memory_kind(metadata: Metadata, architecture: str) -> str:
 
 
 def is_encoder(metadata: Metadata, architecture: str) -> bool:
-    """Whether a model reads a text all at once and keeps nothing of it."""
+    """Whether a model reads a text at once and keeps nothing of it in memory."""
     return architecture in _ENCODERS or metadata.get(f"{architecture}.attention.causal") is False

@@ -1,4 +1,4 @@
-"""Reads the two tables of a GGUF header, metadata and tensors, within limits. header.py interprets the values.
+"""Reads the two tables of a GGUF header within limits: metadata and tensors. header.py interprets the values.
 
 The rules are those of llama.cpp's own reader (gguf.cpp).
 """
@@ -16,8 +16,8 @@ from edgeagent.store.gguf.tensor_types import TENSOR_TYPES
 MAX_KEYS = 8192
 MAX_KEY_BYTES = 1024
 MAX_TEXT_BYTES = 1 << 20
-# llama.cpp compares each tensor's name with all before it, so the time grows with the square; only after that does it
-# refuse a layer with too many. The largest known models have some 2,100 tensors, 34 a layer.
+# llama.cpp compares each tensor's name with all earlier ones, so its time grows with the square of their number. It
+# refuses a layer with too many tensors only after that. The largest known models have about 2,100 tensors, 34 a layer.
 MAX_TENSORS = 1 << 14
 MAX_TENSORS_PER_LAYER = 128
 MAX_TENSORS_OUTSIDE_LAYERS = 1024
@@ -49,7 +49,7 @@ _MAX_LAYER_ARRAY = 512
 _WHOLE_NUMBERS = (4, 5, 10, 11)
 _MAX_SHOWN_CHARS = 40
 
-_TABLE = "token_embd.weight"  # of tokens
+_TABLE = "token_embd.weight"  # the token embeddings
 _OUTPUT = "output.weight"
 _LAYER = re.compile(r"blk\.(\d{1,3})\.", re.ASCII)
 _EXPERTS = "_exps."
@@ -57,7 +57,7 @@ _EXPERTS = "_exps."
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array's type and length, and the bytes of the file that have its elements.
+    """An array's type and length, and the range of the file's bytes that hold its elements.
 
     Its values are kept only for the keys in LAYER_ARRAYS.
     """
@@ -73,10 +73,10 @@ Metadata = dict[str, int | float | str | Array]
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Sums over all tensors. `data_bytes`: from the start of the data to the end of the last tensor.
+    """Sums over all tensors. `data_bytes` is the distance from the start of the data to the end of the last tensor.
 
     `matrix_bytes`: the bytes of matrices by type, without the token embeddings, which are only looked up. `layer_bytes`
-    and `expert_bytes`: the bytes of a layer by its number.
+    and `expert_bytes`: the bytes of each layer and of its experts, by the layer's number.
     """
 
     num_params: int
@@ -91,7 +91,7 @@ class Tensors:
 
 
 def read_metadata(reader: ByteReader, num_keys: int) -> Metadata:
-    """Return the metadata: scalars, texts (of those that TEXTS does not name, the start), arrays by type and length."""
+    """Return the metadata: scalars, texts, and arrays by type and length. Texts that TEXTS lacks are cut short."""
     metadata: Metadata = {}
     for _ in range(num_keys):
         key = reader.string("a metadata key", MAX_KEY_BYTES)
@@ -135,7 +135,7 @@ def _skip_array(reader: ByteReader, key: str) -> Array:
 
 
 def shown(value: object) -> str:
-    """Return a value from a file for a message: short, on one line, in words unless it is a number or a text."""
+    """Return a value from a file as short text on one line, for a message. Arrays and truth values are put in words."""
     match value:
         case Array(element_type, count):
             kind = {STRING: "texts", 7: "truth values"}.get(element_type, "numbers")
@@ -150,7 +150,7 @@ def shown(value: object) -> str:
 
 def read_alignment(reader: ByteReader, metadata: Metadata) -> int:
     """Return the alignment of the tensor data."""
-    # bool is excluded although it is an int: gguf.cpp wants a 32-bit unsigned integer here.
+    # bool is excluded although it is an int, because gguf.cpp requires a 32-bit unsigned integer here.
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 31:
         reader.fail(f"general.alignment is {shown(alignment)}, not a power of two")
@@ -197,7 +197,7 @@ class _Sums:
         self._outside: Counter[str] = Counter()
 
     def add(self, name: str, type_name: str, num_elements: int, num_bytes: int, *, is_matrix: bool) -> None:
-        """Count a tensor."""
+        """Add a tensor to the sums."""
         self._num_params_by_type[type_name] += num_elements
         self._num_by_type[type_name] += 1
         if is_matrix and name != _TABLE:
@@ -225,7 +225,7 @@ class _Sums:
 
 
 def _read_shape(reader: ByteReader, name: str) -> tuple[str, int, int, bool]:
-    """Return a tensor's type name, its number of elements, its bytes, and whether it is a matrix, or several."""
+    """Return a tensor's type name, number of elements, bytes, and whether it holds one or more matrices."""
     num_dims = reader.u32()
     if num_dims > MAX_DIMS:
         reader.fail(f"tensor {name!r} has {num_dims} dimensions, more than {MAX_DIMS}")

@@ -1,6 +1,6 @@
-"""The tensor and file types of GGUF: ids, names, block sizes, and which ones llama.cpp can compute with.
+"""The tensor and file types of GGUF: ids, names, block sizes, and whether llama.cpp can compute with them.
 
-Facts from ggml.h, ggml-common.h (`type_traits`) and llama.h (`enum llama_ftype`).
+The facts come from ggml.h, ggml-common.h (`type_traits`) and llama.h (`enum llama_ftype`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class TensorType:
     """A ggml type: `block_elements` values are stored in `block_bytes` bytes.
 
-    `usable` is False for types that load without complaint and abort the process at the first decode: ggml has neither
-    a product nor a row lookup for them.
+    `usable` is False for types that load without an error but abort the process at the first decode, because ggml has
+    neither a product nor a row lookup for them.
     """
 
     name: str

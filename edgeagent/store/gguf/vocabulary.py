@@ -15,9 +15,10 @@ _MAX_SHOWN_CHARS = 40
 
 
 def first_difference(model: GgufHeader, draft: GgufHeader) -> str | None:
-    """Return the first token that differs between two models, in words; None if all are the same.
+    """Return a text about the first token that differs between two models; None if all tokens are the same.
 
-    The files were checked before. One that changed since, or has no vocabulary, is not judged here.
+    The files must have been checked before; a change since then is not detected. The result is also None if a file has
+    no vocabulary.
     """
     mine, theirs = (_tokens_of(header) for header in (model, draft))
     if mine == theirs or not mine or not theirs:
@@ -29,7 +30,7 @@ def first_difference(model: GgufHeader, draft: GgufHeader) -> str | None:
 
 
 def _tokens_of(header: GgufHeader) -> bytes:
-    """Return the bytes of the array of tokens in the file."""
+    """Return the bytes of the token array in the file."""
     place = header.tokens_at
     with header.path.open("rb") as file:
         file.seek(place.start)

@@ -1,1 +1,1 @@
-"""Models from the hub: what it has, how it comes here, and the shared cache it comes to."""
+"""Models from the hub: listing them, downloading them, and the shared cache that holds them."""

@@ -1,7 +1,7 @@
-"""The hub's shared cache on disk: where a repository's files lie, and how one is published there. No network.
+"""The hub's shared cache on disk: the places of a repository's files, and how a file is published. No network.
 
-The layout is huggingface_hub's, so that other programs find what edgeagent downloaded and edgeagent what they did:
-models--org--repo/blobs/<sha256>, snapshots/<commit>/<file> → blob, refs/main = commit; a download in progress is
+The layout is huggingface_hub's, so that edgeagent and other programs find each other's downloads:
+models--org--repo/blobs/<sha256>, snapshots/<commit>/<file> → blob, refs/main = commit. A download in progress is
 blobs/<sha256>.incomplete.
 """
 
@@ -29,7 +29,7 @@ class HubCache:
 
     @classmethod
     def of(cls, store: StoreConfig) -> HubCache:
-        """Return the configured folder, or the one that HF_HUB_CACHE, HF_HOME or the platform names."""
+        """Return the configured cache, or the one that HF_HUB_CACHE, HF_HOME or the platform names."""
         if store.models_dir is not None:
             return cls(store.models_dir)
         from huggingface_hub import constants
@@ -43,19 +43,19 @@ class HubCache:
         return self.repo_dir(repo) / "blobs" / sha256
 
     def partial(self, repo: str, sha256: str) -> Path:
-        """Return where a file is while it is being downloaded."""
+        """Return the path of a file while it is being downloaded."""
         return self.repo_dir(repo) / "blobs" / f"{sha256}.incomplete"
 
     def lock(self, repo: str, sha256: str) -> Path:
-        """Return the lock that huggingface_hub too takes for this download."""
+        """Return the path of the lock for this download, which huggingface_hub also uses."""
         return self.root / ".locks" / self.repo_dir(repo).name / f"{sha256}.lock"
 
     def pointer(self, repo: str, commit: str, file: str) -> Path:
-        """Return where a published file is found by name."""
+        """Return the path of a published file, which ends in the file's name."""
         return self.repo_dir(repo) / "snapshots" / commit / file
 
     def repos(self) -> tuple[str, ...]:
-        """Return the repositories that have a folder here."""
+        """Return the names of the repositories that have a folder in this cache."""
         names = (path.name.removeprefix("models--").replace("--", "/") for path in self.root.glob("models--*"))
         return tuple(sorted(name for name in names if is_repo_name(name)))
 
@@ -68,7 +68,7 @@ class HubCache:
                 name = path.relative_to(snapshot).as_posix()
                 if name in found or not name.lower().endswith(".gguf") or not is_file_name(name):
                     continue
-                # A link that leads out of the cache, or nowhere, is no download.
+                # A link that leads out of the cache, or to nothing, is not a download.
                 with suppress(OSError, RuntimeError):
                     target = path.resolve()
                     if target.is_file() and target.is_relative_to(root):
@@ -76,9 +76,9 @@ class HubCache:
         return found
 
     def removable(self, paths: Iterable[Path]) -> tuple[Path, ...]:
-        """Return what to delete so that these published files are gone: their names, in every snapshot, and contents.
+        """Return the paths to delete to remove these published files: their names in all snapshots, and their blobs.
 
-        A blob that another name still uses stays.
+        A blob that another name still uses is left out.
         """
         names: list[Path] = []
         for path in paths:
@@ -90,7 +90,7 @@ class HubCache:
         return (*names, *sorted(blobs))
 
     def drop_empty(self, paths: Iterable[Path]) -> None:
-        """Delete the folders that removed files have left empty, and of a repository without files all that is left."""
+        """Delete the folders that removed files left empty, and the whole folder of a repository without files."""
         for repo in {self._place(path)[0].parent for path in paths}:
             for folder in sorted(repo.rglob("*"), reverse=True):
                 if folder.is_dir() and not folder.is_symlink():
@@ -100,9 +100,9 @@ class HubCache:
                 shutil.rmtree(repo, ignore_errors=True)
 
     def unreferenced(self) -> dict[Path, str]:
-        """Return the blobs that no name uses and the downloads that were not finished, each with its repository's name.
+        """Return the blobs that no name uses and the unfinished downloads, each with its repository's name.
 
-        Other programs keep their files in this cache too: only what begins as a GGUF file, or is empty, counts.
+        Other programs keep their files in this cache too, so only empty files and those that begin like GGUF count.
         """
         found = {}
         for repo in self.repos():
@@ -115,12 +115,12 @@ class HubCache:
         return found
 
     def _place(self, path: Path) -> tuple[Path, Path]:
-        """Return the folder of all snapshots that a published file is in, and its name in each."""
+        """Return the folder of all snapshots of a published file's repository, and the file's name in a snapshot."""
         parts = path.relative_to(self.root).parts
         return self.root / parts[0] / parts[1], Path(*parts[3:])
 
     def publish(self, repo: str, commit: str, file: str, sha256: str) -> Path:
-        """Give a finished blob its name and return the path. A link where the platform allows one, else a copy."""
+        """Give a finished blob its name and return the path: a link if the platform allows one, else a copy."""
         pointer = self.pointer(repo, commit, file)
         pointer.parent.mkdir(parents=True, exist_ok=True)
         blob = self.blob(repo, sha256)
@@ -135,9 +135,9 @@ class HubCache:
         return pointer
 
     def set_main(self, repo: str, commit: str) -> None:
-        """Note which commit the newest complete pull has seen."""
+        """Store the commit that the latest complete pull has seen."""
         ref = self.repo_dir(repo) / "refs" / "main"
-        # Compared first, so that a complete model in a read-only cache can be pulled again.
+        # Compare first, so that a complete model in a read-only cache can be pulled again.
         if ref.is_file() and ref.read_bytes() == commit.encode():
             return
         ref.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def _pointers(repo: Path) -> Iterator[Path]:
 
 
 def _blob_of(pointer: Path) -> Path | None:
-    """Return the blob that a published file is a link to; None where it is a file of its own."""
+    """Return the blob that a published file links to; None if the file is not a link to a blob."""
     if not pointer.is_symlink():
         return None
     blob = Path(os.path.normpath(pointer.parent / pointer.readlink()))
@@ -187,9 +187,9 @@ def _is_gguf(path: Path) -> bool:
 
 
 def named_sha256(pointer: Path) -> str | None:
-    """Return the sha256 that the cache's own layout promises for a published file: its blob's name.
+    """Return the sha256 that the cache's layout promises for a published file, which is the name of its blob.
 
-    Only the first link is followed: a blob may itself be a link into a store that is keyed by another hash.
+    Only the first link is followed, because a blob may itself be a link into a store that is keyed by another hash.
     """
     if not pointer.is_symlink():
         return None

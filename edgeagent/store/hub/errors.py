@@ -1,4 +1,4 @@
-"""Turns what huggingface_hub and its HTTP library raise into edgeagent's errors: what happened, and what to do."""
+"""Turns errors of huggingface_hub and its HTTP library into edgeagent's errors, which say what to do."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class HubUnreachable(StoreError):
-    """The hub could not be asked; what has been downloaded can still be used."""
+    """The hub could not be reached. Models that are already downloaded can still be used."""
 
 
 @contextmanager
 def translated(repo: str, endpoint: str) -> Iterator[None]:
-    """Let only EdgeAgentErrors (and interrupts) out of the block."""
+    """Turn errors of the block into EdgeAgentErrors, which are the only errors that leave it (besides interrupts)."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -43,7 +43,7 @@ def translated(repo: str, endpoint: str) -> Iterator[None]:
 
 
 def is_transient(error: Exception) -> bool:
-    """Say whether the same request may succeed when it is made again."""
+    """Whether the same request may succeed if it is sent again."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -53,7 +53,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """Return a few words on what went wrong, without addresses: those of storage servers carry signatures."""
+    """Return what went wrong in a few words, without addresses, because those of storage servers contain signatures."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

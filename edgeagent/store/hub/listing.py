@@ -1,4 +1,4 @@
-"""What a repository on the hub holds: its GGUF files with size and sha256, at its newest commit."""
+"""Lists the GGUF files of a repository on the hub, with size and sha256, at its newest commit."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RemoteFile:
 def list_files(repo: str, endpoint: str, token: str | None) -> dict[str, RemoteFile]:
     """Return the repository's GGUF files by name.
 
-    A file without a well-formed name, size and sha256 is left out: it could not be stored safely or verified. Raise
-    what huggingface_hub raises, and StoreError where the answer is not the hub's.
+    A file without a well-formed name, size and sha256 is left out, because it could not be stored safely or verified.
+    Raise the errors of huggingface_hub, and StoreError if the answer does not come from a hub.
     """
     from huggingface_hub import HfApi
 
@@ -38,7 +38,7 @@ def list_files(repo: str, endpoint: str, token: str | None) -> dict[str, RemoteF
         if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
             raise ValueError(f"no commit, but {str(commit)[:40]!r}")
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        # What huggingface_hub trips over when a page of a proxy, say, comes in the place of the hub's JSON.
+        # huggingface_hub fails with these errors if it gets something else than the hub's JSON, e.g. a proxy's page.
         raise StoreError(
             f"{endpoint} does not answer as a hub for {repo} ({type(error).__name__}: {str(error)[:100]}): check "
             "HF_ENDPOINT and the proxy settings",

@@ -13,10 +13,11 @@ Stage = Literal["waiting", "downloading", "verifying"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes count over all files of the model; `resumed_bytes` were on disk before this pull began.
+    """The progress of a pull. Bytes are sums over all files of the model.
 
-    waiting: another pull of the same file is under way; verifying: `done_bytes` counts what was read again. `sha256`
-    is what the file's content must have.
+    `resumed_bytes` were on disk before this pull began. Stage "waiting": another process is pulling the same file.
+    Stage "verifying": `done_bytes` counts the bytes that were read again. `sha256` is the hash that the file's content
+    must have.
     """
 
     stage: Stage
@@ -31,7 +32,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class Meter:
-    """Adds up the progress of a model's files, which come one after the other."""
+    """Adds up the progress of a model's files, which are downloaded one after the other."""
 
     def __init__(self, files: tuple[RemoteFile, ...], on_progress: OnProgress | None) -> None:
         self.total_bytes = sum(file.size for file in files)
@@ -42,19 +43,19 @@ class Meter:
         self._have = 0
 
     def begin(self, have: int) -> None:
-        """Note that a download begins, with this many bytes of its file on disk."""
+        """Record that a download begins, with `have` bytes of its file already on disk."""
         self._have = have
         self._resumed_bytes += have
 
     def finish(self, file: RemoteFile) -> None:
-        """A file is complete."""
+        """Record that a file is complete."""
         self._finished_bytes += file.size
         self._have = 0
 
     def show(self, stage: Stage, file: RemoteFile, have: int) -> None:
-        """Report; `have` is how much of this file is on disk, or was verified."""
+        """Report the progress. `have` is how many bytes of this file are on disk, or were verified."""
         if stage == "downloading":
-            # A server that cannot continue starts over: then all of `have` came just now.
+            # If the server cannot resume, the download starts over, and all of `have` was received just now.
             self.downloaded_bytes += have - self._have if have >= self._have else have
             self._have = have
         if self._on_progress is not None:

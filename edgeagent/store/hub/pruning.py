@@ -1,4 +1,4 @@
-"""Frees the disk of downloads that were not finished and of files that no name uses. A download under way is left."""
+"""Deletes unfinished downloads and files that no name uses from the hub's cache. Running downloads are left alone."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Leftover:
 
 
 class Pruner:
-    """Finds and deletes what is left over in the cache."""
+    """Finds and deletes leftover files in the cache."""
 
     def __init__(self, store: StoreConfig) -> None:
         self._cache = HubCache.of(store)
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """Return what can be deleted."""
+        """Return the files that can be deleted."""
         found = []
         for path, repo in self._cache.unreferenced().items():
             why = "not finished" if path.suffix == ".incomplete" else "used by no name"
@@ -34,7 +34,7 @@ class Pruner:
         return tuple(found)
 
     def delete(self, leftover: Leftover) -> bool:
-        """Delete a file, unless another process is downloading it; say whether it is gone."""
+        """Delete a file, unless another process is downloading it or a name uses it now. Return whether it is gone."""
         from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
         lock = self._cache.lock(leftover.repo, leftover.path.name.removesuffix(".incomplete"))

@@ -32,7 +32,7 @@ _LOCK_PATIENCE_S = 0.2
 class PulledModel:
     """A model that is complete and verified on this machine, under the name that serves it.
 
-    `is_current` is False if the hub could not be asked for a newer version. `draft`: the catalog's name of its draft
+    `is_current` is False if the hub could not be asked for a newer version. `draft` is the catalog's name for its draft
     model.
     """
 
@@ -46,7 +46,7 @@ class PulledModel:
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A model to be pulled, and its entry in the catalog."""
+    """A model to pull, with its entry in the catalog."""
 
     name: HubName
     entry: CatalogEntry | None = None
@@ -56,7 +56,7 @@ class Puller:
     """Pulls models from one hub into one cache.
 
     `endpoint` and `token` default to those of huggingface_hub (HF_ENDPOINT; HF_TOKEN or its stored login). With
-    `offline` the hub is not asked, and only models on this machine are found.
+    `offline` the hub is not contacted, and only models on this machine are found.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class Puller:
     def _listed(self, repo: str) -> dict[str, RemoteFile]:
         if self._offline:
             raise HubUnreachable(
-                f"{repo} is not on this machine as it was asked for, and --offline asks no hub: `edgeagent list` shows "
-                "what is here",
+                f"{repo} is not on this machine in the requested form, and with --offline the hub is not asked: "
+                "`edgeagent list` shows what is here",
                 param="model",
             )
         with translated(repo, self._endpoint):
@@ -176,7 +176,7 @@ class Puller:
         return 0
 
     def _bring(self, file: RemoteFile, meter: Meter) -> None:
-        """Make one file complete, verified and published, even if other processes do the same."""
+        """Download, verify and publish one file, even if other processes do the same at this time."""
         blob, partial = self._cache.blob(file.repo, file.sha256), self._cache.partial(file.repo, file.sha256)
         blob.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self._cache.lock(file.repo, file.sha256), lambda: meter.show("waiting", file, 0)):
@@ -185,7 +185,7 @@ class Puller:
                 self._download(file, partial, meter)
                 partial.replace(blob)
             pointer = self._cache.publish(file.repo, file.commit, file.name, file.sha256)
-            # This is the blob's record if the pointer is a link, and the pointer's own on systems without links.
+            # If the pointer is a link, this records the blob. On systems without links it records the pointer itself.
             self._verified.note(pointer, file.sha256)
 
     def _is_right_blob(self, file: RemoteFile, blob: Path, meter: Meter) -> bool:
@@ -195,7 +195,7 @@ class Puller:
         return self._verified.check(blob, file.sha256, lambda have: meter.show("verifying", file, have))
 
     def _download(self, file: RemoteFile, partial: Path, meter: Meter) -> None:
-        """Complete the partial file and verify it. If a resumed file turns out wrong, start over once."""
+        """Complete the partial file and verify it. If a resumed file has the wrong hash, start over once."""
         while True:
             resumed = partial.stat().st_size if partial.is_file() else 0
             if resumed > file.size:
@@ -208,13 +208,13 @@ class Puller:
             partial.unlink()
             if not resumed:
                 raise StoreError(
-                    f"{file.name} of {file.repo} arrived with another sha256 than {file.sha256}: it was deleted; pull "
-                    "again, and if that ends alike, trust neither this hub nor the network to it",
+                    f"{file.name} of {file.repo} arrived with another sha256 than {file.sha256} and was deleted: pull "
+                    "again; if it fails again, do not trust this hub or the network to it",
                     param="model",
                 )
 
     def _present(self, name: HubName, draft: str | None) -> PulledModel | None:
-        """Return the model in the cache, if it is complete and verified; else None."""
+        """Return the model from the cache if it is complete and verified, else None."""
         files = self._cache.files(name.repo)
         models = variants(files)
         try:
@@ -230,7 +230,7 @@ class Puller:
 
 
 def _wish(name: str) -> _Wish | None:
-    """Return what is to be pulled; None for a bundled model."""
+    """Return the model to pull; None for the bundled model."""
     match parse_name(name):
         case HubName() as hub_name:
             return _Wish(hub_name)
@@ -245,7 +245,7 @@ def _wish(name: str) -> _Wish | None:
 
 @contextmanager
 def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the file's lock, which huggingface_hub also takes. It is released if its process ends."""
+    """Hold the file's lock, which huggingface_hub also uses. It is released if this process ends."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path.parent.mkdir(parents=True, exist_ok=True)

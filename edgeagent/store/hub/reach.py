@@ -1,4 +1,4 @@
-"""Whether the hub answers. Nothing is sent but one request for its first page."""
+"""Checks whether the hub answers, with a single request for its first page."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _TIMEOUT_S = 10.0
 
 
 def hub_address() -> str:
-    """Return the hub's address: HF_ENDPOINT, or the usual one."""
+    """Return the hub's address: HF_ENDPOINT, or the default one."""
     from huggingface_hub import constants
 
     return str(constants.ENDPOINT).rstrip("/")
 
 
 def why_unreachable() -> str:
-    """Return why no model can be pulled from the hub; empty where it answers."""
+    """Return why no model can be pulled from the hub; empty if the hub answers."""
     from huggingface_hub import get_session
 
     endpoint = hub_address()

@@ -1,7 +1,7 @@
-"""Brings one file of the hub to disk: resumes, retries, and never writes more than was announced.
+"""Downloads one file from the hub to disk. It resumes, retries, and never writes more bytes than the hub listed.
 
-huggingface_hub answers where the file is, with which headers, and lends its HTTP client. Its own hf_hub_download is not
-used: it keeps no partial file from one process to the next, and it publishes a file without hashing it.
+huggingface_hub provides the file's address, the headers and the HTTP client. Its own hf_hub_download is not used,
+because it keeps no partial file from one process to the next, and publishes a file without hashing it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-")
 
 
 class _BrokenAnswer(Exception):
-    """The server's answer cannot be used; another try may bring a better one."""
+    """The server's answer cannot be used, but another try may succeed."""
 
 
 class Transfer:
@@ -50,10 +50,10 @@ class Transfer:
         self._min_free_bytes = min_free_bytes
 
     def fetch(self, file: RemoteFile, partial: Path, on_bytes: Callable[[int], None]) -> None:
-        """Complete the partial file to the announced size; `on_bytes` is told how large it is.
+        """Complete the partial file to its listed size. `on_bytes` is called with the size that it has so far.
 
-        Raise StoreError, or huggingface_hub's error, if another try would not help; StoreError after
-        MAX_FRUITLESS_TRIES in a row without a byte.
+        Raise StoreError, or an error of huggingface_hub, if another try would not help. Raise StoreError if more than
+        MAX_FRUITLESS_TRIES tries in a row brought no byte.
         """
         num_fruitless = 0
         while (have := _size(partial)) < file.size:
@@ -70,13 +70,13 @@ class Transfer:
             if num_fruitless > MAX_FRUITLESS_TRIES:
                 raise StoreError(
                     f"{file.name} of {file.repo} does not arrive: {problem}, {num_fruitless} times in a row; "
-                    f"{_size(partial)} of {file.size} bytes are kept, pull again to go on",
+                    f"{_size(partial)} of {file.size} bytes are kept; pull again to continue",
                     param="model",
                 )
             if num_fruitless:
                 time.sleep(min(RETRY_WAIT_S * 2 ** (num_fruitless - 1), MAX_RETRY_WAIT_S))
         with partial.open("ab") as sink:
-            # Before it is renamed: a name that survives a power cut while its bytes do not would be trusted.
+            # Sync before the rename. After a power cut the new name could exist without its bytes, and be trusted.
             os.fsync(sink.fileno())
 
     def _stream(self, file: RemoteFile, partial: Path, have: int, on_bytes: Callable[[int], None]) -> None:
@@ -87,7 +87,7 @@ class Transfer:
         if have:
             headers["Range"] = f"bytes={have}-"
         timeout = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_TIMEOUT_S)
-        # A redirect to another host drops the authorization header (httpx2, as httpx).
+        # httpx2, like httpx, drops the authorization header on a redirect to another host.
         with get_session().stream("GET", location, headers=headers, timeout=timeout, follow_redirects=True) as answer:
             if answer.status_code == 416:
                 partial.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class Transfer:
             self._write(answer, file, partial, start, on_bytes)
 
     def _locate(self, file: RemoteFile) -> tuple[str, dict[str, str]]:
-        """Ask the hub where the file's bytes are; return the address and the headers to send there."""
+        """Ask the hub for the address of the file's bytes. Return it with the headers to send there."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
@@ -109,7 +109,7 @@ class Transfer:
                 url, token=self._token, library_name="edgeagent", library_version=__version__, endpoint=self._endpoint
             )
         except ValueError as error:
-            raise _BrokenAnswer(f"the hub's answer makes no sense ({error})") from None
+            raise _BrokenAnswer(f"the hub's answer cannot be understood ({error})") from None
         if found.etag != file.sha256:
             raise StoreError(
                 f"{self._endpoint} lists {file.name} of {file.repo} with sha256 {file.sha256} and offers {found.etag}: "
@@ -126,7 +126,7 @@ class Transfer:
         self, answer: httpx2.Response, file: RemoteFile, partial: Path, start: int, on_bytes: Callable[[int], None]
     ) -> None:
         have, unchecked = start, 0
-        # Unbuffered: received bytes go to the kernel at once, so that a killed pull loses nothing.
+        # Unbuffered, so that received bytes reach the kernel at once and a killed pull loses nothing.
         with partial.open("ab" if start else "wb", buffering=0) as sink:
             on_bytes(start)
             for chunk in answer.iter_raw():
@@ -153,9 +153,9 @@ class Transfer:
 
 
 def _start_of_body(answer: httpx2.Response, have: int, partial: Path) -> int:
-    """Return where in the file the answer's body begins; a server may ignore the wish to begin at `have`."""
+    """Return the offset in the file at which the answer's body begins. A server may ignore the request for `have`."""
     if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise _BrokenAnswer("the server compresses what must not be compressed")
+        raise _BrokenAnswer("the server compresses the file although that was not requested")
     if answer.status_code == 206:
         match = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
         if match is None or int(match[1]) != have:

@@ -1,1 +1,1 @@
-"""What models and their files are called. Nothing here reads a model."""
+"""The names of models and of their files. Nothing here reads a model."""

@@ -1,4 +1,4 @@
-"""The models edgeagent knows by a short name: the bundled pair, and models/catalog.toml. No network."""
+"""The models that edgeagent knows by a short name: the bundled pair, and models/catalog.toml. No network."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class CatalogEntry:
     """A model on the hub under a short name.
 
-    `draft` is another entry's name, of one with the same `tokenizer`; sha256 and size pin a single file. `also` are
-    other names, `context` is what it was trained for, `approximate_gb` what its files weigh in about 10^9 bytes.
+    `draft` is the name of another entry with the same `tokenizer`. `sha256` and `size_bytes` pin a single file. `also`
+    holds other names of the model. `context` is the number of tokens that it was trained for. `approximate_gb` is about
+    the size of its files in units of 10^9 bytes.
     """
 
     name: str
@@ -44,7 +45,7 @@ class CatalogEntry:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
     def hub_name(self, quant: str | None = None) -> HubName:
-        """Return the entry's place on the hub, with another quantization where one is asked for."""
+        """Return the entry's name on the hub, with this quantization instead of its own if one is given."""
         if quant is not None:
             return HubName(self.repo, quant=quant)
         return HubName(self.repo, file=self.file) if self.file else HubName(self.repo, quant=self.quant)
@@ -52,14 +53,14 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True)
 class BuiltinModel:
-    """The bundled pair."""
+    """The model and the draft that come with edgeagent."""
 
     path: Path
     draft: Path | None
 
 
 def builtin_model() -> BuiltinModel:
-    """Return the bundled pair. Raise ModelNotFound where this installation lacks it."""
+    """Return the bundled pair. Raise ModelNotFound if this installation lacks it."""
     path = _bundled("edgeagent-mini.gguf", "models/builtin")
     if path is None:
         raise ModelNotFound(
@@ -70,7 +71,7 @@ def builtin_model() -> BuiltinModel:
 
 
 def load_catalog(path: Path | None = None) -> Mapping[str, CatalogEntry]:
-    """Return the catalog by name; a missing one is empty. Raise StoreError where it is malformed."""
+    """Return the catalog by name, empty if there is no catalog. Raise StoreError if it is malformed."""
     path = path or _bundled("catalog.toml", "models")
     if path is None:
         return {}
@@ -90,7 +91,7 @@ def _parsed(path: Path, text: str) -> Mapping[str, CatalogEntry]:
     entries = {name: _entry(path, name, table) for name, table in tables.items()}
     for entry in entries.values():
         if entry.draft is not None and entry.draft not in entries:
-            raise StoreError(f"{path}: the draft of {entry.name}, {entry.draft}, is no entry")
+            raise StoreError(f"{path}: the draft of {entry.name}, {entry.draft}, is not an entry")
         if entry.draft is not None and entries[entry.draft].tokenizer != entry.tokenizer:
             raise StoreError(f"{path}: {entry.name} and its draft {entry.draft} have different tokenizers")
     return entries
@@ -98,14 +99,14 @@ def _parsed(path: Path, text: str) -> Mapping[str, CatalogEntry]:
 
 @dataclass(frozen=True, slots=True)
 class CatalogMatch:
-    """An entry, and the quantization that its name asked for beside the entry's own."""
+    """A catalog entry, and the quantization in the name that was looked up, if it had one."""
 
     entry: CatalogEntry
     quant: str | None = None
 
     @property
     def name(self) -> str:
-        """The one name of this model among those that mean it."""
+        """The canonical name of this model."""
         own = self.entry.quant or ""
         return f"{self.entry.name}:{self.quant}" if self.quant and self.quant != own.upper() else self.entry.name
 
@@ -115,9 +116,9 @@ class CatalogMatch:
 
 
 def match_entry(name: CatalogName) -> CatalogMatch | None:
-    """Return what a name means in the catalog, by edgeagent's spelling (qwen3-4b:Q8_0) or Ollama's (qwen3:4b-q8_0).
+    """Return the catalog's match for a name in edgeagent's spelling (qwen3-4b:Q8_0) or Ollama's (qwen3:4b-q8_0).
 
-    Case does not matter. None where the catalog has no such name.
+    Case does not matter. Return None if the catalog has no such name.
     """
     by_name = _by_name()
     entry = by_name.get(name.name.lower())
@@ -130,16 +131,17 @@ def match_entry(name: CatalogName) -> CatalogMatch | None:
         for candidate, label in ((text, None), *((each, quant) for each in _spellings(stem))):
             if candidate in by_name:
                 return CatalogMatch(by_name[candidate], label)
-    # Labels beyond the usual ones (UD-Q4_K_XL) are the hub's to find, or not.
+    # An unusual label (UD-Q4_K_XL) is accepted here; only the hub knows whether it exists.
     if entry is None or entry.name != name.name.lower():
         return None
     return CatalogMatch(entry, name.quant and name.quant.upper())
 
 
 def find_entry(name: CatalogName, known: Collection[str] | None = None) -> CatalogMatch:
-    """Do as `match_entry`; raise ModelNotFound with near names, those `known` before the catalog's.
+    """Return the result of `match_entry`, or raise ModelNotFound with similar names.
 
-    Without `known` only models of the catalog are asked for.
+    `known` holds the names of other models, which are suggested before those of the catalog. If None, the error speaks
+    of the catalog only.
     """
     match = match_entry(name)
     if match is None:
@@ -150,14 +152,14 @@ def find_entry(name: CatalogName, known: Collection[str] | None = None) -> Catal
 
 
 def draft_of(repo: str) -> str | None:
-    """Return the name of the entry that speculates for a repository's models; None where the catalog knows none."""
+    """Return the name of the draft model for a repository's models; None if the catalog has none."""
     return next((entry.draft for entry in load_catalog().values() if entry.repo == repo), None)
 
 
 def model_name(models: tuple[Variant, ...], model: Variant, repo: str) -> str:
-    """Return the one name of a model of a repository, whatever name it was asked by: the catalog's, where it has one.
+    """Return the canonical name of a model of a repository: the catalog's name if there is one, else the hub's.
 
-    `models` are all that the repository has.
+    `models` are all models of the repository.
     """
     place = canonical_name(models, model, repo)
     entry = next((entry for entry in load_catalog().values() if entry.repo == repo), None)
@@ -167,7 +169,7 @@ def model_name(models: tuple[Variant, ...], model: Variant, repo: str) -> str:
 
 
 def _spellings(text: str) -> Iterator[str]:
-    """Yield a name as it is, and without what Ollama adds for a model that follows instructions."""
+    """Yield a name unchanged, and without the endings that Ollama adds for models that follow instructions."""
     yield text
     for ending in ("-instruct", "-it", "-chat", "-text"):
         yield text.removesuffix(ending)
@@ -181,7 +183,7 @@ def _by_name() -> Mapping[str, CatalogEntry]:
 
 
 def _bundled(name: str, source_folder: str) -> Path | None:
-    """Find a file that is inside the package once installed, and beside it in a source checkout."""
+    """Return the path of a bundled file: inside the installed package, or beside it in a source checkout."""
     for path in (_PACKAGE / "_builtin" / name, _PACKAGE.parent / source_folder / name):
         if path.is_file():
             return path
@@ -199,9 +201,9 @@ def _entry(path: Path, name: str, table: object) -> CatalogEntry:
     if not all(isinstance(text, str) for text in texts) or not is_repo_name(entry.repo):
         raise StoreError(f"{path}: the entry {name} needs a repo (org/repo) and a license")
     if entry.file is not None and not is_file_name(entry.file):
-        raise StoreError(f"{path}: the file of {name}, {entry.file!r}, is no file name")
+        raise StoreError(f"{path}: the file of {name}, {entry.file!r}, is not a file name")
     if entry.kind not in get_args(get_type_hints(CatalogEntry)["kind"]):
-        raise StoreError(f"{path}: the kind of {name}, {entry.kind!r}, is none of chat, embedding and rerank")
+        raise StoreError(f"{path}: the kind of {name}, {entry.kind!r}, is not chat, embedding or rerank")
     if not isinstance(entry.also, list | tuple) or not all(is_short_name(str(each)) for each in entry.also):
         raise StoreError(f"{path}: `also` of {name} is a list of names")
     if entry.sha256 is not None and not _SHA256.fullmatch(entry.sha256):

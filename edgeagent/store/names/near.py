@@ -1,4 +1,4 @@
-"""The advice for an unknown model name: similar names, or else some known ones."""
+"""Suggests names for an unknown model name: similar ones, or else some known ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _MAX_KNOWN = 30
 
 
 def near_names(name: str, known: Collection[str], others: str = "org/repo[:QUANT]") -> str:
-    """Return a phrase for an error's text. Where no name is near, the first of `known` are told, in their order.
+    """Return suggestions as a phrase for an error's text. If no name is similar, it lists the first of `known`.
 
-    `others` says what else may be a name. A path is none for clients.
+    A set is sorted first; other collections keep their order. `others` describes what else can be a name. Do not
+    mention paths there for clients, because they may not use them.
     """
     by_folded = {each.lower().replace(":", "-"): each for each in sorted(known)}
     whole = name.lower().replace(":", "-")

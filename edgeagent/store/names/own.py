@@ -1,6 +1,6 @@
-"""The names that the owner gave: aliases, and models imported from where another program keeps them.
+"""The names that the owner gave: aliases, and models imported from the folders of other programs.
 
-They are in models.json of the state folder. Knows no model's content and no network.
+They are stored in models.json of the state folder. This module reads no model and uses no network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_NAMES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A model that lies where another program put it. `sha256` is what that program says its first file has."""
+    """A model in another program's folder. `sha256` is the hash that the program records for its first file."""
 
     paths: tuple[Path, ...]
     source: str
@@ -31,18 +31,18 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class OwnNames:
-    """What models.json says: the model that each alias stands for, and the imported models, by name."""
+    """The content of models.json: the model that each alias stands for, and the imported models by name."""
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     imports: Mapping[str, Imported] = field(default_factory=dict)
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
-        """Return the aliases of a model; of one that has no other name, the path is its name here."""
+        """Return the aliases of a model. `name` is its path if it has no other name."""
         return tuple(alias for alias, target in self.aliases.items() if target == name)
 
     @property
     def named_paths(self) -> tuple[Path, ...]:
-        """The files that aliases stand for, each once."""
+        """The paths that aliases stand for, each listed once."""
         return tuple(Path(target) for target in dict.fromkeys(self.aliases.values()) if Path(target).is_absolute())
 
     def without(self, *names: str) -> OwnNames:
@@ -52,14 +52,14 @@ class OwnNames:
 
 
 class OwnNamesFile:
-    """models.json: read when asked, changed by one process at a time."""
+    """The file models.json. It is read at each call, and changed by one process at a time."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._path = state_dir / NAMES_FILE
 
     def read(self) -> OwnNames:
-        """Return the names; none where there is no file. Raise StoreError where it cannot be understood."""
+        """Return the names, empty if there is no file. Raise StoreError if the file cannot be read or parsed."""
         try:
             content = read_private(self._path, _MAX_BYTES)
             return OwnNames() if content is None else _decoded(content)
@@ -72,7 +72,7 @@ class OwnNamesFile:
             ) from None
 
     def stamp(self) -> tuple[int, int, int] | None:
-        """Return what changes whenever the names do; None where there are none."""
+        """Return a value that changes whenever the file does; None if there is no file."""
         try:
             status = self._path.stat()
         except OSError:
@@ -80,7 +80,7 @@ class OwnNamesFile:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def change(self, change: Callable[[OwnNames], OwnNames]) -> OwnNames:
-        """Replace the names by what `change` returns for them, and return those. Raise StoreError."""
+        """Replace the names with the result of `change(names)`, and return it. Raise StoreError."""
         try:
             self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             with changing(self._state_dir / _LOCK_FILE, "edgeagent cp, import or rm"):
@@ -96,12 +96,12 @@ class OwnNamesFile:
 
 
 def with_alias(names: OwnNames, alias: str, target: str) -> OwnNames:
-    """Return the names with one alias more, or with an alias changed."""
+    """Return the names with an alias added or replaced."""
     return replace(names, aliases={**names.aliases, alias: target})
 
 
 def with_import(names: OwnNames, name: str, model: Imported) -> OwnNames:
-    """Return the names with one imported model more, or with one replaced."""
+    """Return the names with an imported model added or replaced."""
     return replace(names, imports={**names.imports, name: model})
 
 

@@ -1,7 +1,8 @@
-"""What a model can be called, and the strict reading of such names. Asks nothing but whether a path is a file.
+"""Parses the names of models strictly. The only I/O is to check whether a path is a file.
 
-builtin · a path to a .gguf · org/repo[:QUANT] · org/repo/file.gguf · a name from the catalog, also with :QUANT.
-Ollama's spellings are read too: hf.co/ or huggingface.co/ before a repository, and :latest for no tag at all.
+A name is: builtin · a path to a .gguf · org/repo[:QUANT] · org/repo/file.gguf · a name from the catalog, also with
+:QUANT. Ollama's spellings are accepted too: hf.co/ or huggingface.co/ before a repository, and :latest instead of no
+tag.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class LocalPath:
 
 @dataclass(frozen=True, slots=True)
 class CatalogName:
-    """A short name; the catalog says which repository it stands for."""
+    """A short name that the catalog maps to a repository."""
 
     name: str
     quant: str | None = None
@@ -52,7 +53,7 @@ class CatalogName:
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A repository on the hub: one of its files, or the variant of a quantization, or (neither) the usual one."""
+    """A model in a repository on the hub: by file, by quantization, or with neither the preferred one."""
 
     repo: str
     quant: str | None = None
@@ -68,11 +69,12 @@ ModelName = BuiltinName | LocalPath | CatalogName | HubName
 
 
 def parse_name(name: str) -> ModelName:
-    """Return what a name means.
+    """Return the parsed form of a name.
 
-    1. control characters, network paths, addresses: refused; 2. hf.co/ and :latest are dropped; 3. builtin; 4. what
-    looks like a path, or is a file, is a path; 5. no slash: the catalog; 6. one slash: a repository; 7. more: a file
-    of a repository. Raise InvalidRequest, or ModelNotFound for a relative path that is no file.
+    The rules, in order: 1. Control characters, network paths and addresses are refused. 2. hf.co/ and :latest are
+    dropped. 3. builtin. 4. What looks like a path, or is a file, is a path. 5. Without a slash: a name of the catalog.
+    6. With one slash: a repository. 7. With more: a file of a repository. Raise InvalidRequest, or ModelNotFound for a
+    relative path to a .gguf that does not exist.
     """
     _check_characters(name)
     if name.startswith(("//", "\\\\")):
@@ -101,17 +103,17 @@ def without_latest(name: str) -> str:
 
 
 def is_short_name(name: str) -> bool:
-    """Say whether this can be a model's name of one word, also with a tag: an alias, or a name of the catalog."""
+    """Whether this can be a name of one word, with or without a tag: an alias, or a name of the catalog."""
     return _CATALOG.fullmatch(name) is not None
 
 
 def is_file_name(name: str) -> bool:
-    """Say whether a repository's file name is harmless as a relative path on every platform."""
+    """Whether a repository's file name is harmless as a relative path on every platform."""
     return len(name) <= MAX_NAME_CHARS and all(map(_is_segment, name.split("/")))
 
 
 def is_repo_name(name: str) -> bool:
-    """Say whether this is org/repo by the hub's rules."""
+    """Whether this is a repository name (org/repo) by the hub's rules."""
     match = _REPO.fullmatch(name)
     # The hub forbids both; "--" also separates the parts of a cache folder's name.
     return match is not None and match["quant"] is None and "--" not in name and ".." not in name
@@ -132,7 +134,7 @@ def _check_characters(name: str) -> None:
 
 
 def is_path(name: str) -> bool:
-    """Say whether a name looks like a path, or is a .gguf file from here."""
+    """Whether a name looks like a path, or is a .gguf file relative to the current folder."""
     if name.startswith(("/", "./", "../", "~", ".\\", "..\\")) or _DRIVE.match(name):
         return True
     try:

@@ -19,9 +19,9 @@ def split_stem(name: str) -> str:
 
 
 def split_names(name: str) -> tuple[str, ...]:
-    """Return the names of all parts in order, from the name of any part; (name,) for a file that is no part.
+    """Return the names of all parts in order, from the name of any part; (name,) for a file that is not a part.
 
-    llama.cpp opens the first and finds the others by this rule.
+    llama.cpp opens the first part and finds the others by this rule.
     """
     match = _SPLIT_NAME.fullmatch(name)
     if match is None:

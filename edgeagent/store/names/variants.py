@@ -1,4 +1,4 @@
-"""Which of a repository's files make up one model, and which model a quantization means. Knows names only."""
+"""Groups a repository's files into models, and selects a model by quantization. It knows only file names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgeagent.errors import ModelNotFound
 from edgeagent.store.names.parsing import HubName
 from edgeagent.store.names.split import split_names, split_stem
 
-# Tried in this order where no quantization is asked for: small enough for a device, good enough to answer.
+# Tried in this order if no quantization is requested. The first are small enough for a device, and good enough.
 PREFERRED = (
     *("Q4_K_M", "Q4_0", "Q4_K_S", "Q4_K_XL", "IQ4_NL", "IQ4_XS", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1"),
     *("Q8_0", "Q6_K", "MXFP4_MOE", "MXFP4", "Q3_K_M", "Q3_K_L", "Q3_K_S", "IQ3_M", "Q2_K", "BF16", "F16", "F32"),
@@ -26,7 +26,7 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One model of a repository: its files in order, and its quantization where the name tells it (upper case)."""
+    """One model of a repository: its files in order, and its quantization in upper case, if its name contains one."""
 
     files: tuple[str, ...]
     quant: str | None
@@ -38,7 +38,7 @@ class Variant:
 
 
 def variants(files: Iterable[str]) -> tuple[Variant, ...]:
-    """Return the models among a repository's files; no projectors, no importance matrices, no torn splits."""
+    """Return the models among a repository's files, without projectors, importance matrices and incomplete splits."""
     present = {file for file in files if file.lower().endswith(".gguf") and not is_companion(file)}
     firsts = sorted({_parts(file)[0] for file in present})
     models = (Variant(_parts(first), quant_label(first)) for first in firsts)
@@ -48,8 +48,8 @@ def variants(files: Iterable[str]) -> tuple[Variant, ...]:
 def choose(models: tuple[Variant, ...], name: HubName, where: str) -> Variant:
     """Return the one model that a name means.
 
-    1. a file: that one; 2. a quantization: the one that has it; 3. neither: the only one; 4. the first of PREFERRED.
-    Raise ModelNotFound, naming the choices, where there is none or more than one.
+    That is the model of the named file, or of the named quantization. If the name has neither, it is the only model, or
+    the first by PREFERRED. Raise ModelNotFound, which lists the choices, if there is none or more than one.
     """
     if not models:
         raise ModelNotFound(f"{name.repo} holds no GGUF model {where}", param="model")
@@ -76,7 +76,7 @@ def canonical_name(models: tuple[Variant, ...], model: Variant, repo: str) -> Hu
 
 
 def quant_label(file: str) -> str | None:
-    """Return the quantization in a file's name, or in its folder's."""
+    """Return the quantization in a file's name or in its folder's name, in upper case; None if there is none."""
     path = PurePosixPath(file)
     for text in (split_stem(path.name), path.parent.name):
         match = _LABEL.search(text)
@@ -104,7 +104,7 @@ def _listed(models: tuple[Variant, ...], name: HubName) -> str:
 
 
 def _has_quant(model: Variant, quant: str) -> bool:
-    # Labels beyond the usual ones (UD-Q4_K_XL) are found as the end of the name.
+    # Unusual labels (UD-Q4_K_XL) are compared with the end of the name.
     wanted = quant.upper()
     return model.quant == wanted or re.search(rf"[-._]{re.escape(wanted)}$", model.stem.upper()) is not None
 
@@ -115,6 +115,6 @@ def _parts(file: str) -> tuple[str, ...]:
 
 
 def is_companion(file: str) -> bool:
-    """Say whether a GGUF file only accompanies a model: a projector for images, or an importance matrix."""
+    """Whether a GGUF file only accompanies a model: a projector for images, or an importance matrix."""
     name = PurePosixPath(file).name.lower()
     return "mmproj" in name or "imatrix" in name

@@ -1,1 +1,1 @@
-"""The required form of an answer, as constraints on its tokens."""
+"""Turns the required form of an answer into constraints on its tokens."""

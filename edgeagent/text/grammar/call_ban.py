@@ -1,4 +1,4 @@
-"""Prevents tool calls where none are allowed, and keeps their marker out of the answer's text."""
+"""Prevents tool calls if none are allowed, and keeps their marker out of the answer's text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LLAMA_START = b'{"name":'
 
 
 class BannedText:
-    """A text that an answer must not hold, or not begin with, and the tokens of one vocabulary that would complete it.
+    """A text that an answer must not contain, or not begin with, and the tokens that would complete it.
 
-    is_start: only the answer's beginning counts, and white space in it does not.
+    is_start: only the beginning of the answer counts, and white space there is ignored.
     """
 
     def __init__(self, text: bytes, vocabulary: Vocabulary, *, is_start: bool = False) -> None:
@@ -27,9 +27,9 @@ class BannedText:
         self._tokens: dict[bytes, NDArray[np.int64]] = {}
 
     def after(self, state: bytes | None, piece: bytes) -> bytes | None:
-        """Return how much of the text has been written; `state` is what this returned before, at first empty.
+        """Return the part of the text that is written after this piece; None if the text is no longer possible.
 
-        None: it cannot be written any more.
+        `state` is the previous result of this method, empty at first.
         """
         joined = self._joined(state, piece)
         if joined is None or self._is_start:
@@ -38,7 +38,7 @@ class BannedText:
         return next(joined[start:] for start in starts if self._text.startswith(joined[start:]))
 
     def completes(self, state: bytes | None, piece: bytes) -> bool:
-        """Whether a piece would complete the text."""
+        """Whether the text would be complete after this piece."""
         joined = self._joined(state, piece)
         if joined is None:
             return False
@@ -58,8 +58,9 @@ class BannedText:
 
 
 def banned_texts(tool_format: ToolFormat, vocabulary: Vocabulary) -> tuple[BannedText, ...]:
-    """Return the texts that open a call in this format: one pass over the vocabulary, so keep the result."""
-    # A partial marker would be shown too; no other text contains a marker's part up to the underscore.
+    """Return the texts that open a call in this format. Keep the result: it takes a pass over the vocabulary."""
+    # Ban the marker's part up to the underscore, because a partial marker would be shown to the client. No other text
+    # contains this part.
     marker = call_opener(tool_format).partition("_")[0] + "_"
     banned = [BannedText(marker.encode(), vocabulary)]
     if tool_format is ToolFormat.LLAMA:
@@ -68,7 +69,7 @@ def banned_texts(tool_format: ToolFormat, vocabulary: Vocabulary) -> tuple[Banne
 
 
 class CallBan:
-    """Free text without the opening of a call; an `engine.sampling.constraint.TokenConstraint`."""
+    """Allows free text but not the opening of a call. It is an `engine.sampling.constraint.TokenConstraint`."""
 
     def __init__(self, vocabulary: Vocabulary, banned: Sequence[BannedText]) -> None:
         self._vocabulary = vocabulary
@@ -82,12 +83,12 @@ class CallBan:
         return twin
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next. No side effect."""
+        """Whether `token` may come next. This has no side effect."""
         piece = self._vocabulary.piece(token)
         return not any(text.completes(state, piece) for text, state in zip(self._banned, self._states, strict=True))
 
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:  # noqa: ARG002
-        """Return which tokens may come next, shape (num_tokens,); None when all may. A new array each time."""
+        """Return which tokens may come next, shape (num_tokens,); None if all may. The array is new at each call."""
         refused = [text.tokens(state) for text, state in zip(self._banned, self._states, strict=True)]
         if not any(map(len, refused)):
             return None
@@ -97,16 +98,16 @@ class CallBan:
         return mask
 
     def instead_of(self, token: int) -> int | None:  # noqa: ARG002
-        """Return None: the likeliest of the other tokens comes next."""
+        """Return None, so that the likeliest allowed token comes next."""
         return None
 
     def accept(self, token: int) -> None:
-        """Take a token as generated; it must be allowed."""
+        """Record a generated token, which must be allowed."""
         if not self._vocabulary.is_end(token):
             piece = self._vocabulary.piece(token)
             pairs = zip(self._banned, self._states, strict=True)
             self._states = [text.after(state, piece) for text, state in pairs]
 
     def forced(self) -> Sequence[int]:
-        """Return (): there is always a choice."""
+        """Return (), because there is always a choice."""
         return ()

@@ -1,4 +1,4 @@
-"""Writes the grammars of tool calls, one for each format, in llguidance's form of Lark. It does not compile them."""
+"""Writes the grammars of tool calls, one for each format, in llguidance's variant of Lark. It does not compile them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ Grammar = dict[str, Any]
 
 
 def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
-    """Return the tools that a request lets the model call. Raise InvalidRequest for a choice that names no tool."""
+    """Return the tools that the model may call. Raise InvalidRequest if the choice names an unknown tool.
+
+    Raise InvalidToolSchema, a subclass, for too many tools or a wrong name of a tool.
+    """
     names = [tool.name for tool in tools]
     if len(tools) > MAX_TOOLS:
         raise InvalidToolSchema(f"{len(tools)} tools; at most {MAX_TOOLS}", param="tools")
@@ -50,7 +53,7 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...
 
 
 def tool_schemas(tools: Sequence[Tool]) -> list[Grammar]:
-    """Return the grammars of the tools' arguments, named tool_0, tool_1 …; raise InvalidToolSchema."""
+    """Return the grammars of the tools' arguments, named tool_0, tool_1 … Raise InvalidToolSchema."""
     grammars: list[Grammar] = []
     effort = Effort()
     for index, tool in enumerate(tools):
@@ -66,7 +69,7 @@ def tool_schemas(tools: Sequence[Tool]) -> list[Grammar]:
 
 
 class CallRules:
-    """The rules of one format's calls, for these tools, in this vocabulary."""
+    """The grammar rules of calls in one format, for these tools and this vocabulary."""
 
     def __init__(self, tool_format: ToolFormat, tools: Sequence[Tool], vocabulary: Vocabulary) -> None:
         self._format = tool_format
@@ -74,7 +77,7 @@ class CallRules:
         self._vocabulary = vocabulary
 
     def rules(self) -> str:
-        """Return the rule `call`, one call without its markers, and the white space inside it and around it."""
+        """Return the rule `call`, which is one call without its markers, and the rules of its white space."""
         calls = " | ".join(self._call(index, tool.name) for index, tool in enumerate(self._tools))
         return f"call: {calls}\nws: /( |\\n {{0,8}})?/\nbreak: /[ \\n]{{0,2}}/\n"
 
@@ -86,10 +89,10 @@ class CallRules:
         return f'"{{" ws {pairs} ws "}}"'
 
     def after_marker(self, *, several: bool) -> str:
-        """Return what follows the opening marker up to the end of the marked region."""
+        """Return the grammar of what follows the opening marker, up to the end of the marked region."""
         match self._format:
             case ToolFormat.HERMES:
-                # Line breaks after the marker may come in one token with its end.
+                # Line breaks after the marker may be in one token with the marker's end.
                 return f"break call break {self.marker(HERMES_CLOSE)} break"
             case ToolFormat.LLAMA:
                 return 'break call (ws ";" break call)*' if several else "break call"
@@ -100,7 +103,7 @@ class CallRules:
                 return "call"
 
     def whole(self, *, several: bool) -> str:
-        """Return an answer that is nothing but calls."""
+        """Return the grammar of an answer that has only calls."""
         body = self.after_marker(several=several)
         match self._format:
             case ToolFormat.HERMES:
@@ -115,7 +118,7 @@ class CallRules:
                 return f"({one})+" if several else one
 
     def marker(self, text: str) -> str:
-        """Return the terminal of a marker: its control token where it is one, else its text."""
+        """Return the terminal of a marker: its control token if it has one, else its text."""
         assert text in markers(self._format)
         match tuple(control_tokens(self._vocabulary, [text])):
             case (token,):

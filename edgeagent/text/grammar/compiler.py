@@ -28,7 +28,7 @@ MAX_GRAMMAR_CHARS = 1 << 20
 
 
 class _TokenizerAdapter:
-    """A vocabulary in the shape that LLTokenizer asks for."""
+    """A vocabulary with the interface that LLTokenizer requires."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -37,7 +37,7 @@ class _TokenizerAdapter:
         self._vocabulary = vocabulary
         self.eos_token_id = vocabulary.end_tokens[0]
         self.special_token_ids = [token for token in range(vocabulary.num_tokens) if vocabulary.is_control(token)]
-        # llguidance's convention: a leading 0xff byte, which no UTF-8 text has, says that a token is special.
+        # llguidance marks special tokens with a leading 0xff byte, which no UTF-8 text has.
         special = set(self.special_token_ids)
         self.tokens = [
             (b"\xff" if token in special else b"") + vocabulary.piece(token) for token in range(vocabulary.num_tokens)
@@ -50,7 +50,7 @@ class _TokenizerAdapter:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary and keeps the last ones."""
+    """Compiles grammars for one vocabulary and caches the latest ones."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -65,19 +65,19 @@ class GrammarCompiler:
 
     @cached_property
     def quote(self) -> int | None:
-        """The token that is one quote, with which JSON's strings end; None where there is none."""
+        """The token that is a single quote mark ("), which ends JSON strings; None if there is none."""
         tokens = self.vocabulary.tokenize('"', parse_special=False)
         found = [token for token in tokens if self.vocabulary.piece(token) == b'"']
         return found[0] if found else None
 
     @property
     def starts(self) -> TokenStarts:
-        """The first bytes of tokens; available after the vocabulary is read."""
+        """How the tokens begin. Available only after the vocabulary was read."""
         assert self._starts is not None
         return self._starts
 
     def prepare(self) -> None:
-        """Read the vocabulary, once; half a second for 150,000 tokens. The first compile does it otherwise."""
+        """Read the vocabulary once. It takes half a second for 150,000 tokens; otherwise the first compile does it."""
         if self._tokenizer is None:
             if not self.end_tokens:
                 raise NotSupported("the model has no token that ends an answer, so its format cannot be constrained")
@@ -96,10 +96,11 @@ class GrammarCompiler:
         open_reasoning: ReasoningMarkers | None = None,
         has_called: bool = False,
     ) -> Constraint | CallBan | None:
-        """Return the constraint of a request; None where anything may be written.
+        """Return the constraint of a request; None if the model may write anything.
 
-        has_called: the conversation holds calls, which a model imitates. If no call is allowed, it cannot open one.
-        Raises InvalidRequest for a format, InvalidToolSchema for tools, that cannot be followed.
+        has_called: the conversation contains calls, which a model imitates. If no call is allowed, the constraint then
+        keeps it from opening one. Raise InvalidRequest for a format that cannot be followed, and InvalidToolSchema for
+        tools.
         """
         usable = callable_tools(tools, tool_choice)
         if not usable and isinstance(format, TextFormat):
@@ -112,7 +113,7 @@ class GrammarCompiler:
             raise self._refusal(str(error), format, usable) from None
 
     def tokenize_bytes(self, text: bytes) -> list[int]:
-        """Return tokens of these bytes, canonical or not."""
+        """Return tokens for these bytes. They need not be the canonical tokens of the text."""
         assert self._tokenizer is not None
         return self._tokenizer.tokenize_bytes(text)
 
@@ -151,7 +152,7 @@ class GrammarCompiler:
         return self._bans[tool_format]
 
     def _prototype(self, grammar: str) -> LLMatcher:
-        """Return a grammar's matcher before its first token; callers copy it."""
+        """Return a grammar's matcher in its initial state. Callers must copy it."""
         prototype = self._prototypes.get(grammar)
         if prototype is None:
             prototype = self._compile(grammar)
@@ -168,14 +169,14 @@ class GrammarCompiler:
             raise _RefusedError(f"the schemas have {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS}")
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if not matcher.is_error():
-            # A grammar that matches no text (e.g. a schema that refers to itself) fails only when it is used.
+            # A grammar that matches no text (e.g. a schema that refers to itself) fails only on first use.
             matcher.compute_bitmask()
         if matcher.is_error():
             raise _RefusedError(reason(matcher.get_error()))
         return matcher
 
     def _refusal(self, why: str, output_format: OutputFormat, tools: Sequence[Tool]) -> InvalidRequest:
-        """Return the error for schemas that the compiler refused: the format or tool, and the place, if it is known."""
+        """Return the error for refused schemas. It names the format or the tool, and the place in it if known."""
         error: InvalidRequest | None = None
         if isinstance(output_format, JsonSchemaFormat):
             found = self._fault(output_format.schema, is_strict=output_format.strict)
@@ -192,7 +193,7 @@ class GrammarCompiler:
         return describe_fault(parse_schema(schema), strict=is_strict, try_schema=self._try)
 
     def _try(self, schema: Schema) -> str | None:
-        """Return why a schema cannot be followed; None where it can."""
+        """Return why a schema cannot be followed; None if it can."""
         answer = {"name": "answer", "json_schema": followable(schema, lenient=False)}
         try:
             self._compile(_joined("start: @answer", [answer]))
@@ -202,7 +203,7 @@ class GrammarCompiler:
 
 
 class _RefusedError(Exception):
-    """The compiler refused a grammar; its text is the reason."""
+    """The compiler refused a grammar. The text of the error is the reason."""
 
 
 def _format_grammar(output_format: OutputFormat) -> Grammar | None:
@@ -221,7 +222,7 @@ def _format_grammar(output_format: OutputFormat) -> Grammar | None:
 
 def _whole_plan(body: str, rules: str, grammars: Sequence[Grammar], open_reasoning: ReasoningMarkers | None) -> Plan:
     """Return the plan of an answer that is constrained from its first token, or from the end of its reasoning."""
-    # White space after reasoning is part of its marker.
+    # White space after reasoning belongs to the closing marker.
     space = "" if open_reasoning is None else "/[ \\n]{0,4}/ "
     return Plan(_joined(f"start: {space}({body})\n{rules}", grammars), open_reasoning=open_reasoning)
 

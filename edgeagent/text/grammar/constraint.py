@@ -1,7 +1,7 @@
-"""The state of one answer with a required form: which tokens may come next.
+"""Tracks one answer with a required form, and decides which tokens may come next.
 
-Free text costs nothing: if only calls are constrained, the grammar is active from a call's marker to the end of the
-call.
+Free text costs nothing. If only calls are constrained, the grammar is active only from a call's marker to the end of
+the call.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class TokenTools(Protocol):
 
     @property
     def quote(self) -> int | None:
-        """The token that is one quote, with which JSON's strings end."""
+        """The token that is a single quote mark ("), which ends JSON strings; None if there is none."""
         ...
 
     def tokenize_bytes(self, text: bytes) -> list[int]:
-        """Return tokens of these bytes, canonical or not."""
+        """Return tokens for these bytes. They need not be the canonical tokens of the text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Text that activates the grammar. `is_start`: only at the start of the answer, as part of the grammar."""
+    """Text that activates the grammar. `is_start`: only at the start of the answer, where it belongs to the grammar."""
 
     text: bytes
     is_start: bool = False
@@ -52,10 +52,10 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """When a grammar applies: from the start or after a trigger; once or after each trigger.
+    """When a grammar applies: from the start or after a trigger, and once or after each trigger (`repeats`).
 
-    goes_on: complete text may still grow within the grammar, so it stays active. text_grammar: the grammar without tool
-    calls.
+    goes_on: the grammar stays active after complete text, because the text may continue. text_grammar: the grammar
+    without tool calls.
     """
 
     grammar: str
@@ -67,21 +67,21 @@ class Plan:
 
 
 class Constraint:
-    """Which tokens may come next in one answer; an `engine.sampling.constraint.TokenConstraint`.
+    """Decides which tokens may come next in one answer. It is an `engine.sampling.constraint.TokenConstraint`.
 
-    Tokens that end generation may come exactly when the answer is complete. InvalidRequest is raised where the grammar
-    exceeds its limits in mid-answer.
+    Tokens that end generation are allowed exactly when the answer is complete. Methods raise InvalidRequest if the
+    grammar exceeds its limits in the middle of the answer.
     """
 
     def __init__(
         self, tokens: TokenTools, plan: Plan, prototype: LLMatcher, text_prototype: LLMatcher | None = None
     ) -> None:
-        """`prototype` and `text_prototype` are those of the plan's grammars; they are copied, never changed."""
+        """`prototype` and `text_prototype` match the plan's two grammars. They are copied, never changed."""
         self._tokens = tokens
         self._plan = plan
         self._prototype = prototype
         self._text_prototype = text_prototype
-        # Follows the text grammar while the model has written nothing yet, white space aside.
+        # Follows the text grammar as long as the model has written nothing but white space.
         self._text_matcher: LLMatcher | None = None
         self._matcher: LLMatcher | None = None
         self._is_over = False
@@ -105,7 +105,7 @@ class Constraint:
         return twin
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next. No side effect."""
+        """Whether `token` may come next. This has no side effect."""
         is_end = self._tokens.vocabulary.is_end(token)
         if self._is_over:
             return is_end
@@ -121,11 +121,11 @@ class Constraint:
         return True
 
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
-        """Return which tokens may come next, shape (num_tokens,); None when all may. A new array each time.
+        """Return which tokens may come next, shape (num_tokens,); None if all may. The array is new at each call.
 
-        If the answer may be a call or JSON text, and the model would begin with something else (`likeliest`), the text
-        grammar applies: otherwise the beginning of a call may be less unlikely than JSON, and the model would call for
-        no reason.
+        If the answer may be a call or JSON text, and the model's `likeliest` token begins neither, only the text
+        grammar applies. Otherwise the beginning of a call could be more likely than JSON, and the model would call a
+        tool for no reason.
         """
         num_tokens = self._tokens.vocabulary.num_tokens
         if self._is_over:
@@ -146,9 +146,10 @@ class Constraint:
         return self._guard.narrowed(mask)
 
     def instead_of(self, token: int) -> int | None:
-        """Return the token to write if the model's next `token` is not allowed; None if that is unclear.
+        """Return the token to write instead of the model's `token`, which is not allowed; None if that is unclear.
 
-        Inside a JSON string a token that ends the answer, or one that is markup, can only mean that the text is over.
+        Inside a JSON string, a token that ends the answer or a control token can only mean that the text is complete,
+        so the string is closed.
         """
         vocabulary, quote = self._tokens.vocabulary, self._tokens.quote
         if self._matcher is None or not self._guard.is_in_string or quote is None:
@@ -158,7 +159,7 @@ class Constraint:
         return quote if self._matcher.validate_tokens([quote]) == 1 else None
 
     def accept(self, token: int) -> None:
-        """Take a token as generated; it must be allowed."""
+        """Record a generated token, which must be allowed."""
         if self._tokens.vocabulary.is_end(token):
             return
         if self._matcher is None:
@@ -166,7 +167,7 @@ class Constraint:
             return
         had_ended = self._matcher.is_stopped()
         if not self._matcher.consume_token(token):
-            # A grammar may exceed its limits only while it is used, e.g. after a second optional property.
+            # Some grammars exceed their limits only during use, e.g. after a second optional property.
             if not had_ended:
                 self._check(self._matcher)
             raise InternalError(f"token {token} is against the grammar")
@@ -176,13 +177,13 @@ class Constraint:
         self._sleep_if_done(self._matcher)
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next, in order, where there is no choice."""
+        """Return the tokens that must come next, in order; empty if there is a choice."""
         if self._matcher is None or self._matcher.is_accepting():
             return ()
         return self._matcher.compute_ff_tokens()
 
     def _follow_text(self, piece: bytes, tokens: list[int]) -> None:
-        """Feed generated text to the text grammar as well; drop that grammar once the answer has begun."""
+        """Also feed generated text to the text grammar, and drop that grammar once the answer has begun."""
         if self._text_matcher is not None and (piece.strip() or not self._text_matcher.consume_tokens(tokens)):
             self._text_matcher = None
 
@@ -203,7 +204,7 @@ class Constraint:
         self._look_for_triggers()
 
     def _look_at_start(self) -> None:
-        """Begin to skip reasoning where the answer begins with it."""
+        """Begin to skip reasoning if the answer begins with it."""
         text = self._text.lstrip(_SPACE)
         for pair in REASONING:
             if text.startswith(pair.open.encode()):
@@ -226,12 +227,12 @@ class Constraint:
             self._text = self._text[-self._tokens.max_trigger_bytes :]
 
     def _wake(self, rest: bytes) -> None:
-        """Begin to constrain; `rest` came with the trigger's last token and is the grammar's first text."""
+        """Begin to constrain. `rest` came with the trigger's last token and is the first text of the grammar."""
         self._text, self._has_started = b"", True
         matcher = self._prototype.deep_copy()
         tokens = self._tokens.tokenize_bytes(rest)
         if rest and not matcher.consume_tokens(tokens):
-            # The answer left the grammar inside this token: it is free text until the next trigger.
+            # The answer left the grammar within this token, so it is free text until the next trigger.
             return
         self._matcher = matcher
         self._guard = JsonGuard(self._tokens.starts)
@@ -253,8 +254,10 @@ class Constraint:
 
 
 def reason(text: str) -> str:
-    """Return the error in one line: the first line, with the last one if the first only announces it (a regex's
-    error)."""
+    """Return llguidance's error as one line: the first line, with the last one if the first only announces it.
+
+    Errors of regular expressions have such a first line.
+    """
     lines = text.strip().splitlines() or ["unknown reason"]
     reason = lines[0]
     if reason.endswith(":") and len(lines) > 1:

@@ -1,7 +1,7 @@
-"""Keeps JSON text that is being generated within bounds that its grammar does not set.
+"""Keeps generated JSON text within limits that its grammar does not set.
 
-A model that has begun to repeat a digit may do so until its context is full, in any number that JSON allows. A blank
-before a colon or a comma is valid JSON too, but models were not trained on such text and continue it badly.
+JSON allows numbers of any length, so a model that has begun to repeat a digit may do so until its context is full. A
+blank before a colon or a comma is valid JSON too, but models were not trained on such text and continue it badly.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# As many as an integer needs that every client reads exactly (2**53); the same behind the point.
+# The digits of the largest integers that every client reads exactly (2**53); the same limit after the point.
 MAX_DIGITS = 16
-# What a double takes without becoming infinite.
+# With more digits a number may be infinite as a double.
 MAX_EXPONENT_DIGITS = 2
-# The longest run of one digit, or of white space, in a string. No hash or table has such runs; a longer one never ends.
+# The longest run of one digit, or of white space, in a string. No hash or table has longer runs: those never end.
 MAX_REPEATS = 128
 _DIGITS = frozenset(b"0123456789")
 _BLANKS = frozenset(b" \t")
@@ -52,17 +52,17 @@ class TokenStarts:
 
 
 class JsonGuard:
-    """Follows one JSON text and finds the tokens that would leave the bounds. It ignores text around the JSON."""
+    """Follows one JSON text and finds the tokens that would exceed the limits. It ignores text around the JSON."""
 
     def __init__(self, starts: TokenStarts) -> None:
         self._starts = starts
         self._is_in_string = self._is_escaped = self._is_exponent = False
         self._num_digits = 0
         self._depth = 0
-        # The last byte that is no white space, and whether a line has ended behind a value.
+        # The last byte that is not white space, and whether a line has ended after a value.
         self._last = ord("{")
         self._is_on_new_line = False
-        # How often the last character has come in a string, if it is a digit or white space.
+        # How often a string has repeated its last character, if that is a digit or white space.
         self._num_repeats, self._last_in_string = 0, 0
 
     def copy(self) -> JsonGuard:
@@ -76,11 +76,11 @@ class JsonGuard:
 
     @property
     def is_in_string(self) -> bool:
-        """Whether the text so far ends inside a string, where a quote would end it."""
+        """Whether the text so far ends inside a string, at a place where a quote mark would end it."""
         return self._is_in_string and not self._is_escaped
 
     def refuses(self, token: int) -> bool:
-        """Whether a token may leave the bounds; `narrowed`, which sees all allowed tokens, decides whether it does."""
+        """Whether a token could exceed the limits. `narrowed`, which sees all allowed tokens, makes the decision."""
         if self._is_in_string:
             return self._has_to_end and not self._starts.is_quote[token]
         if self._starts.is_space[token]:
@@ -91,7 +91,7 @@ class JsonGuard:
         return bool(self._starts.num_digits[token] > self._room)
 
     def narrowed(self, mask: Mask) -> Mask:
-        """Return the mask without the tokens that leave the bounds, unless it has no others."""
+        """Return the mask without the tokens that exceed the limits, unless it has no others."""
         if self._is_in_string:
             return self._with_quotes(mask) if self._has_to_end else mask
         if self._depth > 0:
@@ -105,22 +105,23 @@ class JsonGuard:
         return _without(mask, self._starts.zeros) if shorter is mask else shorter
 
     def _with_quotes(self, mask: Mask) -> Mask:
-        """Return a mask that allows only the end of the string; if the string may not end here, the mask as it is."""
+        """Return a mask that allows only the end of the string, or the unchanged mask if it must not end here."""
         only = np.zeros_like(mask)
         only[self._starts.quotes] = mask[self._starts.quotes]
         return only if only.any() else mask
 
     def _with_usual_space(self, mask: Mask) -> Mask:
-        """Return the mask with usual white space only: none before separators, no line break behind a colon."""
+        """Return the mask with only usual white space: none before separators, no line break after a colon."""
         starts = self._starts
         if self._last == ord(":"):
             return _without(mask, starts.lines)
         if self._last in _BEFORE_VALUES:
             return mask
-        # Behind a value the next line is that of a closing bracket.
+        # After a value, a new line may only begin with a closing bracket.
         can_close = bool(mask[starts.closing].any())
         if self._is_on_new_line:
-            # A token may hold a bracket and the line's end, where only a comma can follow: at once, then.
+            # A token may contain a bracket and a line break after which only a comma can follow. Then require the comma
+            # at once.
             return _without(mask, starts.separators if can_close else starts.spaces)
         return _without(mask, starts.blanks if can_close else starts.spaces)
 
@@ -134,7 +135,7 @@ class JsonGuard:
 
     @property
     def _has_to_end(self) -> bool:
-        """Whether a string has repeated one character for too long, and a quote would end it here."""
+        """Whether a string has repeated one character too often, at a place where a quote mark would end it."""
         return self._num_repeats >= MAX_REPEATS and not self._is_escaped
 
     @property
@@ -158,11 +159,11 @@ class JsonGuard:
 
     def _feed_string(self, byte: int) -> None:
         if byte == ord("\\") and not self._is_escaped:
-            self._is_escaped = True  # what follows counts
+            self._is_escaped = True  # the next character decides
             return
         if byte == ord('"') and not self._is_escaped:
             self._is_in_string = False
-        # All white space counts as one character: a model alternates line breaks and blanks, too.
+        # All white space counts as the same character, because a model may also alternate line breaks and blanks.
         is_space = byte in (_SPACE_ESCAPES if self._is_escaped else _BLANKS)
         char = ord(" ") if is_space else byte
         is_repeat = char == self._last_in_string and (is_space or (byte in _DIGITS and not self._is_escaped))
@@ -171,12 +172,12 @@ class JsonGuard:
 
 
 def _num_digits(piece: bytes) -> int:
-    """Return how many digits a piece begins with."""
+    """Return the number of digits at the beginning of a piece."""
     return next((count for count, byte in enumerate(piece) if byte not in _DIGITS), len(piece))
 
 
 def _without(mask: Mask, tokens: Tokens) -> Mask:
-    """Return a copy of the mask without the tokens; the mask itself where nothing would be left."""
+    """Return a copy of the mask without the tokens, or the mask itself if no token would be left."""
     less = mask.copy()
     less[tokens] = False
     return less if less.any() else mask

@@ -1,1 +1,1 @@
-"""From tokens to what a client reads: text, reasoning, tool calls."""
+"""Turns tokens into what a client reads: text, reasoning and tool calls."""

@@ -1,7 +1,7 @@
-"""The syntax of tool calls, one reader for each format.
+"""Reads the syntax of tool calls, with one reader for each format.
 
-A reader is sent the text after the opening marker, one character at a time; it reports calls to a sink, raises
-MalformedError if the text is not a call, and returns text that it read beyond the call.
+A reader is sent the text after the opening marker, one character at a time. It reports calls to a sink, and raises
+MalformedError if the text is not a call. Its return value is the text that it read beyond the call.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _OTHER_KEYS = ("id", "type")
 
 
 class CallSink(Protocol):
-    """Takes a call as it is read."""
+    """Receives a call while it is being read."""
 
     def begin(self, name: str) -> None:
         """Begin a call; raise MalformedError if there is no such tool."""
         ...
 
     def arguments(self, text: str) -> None:
-        """Take more JSON text of the arguments of the call begun last."""
+        """Add JSON text to the arguments of the call that was begun last."""
         ...
 
     def end(self) -> None:
-        """The call begun last is complete."""
+        """Complete the call that was begun last."""
         ...
 
 
@@ -84,7 +84,7 @@ def _read_mistral(sink: CallSink) -> Reader:
 
 
 def _read_named_call(first: str, sink: CallSink) -> Reader:
-    """Read name[ARGS]{…}; between the two there may be a [CALL_ID] and an id, which is dropped."""
+    """Read name[ARGS]{…}. The name may be followed by [CALL_ID] and an id, which are dropped."""
     if first == "{":
         yield from _read_call_object(first, sink)
         return ""
@@ -104,7 +104,7 @@ def _read_named_call(first: str, sink: CallSink) -> Reader:
 
 
 def _read_call_object(first: str, sink: CallSink) -> Generator[None, str, None]:
-    """Read {"name": …, "arguments": {…}}, its keys in any order."""
+    """Read {"name": …, "arguments": {…}} with the keys in any order."""
     if first != "{":
         raise MalformedError
     call = _PartialCall(sink)
@@ -152,7 +152,7 @@ class _PartialCall:
         return (yield from read_value(first, ignore))
 
     def end(self) -> None:
-        """The object is closed."""
+        """Complete the call after its object was closed."""
         if not self._has_name:
             raise MalformedError
         if "arguments" not in self._seen:
@@ -167,7 +167,7 @@ class _PartialCall:
 
 
 def _read_arguments(first: str, keep: Keep) -> Generator[None, str, None]:
-    """Read an object incrementally, a string that holds an object as a whole, or null as an empty object."""
+    """Read an object incrementally. A string must contain an object and is read as a whole; null is an empty object."""
     match first:
         case "{":
             yield from read_value(first, keep)

@@ -1,7 +1,7 @@
 """Splits generated text into content, reasoning and tool calls incrementally.
 
-It knows markers and the calls' syntax; not tokens, stop strings or templates. Text that is not a valid call, or calls a
-tool that the request does not have, becomes content. Only a call cut off before its name is dropped.
+It knows markers and the syntax of calls, but no tokens, stop strings or templates. Text that is not a valid call, or
+that calls a tool which the request does not have, becomes content. Only a call cut off before its name is dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BASE62 = string.digits + string.ascii_letters
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A piece of the answer: the generated text from character `start` on."""
+    """A part of the answer's text. `start` is its offset in the generated text, in characters."""
 
     text: str
     start: int
@@ -31,16 +31,16 @@ Part = Content | ReasoningDelta | ToolCallStarted | ToolCallDelta
 
 
 def new_call_id() -> str:
-    """Return an id that no one can guess: call_ and 24 letters and digits."""
+    """Return an id that cannot be guessed: call_ and 24 letters and digits."""
     return "call_" + "".join(secrets.choice(_BASE62) for _ in range(24))
 
 
 class ChannelParser:
     """The channels of one response.
 
-    Calls are looked for when there is a `tool_format` and only `tool_names` are calls. Reasoning is what stands between
-    a pair of `reasoning` markers before any content; `open_reasoning` says that the prompt opened it already. White
-    space next to markers belongs to them.
+    Calls are parsed only if there is a `tool_format`, and only tools in `tool_names` can be called. Reasoning is the
+    text between a pair of `reasoning` markers, before any content. `open_reasoning` is the pair that the prompt itself
+    has opened. White space next to a marker belongs to the marker.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ChannelParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the text fed last ended inside reasoning."""
+        """Whether the text so far ends inside reasoning."""
         return self._in_reasoning is not None
 
     @property
@@ -77,21 +77,21 @@ class ChannelParser:
 
     @property
     def num_held(self) -> int:
-        """How many of the last characters are not assigned to a channel yet and may be content."""
+        """The number of last characters that are not assigned to a channel yet and may be content."""
         if self._call is None:
             return len(self._buffer)
         is_begun = self.num_calls > self._call.num_calls_before
         return len(self._call.unread) + (0 if is_begun else len(self._call.opening))
 
     def feed(self, text: str) -> tuple[Part, ...]:
-        """Return what this text adds to the channels."""
+        """Take more generated text, and return the parts of the channels that it completes."""
         self._buffer += text
         while self._buffer and self._advance():
             pass
         return self._take_parts()
 
     def finish(self) -> tuple[Part, ...]:
-        """Return the text that was held back; nothing more will come. A call that was cut short is kept so far."""
+        """End the input and return the text that was held back. The begun part of an incomplete call is kept."""
         while self._call is not None:
             call = self._call
             if self._sink.is_open or (self.num_calls > call.num_calls_before and "{" not in call.unread):
@@ -109,7 +109,7 @@ class ChannelParser:
         return self._take_parts()
 
     def drop_opening(self) -> None:
-        """Forget a call that has its marker but no name yet: it cannot be run without a name."""
+        """Forget a call that has its marker but no name yet, because it cannot be run without a name."""
         call = self._call
         if call is not None and call.opening.strip() and not self._sink.is_open:
             self._call, self._buffer = None, ""
@@ -121,7 +121,7 @@ class ChannelParser:
         return parts
 
     def _advance(self) -> bool:
-        """Consume from the buffer; whether what is left may be consumed too."""
+        """Consume text from the buffer. Return whether the rest may be consumed too."""
         if self._call is not None:
             return self._advance_call(self._call)
         if self._in_reasoning is not None:
@@ -149,7 +149,7 @@ class ChannelParser:
         return False
 
     def _num_safe(self) -> int:
-        """How much of the buffer is certainly content."""
+        """Return the number of characters at the buffer's beginning that are certainly content."""
         markers = [] if self._opener is None else [self._opener]
         if not self._has_content:
             markers += [pair.open for pair in self._reasoning if pair.open.startswith(self._buffer.lstrip())]
@@ -221,12 +221,12 @@ class ChannelParser:
         return False
 
     def _reject_call(self, call: _Region) -> None:
-        """Treat a failed call as text: its opening marker is content, the rest is read again."""
+        """Treat a failed call as text. Its opening marker becomes content, and the rest is parsed again."""
         self._call = None
         self._put_back("".join(call.unread))
         if self.num_calls == call.num_calls_before:
             self._put_back(call.opening)
-            # Without a marker one character becomes content, or the same text would be tried again endlessly.
+            # Without a marker, one character becomes content. Otherwise the same text would be tried again endlessly.
             self._add_content(len(call.opening) if call.opening.strip() else len(call.opening) + 1)
 
     def _put_back(self, text: str) -> None:
@@ -273,14 +273,14 @@ class _Sink:
         self.has_progress = True
 
     def flush(self) -> None:
-        """Add the arguments taken since the last flush as one part."""
+        """Add the arguments received since the last flush as one part."""
         if self._pending:
             self._parts.append(ToolCallDelta(self.num_calls - 1, "".join(self._pending)))
             self._pending.clear()
 
 
 def _partial_start(text: str, marker: str) -> int:
-    """Return where the longest end of `text` that begins `marker` starts; len(text) if none does."""
+    """Return where a beginning of `marker` at the end of `text` starts, the longest one; len(text) if there is none."""
     start = text.find(marker[0], max(0, len(text) - len(marker) + 1))
     while start >= 0:
         if marker.startswith(text[start:]):

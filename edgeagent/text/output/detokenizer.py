@@ -1,4 +1,4 @@
-"""Turns tokens into text incrementally. It keeps the bytes of an incomplete character."""
+"""Turns tokens into text incrementally. The bytes of an incomplete character are kept until it is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Detokenizer:
         self._decoder = _utf8(errors="replace")
 
     def feed(self, tokens: Iterable[int]) -> str:
-        """Return the text that these tokens complete; a character never comes in parts."""
+        """Return the text that these tokens complete. A character is never split."""
         return self._decoder.decode(b"".join(self._piece(token) for token in tokens))
 
     def flush(self) -> str:

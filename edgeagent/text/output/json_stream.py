@@ -1,6 +1,6 @@
-"""Reads JSON character by character, as generators that are sent one character at a time. Strict, bounded in depth.
+"""Reads JSON with generators that are sent one character at a time. They are strict and limit the depth.
 
-A reader returns the character it had to read beyond its value, or "" when it needed none.
+A reader returns the character that it had to read beyond its value, or "" if it needed none.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Keep = Callable[[str], object]
 
 
 class MalformedError(Exception):
-    """The text is not what the reader reads."""
+    """The text does not have the syntax that the reader expects."""
 
 
 def ignore(_: str) -> None:
-    """Keep nothing."""
+    """Discard the text."""
 
 
 def read_space(keep: Keep = ignore, ahead: str = "") -> Reader:
-    """Read to the first character that is no white space and return it."""
+    """Read up to the first character that is not white space, and return that character."""
     char = ahead or (yield)
     while char in SPACE:
         keep(char)
@@ -36,7 +36,7 @@ def read_space(keep: Keep = ignore, ahead: str = "") -> Reader:
 
 
 def read_value(first: str, keep: Keep, depth: int = 0) -> Reader:
-    """Read the value that begins with `first`, keeping its text."""
+    """Read the value that begins with `first`, and pass its text to `keep`."""
     if depth > MAX_DEPTH:
         raise MalformedError
     match first:
@@ -57,7 +57,7 @@ def read_value(first: str, keep: Keep, depth: int = 0) -> Reader:
 
 
 def read_string(first: str) -> Generator[None, str, str]:
-    """Read a string and return its value, not the character after it."""
+    """Read a string and return its value (not a character beyond it, unlike other readers)."""
     if first != '"':
         raise MalformedError
     text = [first]
@@ -71,7 +71,7 @@ def _read_string_rest(keep: Keep) -> Reader:
         if char == "\\":
             yield from _read_escape_rest(keep)
         elif char < " ":
-            # Models write line breaks into strings as they are; JSON wants them escaped.
+            # Models write plain line breaks into strings, but JSON requires them to be escaped.
             keep(json.dumps(char)[1:-1])
         else:
             keep(char)
@@ -123,7 +123,7 @@ def _read_array_rest(keep: Keep, depth: int) -> Reader:
 
 
 def _read_comma_or(end: str, keep: Keep, ahead: str) -> Reader:
-    """Read `end`, or a comma and the first character of what must follow it; return that character."""
+    """Read `end`, or a comma and the first character of the next item. Return `end` or that character."""
     char = yield from read_space(keep, ahead)
     if char == end:
         return char

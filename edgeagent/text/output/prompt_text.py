@@ -1,6 +1,6 @@
 """Returns a prompt to its client as text, with the log probabilities of its tokens if requested.
 
-It knows where each token's text begins. It does not know who scores the tokens, or when.
+It knows where each token's text begins. It does not know how or when the tokens are scored.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 from edgeagent.text.vocabulary import Vocabulary
 from edgeagent.types import PromptText, TokenLogprob, replace
 
-# Limits of a delta, since each is a frame: tokens (with their alternatives) and characters.
+# Limits of a delta, because each delta is a frame: tokens (including alternatives) and characters.
 _MAX_LOGPROBS = 2560
 _MAX_CHARS = 64 << 10
 
 
 class PromptEcho:
-    """One prompt's text, in parts that fit a frame each.
+    """One prompt's text, in parts that each fit into a frame.
 
-    `text` is what the client wrote, None where it gave tokens. `num_added` tokens at the head were added by us and are
-    no part of the text.
+    `text` is what the client wrote; None if it sent tokens. The first `num_added` tokens were added by edgeagent, and
+    are not part of the text.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class PromptEcho:
         self._tokens = tokens
         decoded, starts = _decode(vocabulary, tokens, num_added)
         self.text = decoded if text is None else text
-        # Some vocabularies put a blank before a text that begins with a word.
+        # Some vocabularies add a blank before a text that begins with a word.
         shift = 1 if decoded == f" {self.text}" else 0
         self._starts = [min(max(0, start - shift), len(self.text)) for start in starts]
         self._logprobs = [self._first()] if is_scored else []
@@ -39,11 +39,11 @@ class PromptEcho:
         self._is_told = False
 
     def add(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """Take the log probabilities of the next tokens."""
+        """Add the log probabilities of the next tokens."""
         self._logprobs += logprobs
 
     def take(self) -> tuple[PromptText, ...]:
-        """Return the whole prompt, once; all its tokens must have been scored where they are to be."""
+        """Return the whole prompt at the first call, later nothing. If it is scored, all scores must be added first."""
         if self._is_told:
             return ()
         self._is_told = True
@@ -67,7 +67,7 @@ class PromptEcho:
 
 
 def _decode(vocabulary: Vocabulary, tokens: Sequence[int], num_added: int) -> tuple[str, list[int]]:
-    """Return the text of tokens, control tokens' too, and where each one's begins, in characters."""
+    """Return the text of tokens, including control tokens, and the offset of each token's text, in characters."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     parts: list[str] = []
     starts: list[int] = []

@@ -1,6 +1,6 @@
-"""Removes the part of an answer that the client already has from another machine.
+"""Removes the part of an answer that another machine has already delivered to the client.
 
-The channels hold text back (white space, half a marker) that another place had shown already.
+The channels hold text back (white space, half a marker) that the other machine may have shown already.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from edgeagent.types import Delta, ReasoningDelta, TextDelta, replace
 class SaidBefore:
     """Removes the delivered part from the deltas of an answer that is repeated from its start.
 
-    White space before the text, and at either end of the reasoning, belongs to neither.
+    White space before the text, and before or after the reasoning, belongs to neither.
     """
 
     def __init__(self, text: str, reasoning: str) -> None:

@@ -1,6 +1,6 @@
-"""The position at which an answer from another machine continues; it may lie inside one of this model's tokens.
+"""Continues an answer from another machine at a position that may be inside one of this model's tokens.
 
-The last few tokens of its text are generated again, as any tokens that spell that text and continue it.
+The text of its last few tokens is generated again, with any tokens that spell this text and continue it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from edgeagent.text.vocabulary import Vocabulary
 
-# A cut word usually has at most this many tokens.
+# A word that is cut usually has at most this many tokens.
 _MAX_OPEN_TOKENS = 6
 
 
 def num_open(pieces: Sequence[bytes]) -> int:
-    """Return how many of the last tokens may belong to an incomplete word; at least one if there are any."""
+    """Return how many of the last tokens may belong to an incomplete word: at least one if there are any."""
     num = min(1, len(pieces))
     while num < min(len(pieces), _MAX_OPEN_TOKENS) and _is_inside_word(pieces[-num - 1], pieces[-num]):
         num += 1
@@ -26,7 +26,7 @@ def num_open(pieces: Sequence[bytes]) -> int:
 
 
 def _is_inside_word(before: bytes, piece: bytes) -> bool:
-    """Whether a piece continues a word that `before` began; most words' tokens begin with their blank."""
+    """Whether a piece continues a word that `before` began. In most words the blank before is part of a token."""
     return (_is_of_word(before[-1:]) or before == b" ") and _is_of_word(piece[:1])
 
 
@@ -35,7 +35,7 @@ def _is_of_word(byte: bytes) -> bool:
 
 
 class Inner(Protocol):
-    """What else the tokens must be: an `engine.sampling.constraint.TokenConstraint`."""
+    """A further constraint on the tokens: an `engine.sampling.constraint.TokenConstraint`."""
 
     def allows(self, token: int) -> bool: ...
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None: ...
@@ -45,22 +45,22 @@ class Inner(Protocol):
 
 
 class Seam:
-    """A constraint: the next tokens spell `text`, and the last may continue it; from then on only `inner` holds."""
+    """A constraint: the next tokens spell `text`, and the last may go beyond it. After that, only `inner` holds."""
 
     def __init__(self, vocabulary: Vocabulary, text: bytes, inner: Inner | None) -> None:
         self._vocabulary = vocabulary
         self._text = text
         self._inner = inner
-        self._place = 0  # of what comes next in the text; its length where nothing more must come
+        self._place = 0  # the offset of the next byte to spell; at least the text's length once all is spelled
         self.num_again = 0
-        """How many tokens said again what was there, and nothing behind it."""
+        """The number of tokens that only repeated existing text and added nothing after it."""
         self.is_settled = False
-        """Whether the owner has drawn its conclusions from that."""
+        """Set by the owner once it has taken `num_again` into account."""
         self._fitting = _fitting_tokens(vocabulary, text)
 
     @property
     def is_over(self) -> bool:
-        """Whether what was there has been said again."""
+        """Whether all of the text has been spelled again."""
         return self._place >= len(self._text)
 
     def allows(self, token: int) -> bool:
@@ -70,7 +70,7 @@ class Seam:
         return self._inner is None or self._inner.allows(token)
 
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
-        """Return which tokens may come next; None when all may."""
+        """Return which tokens may come next; None if all may."""
         inner = None if self._inner is None else self._inner.mask(likeliest)
         if self._place >= len(self._text):
             return inner
@@ -83,11 +83,11 @@ class Seam:
         return mask if mask.any() else inner
 
     def instead_of(self, token: int) -> int | None:
-        """Return what comes next where the likeliest token is not allowed."""
+        """Return the token to write instead of a token that is not allowed; None if that is unclear."""
         return None if self._inner is None or self._place < len(self._text) else self._inner.instead_of(token)
 
     def accept(self, token: int) -> None:
-        """Take a token as generated."""
+        """Record a generated token."""
         if self._place < len(self._text):
             fits = self._fits(token)
             self._place += len(self._vocabulary.piece(token)) if fits else len(self._text) + 1
@@ -96,7 +96,7 @@ class Seam:
             self._inner.accept(token)
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next."""
+        """Return the tokens that must come next; empty if there is a choice."""
         return () if self._inner is None or self._place < len(self._text) else self._inner.forced()
 
     def _fits(self, token: int) -> bool:
@@ -106,7 +106,7 @@ class Seam:
 
 
 def _fitting_tokens(vocabulary: Vocabulary, text: bytes) -> list[list[int]]:
-    """Return for each place in the text the tokens that may begin there."""
+    """Return, for each place in the text, the tokens that may begin there."""
     fitting: list[list[int]] = [[] for _ in text]
     places: dict[int, list[int]] = {}
     for place, byte in enumerate(text):
@@ -121,6 +121,6 @@ def _fitting_tokens(vocabulary: Vocabulary, text: bytes) -> list[list[int]]:
 
 
 def _matches(piece: bytes, text: bytes, place: int) -> bool:
-    """Whether a piece is the text from a place on, or the beginning of that, or continues it."""
+    """Whether a piece is a prefix of the text from a place on, or begins with all of that text."""
     length = min(len(piece), len(text) - place)
     return length > 0 and piece[:length] == text[place : place + length]

@@ -1,4 +1,4 @@
-"""Finds stop strings in a text that comes in parts. Plain search, no regular expressions; knows nothing of tokens."""
+"""Finds stop strings in a text that comes in parts. It uses plain search, no regular expressions and no tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 class StopMatcher:
     """Passes text on until one of `stops` is complete.
 
-    Of several stop strings the one that is complete first wins, and of those that end together the longest, so the
-    result does not depend on how the text is cut.
+    The stop string that is complete first wins. If several end at the same character, the longest wins. So the result
+    does not depend on how the text is split into parts.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -21,13 +21,13 @@ class StopMatcher:
 
     @property
     def num_held(self) -> int:
-        """How many characters are held back."""
+        """The number of characters that are held back."""
         return len(self._held)
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """Return the text that is safe to show, and the stop string that ends it, if any.
 
-        Text that could begin a stop string is held back until it is known not to. After a match feed nothing more.
+        Text that could begin a stop string is held back until that is ruled out. After a match, feed nothing more.
         """
         if not self._stops:
             return text, None
@@ -41,7 +41,7 @@ class StopMatcher:
         return text[:cut], None
 
     def flush(self) -> str:
-        """Return the text held back: nothing more will come that could complete a stop string."""
+        """End the input and return the text that was held back."""
         held, self._held = self._held, ""
         return held
 

@@ -1,6 +1,7 @@
 """Turns one request's tokens into deltas: characters, then channels, then stop strings.
 
-It keeps log probabilities beside the text of their tokens. It does not know why a sequence ends otherwise.
+It keeps log probabilities together with the text of their tokens. It does not know other reasons for which a sequence
+may end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edgeagent.types import Delta, ReasoningDelta, TextDelta, TokenLogprob, Tool
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A token's place in the generated text, in characters; empty for a token that completes none."""
+    """A token's range in the generated text, in characters. It is empty if the token completes no character."""
 
     logprob: TokenLogprob
     start: int
@@ -29,7 +30,7 @@ class _Span:
 
 
 class OutputStream:
-    """The deltas of one request. Stop strings apply to content only. For the other options see ChannelParser."""
+    """Makes the deltas of one request. Stop strings apply only to content. For the other options see ChannelParser."""
 
     def __init__(
         self,
@@ -76,13 +77,14 @@ class OutputStream:
 
     @property
     def unsaid(self) -> tuple[TokenLogprob, ...]:
-        """The log probabilities of the tokens fed last, of whose text nothing has been returned yet."""
+        """The log probabilities of the last tokens, whose text has not been returned at all yet."""
         return tuple(logprob for _, logprob in self._unsaid)
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:
-        """Return the deltas of these tokens. `logprobs` are empty or one for each token, None for one sent before.
+        """Return the deltas of these tokens.
 
-        When `stopped` is set afterwards, a stop string is complete: `num_tokens` were used and no more should come.
+        `logprobs` is empty or has one item for each token, None for a token that was sent before. If `stopped` is set
+        afterwards, a stop string is complete, `num_tokens` tokens were used, and no more should be fed.
         """
         for token, logprob in zip_longest(tokens, logprobs):
             if self.stopped is not None:
@@ -91,21 +93,21 @@ class OutputStream:
         return self._take_deltas()
 
     def resume(self, tokens: Sequence[int], text: str, reasoning: str) -> bool:
-        """Feed an answer's first tokens, whose text and reasoning the client already has; nothing is returned.
+        """Feed the first tokens of an answer, whose text and reasoning the client already has.
 
-        False if these channels would give something else: a call, or text after a stop string.
+        Return False if these tokens give anything else: a call, or text after a stop string.
         """
         self._said_before = SaidBefore(text, reasoning)
         return not self.feed(tokens) and self.stopped is None
 
     def cut(self) -> tuple[Delta, ...]:
-        """Return the text that was held back when generation was cut off, without half the opening of a call."""
+        """End the input of a generation that was cut off. Return the text that was held back, without a begun call."""
         if self.stopped is None:
             self._channels.drop_opening()
         return self.finish()
 
     def finish(self) -> tuple[Delta, ...]:
-        """Return what was held back; nothing more will come."""
+        """End the input and return the deltas that were held back."""
         if self.stopped is None:
             self._feed_text(self._detokenizer.flush())
             self._add_parts(self._channels.finish())
@@ -158,7 +160,7 @@ class OutputStream:
         self._add_delta(TextDelta(text, tuple(logprobs)))
 
     def _add_delta(self, delta: Delta) -> None:
-        """Add a delta, joined to the one before it where that is of its kind."""
+        """Add a delta. Join it to the previous one if both are of the same kind."""
         if self._said_before is not None:
             new = self._said_before.rest(delta)
             if new is None:

@@ -1,1 +1,1 @@
-"""Clients' JSON schemas: checked, and changed into what the grammar compiler takes."""
+"""Checks clients' JSON schemas and changes them into a form that the grammar compiler accepts."""

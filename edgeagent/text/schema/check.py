@@ -1,4 +1,4 @@
-"""Checks clients' JSON schemas before anything is built from them: size, depth, references. Looks nothing up."""
+"""Checks the size, depth and references of clients' JSON schemas before they are used. It fetches no references."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgeagent.text.schema.closing import Effort, Schema, TooManyReferencesError
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 
-# Formats that the grammar compiler supports. The value: the longest text, if the compiler sets no limit itself. JSON
+# Formats that the grammar compiler supports. The value is the longest text, if the compiler itself sets no limit. JSON
 # Schema lets a validator ignore other formats, so they are left out.
 _FORMATS: dict[str, int | None] = {
     "date-time": 35,
@@ -19,8 +19,8 @@ _FORMATS: dict[str, int | None] = {
     "duration": 32,
     **dict.fromkeys(("date", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")),
 }
-# One blank, or one line break and an indentation: the forms in which models have seen JSON. Without a bound a small
-# model may write blanks for ever.
+# One blank, or one line break and an indentation: the forms in which models have seen JSON. Without a limit a small
+# model may write blanks forever.
 GAP = r"\x20|\n(\x20{0,16}|\t{1,4})"
 
 
@@ -29,7 +29,7 @@ class SchemaError(ValueError):
 
 
 def parse_schema(text: str) -> dict[str, Any]:
-    """Return the schema of a JSON text, ready to be compiled. Raise SchemaError where it is too large, or none."""
+    """Parse and check the JSON text of a schema. Raise SchemaError if it is too large or not a usable schema."""
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_SCHEMA_BYTES:
         raise SchemaError(f"the schema has {size} bytes; at most {MAX_SCHEMA_BYTES}")
@@ -47,17 +47,17 @@ def parse_schema(text: str) -> dict[str, Any]:
 
 
 def followable(schema: Schema, *, lenient: bool, effort: Effort | None = None) -> Schema:
-    """Return the schema as it is compiled: objects closed, and with the compiler's options.
+    """Return the schema in the form that is compiled: with closed objects and the compiler's options.
 
-    lenient: keywords that the compiler does not know are ignored. effort: counted on where a request has several
-    schemas. Raise SchemaError.
+    lenient: ignore keywords that the compiler does not know. effort: pass the same one for all schemas of a request.
+    Raise SchemaError.
     """
     try:
         schema = close_objects(choices_as_any_of(schema), effort)
     except TooManyReferencesError as error:
         raise SchemaError(str(error)) from error
     except RecursionError:
-        # Each reference may lead through as many layers as a schema may have.
+        # Each reference may add as many layers as a schema can have.
         raise SchemaError("references beside allOf, anyOf or oneOf lead through too many layers") from None
     options = {"whitespace_pattern": GAP, "lenient": lenient, "json_allow_general_unicode_escapes": True}
     return {**schema, "x-guidance": options}
@@ -74,7 +74,7 @@ def _check_depth(schema: object) -> None:
 
 
 def _checked(schema: Any) -> Any:
-    """Return a schema without keywords that are only annotations to us, or that would be options of the compiler's."""
+    """Return a schema without keywords that have no effect here, or that would set options of the compiler."""
     if not isinstance(schema, dict):
         return schema
     reference = schema.get("$ref")
@@ -88,7 +88,7 @@ def _checked(schema: Any) -> Any:
 
 
 def _with_format(schema: Schema) -> Schema:
-    """Return the schema without a format that the compiler does not know, bounded where it knows no bound."""
+    """Return the schema without an unknown format. Add a longest text if the compiler has no limit for the format."""
     name = schema.get("format")
     if not isinstance(name, str):
         return schema
@@ -101,7 +101,7 @@ def _with_format(schema: Schema) -> Schema:
 
 
 def _with_named_keys(schema: Schema) -> Schema:
-    """Return the schema with `propertyNames` in keywords that the compiler knows, where they mean the same."""
+    """Return the schema with `propertyNames` replaced by keywords that the compiler knows, if they mean the same."""
     names = schema.get("propertyNames")
     if not isinstance(names, dict) or "properties" in schema or "patternProperties" in schema:
         return schema

@@ -1,6 +1,6 @@
-"""Turns `oneOf` into `anyOf` where no value can fit two of its schemas, which the grammar compiler asks for.
+"""Turns `oneOf` into `anyOf` if no value can fit two of its schemas. The grammar compiler requires that.
 
-The compiler looks for that itself, but not behind references, and a union of models is a list of references.
+The compiler does this itself, but does not follow references, and a union of models is a list of references.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_COMPARED = 64
 
 
 def choices_as_any_of(root: Schema) -> Schema:
-    """Return the schema with every oneOf, whose schemas exclude one another, as anyOf."""
+    """Return the schema with anyOf in place of each oneOf whose schemas exclude one another."""
 
     def change(schema: Any) -> Any:
         if not isinstance(schema, dict):
@@ -36,7 +36,7 @@ def _exclude_one_another(root: Schema, branches: list[Any]) -> bool:
 
 
 def _target(root: Schema, branch: Any) -> Schema:
-    """Return a branch, or the schema it refers to; an empty schema, which takes anything, if that is not clear."""
+    """Return a branch, or the schema that it refers to. If that is unclear, return {}, which accepts anything."""
     for _ in range(8):
         if not isinstance(branch, dict):
             return {}
@@ -59,7 +59,7 @@ def _are_disjoint(one: Schema, other: Schema) -> bool:
 
 
 def _types(schema: Schema) -> set[str]:
-    """Return the types that a value of the schema can have, an integer being a number; none where any can be."""
+    """Return the types that a value of the schema can have; empty if any. An integer counts as a number."""
     types = schema.get("type")
     found = {str(item) for item in (types if isinstance(types, list) else [types]) if item is not None}
     return {"number" if name == "integer" else name for name in found}
@@ -76,11 +76,11 @@ def _required(schema: Schema) -> list[str]:
 
 
 def _values(schema: Any) -> set[str]:
-    """Return the texts that a schema takes, if it lists them; none if it takes others too."""
+    """Return the values that a schema accepts if it lists them and all are texts; otherwise an empty set."""
     if not isinstance(schema, dict):
         return set()
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    # Numbers have several spellings; what tells branches apart is nearly always text.
+    # Numbers are left out because they have several spellings. Branches nearly always differ by a text.
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         return set()
     return set(values)

@@ -1,7 +1,7 @@
 """Closes the objects of a JSON schema: keys that the schema does not name must not be written.
 
-JSON Schema allows further keys where `additionalProperties` is absent. Most schemas that clients send leave it out
-and mean a closed object; a model that may add keys adds them until its context is full. It knows nothing of grammars.
+JSON Schema allows further keys if `additionalProperties` is absent. Most schemas of clients leave it out and mean a
+closed object. A model that may add keys adds them until its context is full. This module knows nothing of grammars.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
-# How a keyword's value holds schemas. Keywords that are in no set hold plain values.
+# Keywords by how their values contain schemas. Keywords in no set have plain values.
 SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 SCHEMA_VALUES = frozenset({"items", "additionalItems", "additionalProperties"})
@@ -21,25 +21,25 @@ SCHEMA_VALUES = frozenset({"items", "additionalItems", "additionalProperties"})
 _FORKS = ("anyOf", "oneOf")
 _OPENING = ("additionalProperties", "patternProperties")
 _ABOUT_KEYS = ("$ref", "allOf", *_FORKS, "properties", "required", *_OPENING, "unevaluatedProperties")
-# Open copies of definitions, for schemas that are put together with others.
+# The key of the open copies of definitions. Schemas that are combined with others refer to them.
 _COPIES = "x-open"
 MAX_CHAIN = 32
-# Of all schemas of one request together: more could not be compiled either.
+# Limits for all schemas of one request together. More could not be compiled either.
 MAX_VISITS = 30_000
 MAX_NAMES = 300_000
-# An index into a list of a schema, which is bounded itself, has no more digits.
+# The size of a schema is limited, so an index into one of its lists has no more digits.
 _MAX_INDEX_DIGITS = 6
 
 Schema = dict[str, Any]
 
 
 class TooManyReferencesError(ValueError):
-    """References beside other keywords that lead too far, or alternatives that name too much."""
+    """References beside other keywords lead through too many schemas, or alternatives name too many keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """An object's known keys, in order; whether `properties` gives any; whether others are allowed too."""
+    """An object's known keys in order, whether `properties` gives any of them, and whether other keys are allowed."""
 
     names: tuple[str, ...] = ()
     has_properties: bool = False
@@ -50,18 +50,18 @@ class _Keys:
 
 
 def close_objects(schema: Schema, effort: Effort | None = None) -> Schema:
-    """Return the schema with each object closed that has `properties` and no `additionalProperties`.
+    """Return the schema with every object closed that has `properties` but no `additionalProperties`.
 
-    A closed object has no other keys than those it names, in `properties` or only in `required`. If one object gets
-    keys from allOf, anyOf, oneOf, or a $ref beside other keywords, these are joined before it is closed. Paths within
-    the schema do not change. `effort` bounds the work: pass the same one for all schemas of a request. Raise
-    TooManyReferencesError beyond that bound.
+    A closed object has only the keys that it names, in `properties` or only in `required`. If an object gets keys from
+    allOf, anyOf, oneOf, or a $ref beside other keywords, these are joined before it is closed. Paths within the schema
+    do not change. `effort` limits the work: pass the same one for all schemas of a request. Raise
+    TooManyReferencesError if the limit is exceeded.
     """
     return _Closer(schema, effort or Effort()).close_root()
 
 
 def map_schemas(schema: Schema, change: Callable[[Any], Any]) -> Schema:
-    """Return the schema with each schema directly in it replaced by what `change` returns."""
+    """Return the schema with each direct subschema replaced by the result of `change`."""
     changed: Schema = {}
     for key, value in schema.items():
         if key in SCHEMA_MAPS and isinstance(value, dict):
@@ -76,7 +76,7 @@ def map_schemas(schema: Schema, change: Callable[[Any], Any]) -> Schema:
 
 
 def resolve(root: Schema, reference: object) -> Any:
-    """Return what a reference such as #/$defs/a names; None where there is no such thing."""
+    """Return the value that a reference such as #/$defs/a names; None if it does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     found: Any = root
@@ -96,27 +96,27 @@ def _is_index(step: str) -> bool:
 
 
 class Effort:
-    """The work that the schemas of one request have made; without a bound a small schema could take minutes."""
+    """Counts and limits the work for the schemas of one request. Without a limit a small schema could take minutes."""
 
     def __init__(self) -> None:
         self._num_visits = self._num_names = 0
 
     def visit(self, num_followed: int) -> None:
-        """Count a schema of an object, behind `num_followed` references; raise TooManyReferencesError."""
+        """Count an object's schema, reached through `num_followed` references; raise TooManyReferencesError."""
         self._num_visits += 1
         if self._num_visits > MAX_VISITS or num_followed > MAX_CHAIN:
             raise TooManyReferencesError(
                 f"references beside allOf, anyOf, oneOf or properties lead through more than {MAX_CHAIN} schemas, or "
-                f"to more than {MAX_VISITS} in all; give such definitions a place of their own"
+                f"to more than {MAX_VISITS} in all; refer to such definitions from properties of their own"
             )
 
     def name(self, names: tuple[str, ...]) -> None:
-        """Count names of keys that are put together or written; raise TooManyReferencesError."""
+        """Count names of keys that are joined or written; raise TooManyReferencesError."""
         self._num_names += len(names)
         if self._num_names > MAX_NAMES:
             raise TooManyReferencesError(
-                f"alternatives that are put together name more than {MAX_NAMES} keys in all, each counted for every "
-                "alternative that it goes with; give them objects of their own"
+                f"combined alternatives name more than {MAX_NAMES} keys in all (a key counts once for each alternative "
+                "that it is combined with); give the alternatives objects of their own"
             )
 
 
@@ -124,19 +124,19 @@ class _Closer:
     def __init__(self, root: Schema, effort: Effort) -> None:
         self._root = root
         self._effort = effort
-        # The references that have an open copy, with its place among them.
+        # The references that have an open copy, with the index of the copy.
         self._copies: dict[str, int] = {}
 
     def close_root(self) -> Schema:
         closed: Schema = self._close(self._root)
         copies: list[Schema] = []
-        # Making a copy may ask for others.
+        # Making a copy may add further references.
         while len(copies) < len(self._copies):
             copies.append(self._open(resolve(self._root, list(self._copies)[len(copies)]), {}))
         return {**closed, _COPIES: copies} if copies else closed
 
     def _close(self, schema: Any) -> Any:
-        """Return a schema that stands alone, closed."""
+        """Return the closed form of a schema that is not combined with others."""
         if not isinstance(schema, dict):
             return schema
         match [key for key in _ABOUT_KEYS if key in schema]:
@@ -147,7 +147,7 @@ class _Closer:
         return self._close_joined(schema, _Keys())
 
     def _close_joined(self, schema: Schema, outer: _Keys) -> Schema:
-        """Return a schema closed to its own names and to those of `outer`, which describes the same object."""
+        """Return a schema that allows only its own keys and those of `outer`, which describes the same object."""
         forks: list[list[Any]] = []
         keys = outer | self._joined_keys(schema, forks, set())
         if forks:
@@ -156,13 +156,13 @@ class _Closer:
         if not keys.has_properties or keys.is_open:
             return opened
         if outer == _Keys() and not any(key in schema for key in ("type", "$ref", "allOf", "enum", "const")):
-            # A schema with properties means an object; without a type the grammar would take any other value too.
+            # A schema with properties means an object. Without a type, the grammar would accept any other value too.
             opened = {"type": "object", **opened}
         self._effort.name(keys.names)
         return _closed(opened, keys.names)
 
     def _others(self, forks: list[list[Any]], keys: _Keys) -> dict[int, _Keys]:
-        """Return for each list of branches, by its id, the other keys of the same object."""
+        """Return the other keys of the same object for each list of branches, by the list's id."""
         names = [self._all_names(fork) for fork in forks]
         num_forks = Counter(chain.from_iterable(names))
         others: dict[int, _Keys] = {}
@@ -173,10 +173,9 @@ class _Closer:
         return others
 
     def _open(self, schema: Schema, others: dict[int, _Keys]) -> Schema:
-        """Return a schema that is put together with others: objects in its values are closed, it is not.
+        """Return the open form of a schema that is combined with others: only the objects in its values are closed.
 
-        `others` has for each list of branches, by its id, the other keys of the same object; branches that it does not
-        have stay open.
+        `others` maps lists of branches, by id, to the other keys of the same object. Branches in other lists stay open.
         """
         result: Schema = {}
         for key, value in map_schemas(
@@ -188,7 +187,7 @@ class _Closer:
                 result[key] = [self._branch(item, others.get(id(schema[key]))) for item in schema[key]]
             elif key == "$ref" and isinstance(resolve(self._root, value), dict):
                 result[key] = f"#/{_COPIES}/{self._copies.setdefault(value, len(self._copies))}"
-            elif key != "unevaluatedProperties" or not isinstance(value, bool):  # else closing obeys it
+            elif key != "unevaluatedProperties" or not isinstance(value, bool):  # _keys_of obeys a bool
                 result[key] = value if key not in (*_FORKS, "allOf") else schema[key]
         return result
 
@@ -200,9 +199,9 @@ class _Closer:
         return self._close(branch) if others == _Keys() else self._close_joined(branch, others)
 
     def _joined_keys(self, schema: Schema, forks: list[list[Any]], seen: set[str]) -> _Keys:
-        """Return an object's keys that hold in every branch, and add the lists of branches to `forks`.
+        """Return an object's keys that apply in every branch, and add its lists of branches to `forks`.
 
-        Branches behind a reference count as one.
+        The keys of all branches behind a reference count together, as keys of the object.
         """
         self._effort.visit(len(seen))
         parts: list[_Keys] = []
@@ -232,7 +231,7 @@ class _Closer:
         return self._together([keys, *(_Keys(fork.names, fork.has_properties) for fork in behind)])
 
     def _all_names(self, branches: list[Any]) -> tuple[str, ...]:
-        """Return every name that some branch gives."""
+        """Return all names that any branch gives."""
         return self._branch_keys(branches, set()).names
 
     def _branch_keys(self, branches: list[Any], seen: set[str]) -> _Keys:
@@ -262,7 +261,7 @@ def _keys_of(key: str, value: Any) -> _Keys:
         case "additionalProperties" | "patternProperties":
             return _Keys(is_open=True)
         case "then" | "else" if isinstance(value, dict):
-            # Only a lenient format takes these, and then their keys stay possible.
+            # Only a lenient format accepts these, and then their keys stay possible.
             return _Keys(_union(_keys_of(*item) for item in value.items()).names)
         case _:
             return _Keys()
@@ -279,7 +278,7 @@ def _union(keys: Iterable[_Keys]) -> _Keys:
 
 
 def _closed(schema: Schema, names: tuple[str, ...]) -> Schema:
-    """Return the schema with no other keys than `names`."""
+    """Return the schema with only these keys allowed."""
     types = schema.get("type", "object")
     if "object" not in (types if isinstance(types, list) else [types]) or "enum" in schema or "const" in schema:
         return schema

@@ -1,4 +1,4 @@
-"""Finds the place in a JSON schema because of which the grammar compiler refused it; the compiler does not name it."""
+"""Finds the place in a JSON schema that made the grammar compiler refuse it. The compiler does not name the place."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _UNKNOWN = (
 _BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _NUMBER_BOUNDS = (("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum"))
 
-# Returns why a small, separate schema cannot be compiled; None if it can.
+# A function that returns why a small, separate schema cannot be compiled; None if it can.
 Try = Callable[[Schema], str | None]
 
 
 def describe_fault(schema: Schema, *, strict: bool, try_schema: Try) -> str | None:
-    """Return the keyword at fault, its path and what to do, in a line; None where no known reason is found."""
+    """Return the keyword at fault, its path and what to do, as one line; None if no known reason is found."""
     nodes = list(_nodes(schema, "#"))
     for path, node in nodes:
         for keyword, reason in _faults(schema, node):
@@ -34,7 +34,7 @@ def describe_fault(schema: Schema, *, strict: bool, try_schema: Try) -> str | No
         why = try_schema({"type": "string", "pattern": node["pattern"]})
         if why is not None:
             return f"`pattern` at {path} cannot be followed: {why}"
-    # Last, since some of these are supported: the compiler may have refused something else.
+    # These come last, because some are supported, and the compiler may have refused something else.
     for path, node in nodes if strict else ():
         for keyword, reason in _doubts(node):
             return f"`{keyword}` at {path} {reason}"
@@ -42,7 +42,7 @@ def describe_fault(schema: Schema, *, strict: bool, try_schema: Try) -> str | No
 
 
 def _nodes(schema: Any, path: str) -> Iterator[tuple[str, Schema]]:
-    """Yield every schema within a schema with its path, itself first."""
+    """Yield the schema and every schema within it, each with its path."""
     if not isinstance(schema, dict):
         return
     yield path, schema
@@ -58,7 +58,7 @@ def _nodes(schema: Any, path: str) -> Iterator[tuple[str, Schema]]:
 
 
 def _faults(root: Schema, node: Schema) -> Iterator[tuple[str, str]]:
-    """Yield keywords that no value fits, each with the reason."""
+    """Yield keywords that are wrong or that no value fits, each with the reason."""
     types = node.get("type")
     for name in types if isinstance(types, list) else [types] if "type" in node else []:
         if not isinstance(name, str) or name not in _TYPES:
@@ -75,13 +75,13 @@ def _faults(root: Schema, node: Schema) -> Iterator[tuple[str, str]]:
 def _doubts(node: Schema) -> Iterator[tuple[str, str]]:
     """Yield keywords that often cannot be followed, each with the reason."""
     for keyword in _UNKNOWN:
-        # True and false of it are followed.
+        # A true or false value of it can be followed.
         if keyword in node and not (keyword == "unevaluatedProperties" and isinstance(node[keyword], bool)):
             yield keyword, "cannot be followed; leave it out, or send strict: false to have it ignored"
     if "oneOf" in node:
         yield (
             "oneOf",
-            "has schemas that one value may fit at once; tell them apart by a required property with a const, use "
+            "has schemas that can match the same value; tell them apart by a required property with a const, use "
             "anyOf, or send strict: false",
         )
 

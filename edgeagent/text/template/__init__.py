@@ -1,1 +1,1 @@
-"""From a conversation to a prompt, with the chat template of the model."""
+"""Turns a conversation into a prompt, with the chat template of the model."""

@@ -1,4 +1,4 @@
-"""The budget of one rendering of a template (operations, text, time), and the sizes of results before they are made."""
+"""Limits the work of one rendering of a template (operations, text, time). Sizes are computed before the results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MAX_VALUES = 250_000
 _MAX_INTEGER_BITS = 4096
 _CPU_S = 1.0
 _OPERATIONS_PER_CLOCK = 64
-# An operation on a text this long takes milliseconds, so the clock is read before each.
+# An operation on a longer text takes milliseconds, so the clock is read before each one.
 _LONG_CHARS = 64 << 10
 _HOLDERS = (list, tuple, Mapping, KeysView, ValuesView, ItemsView)
 _SIMPLE_FORMAT = re.compile(r"(?:[^%]|%[sdi%])*")
 
 
 class Budget:
-    """The rest of one rendering's budget; raises SecurityError when it is spent."""
+    """The budget of one rendering. Its methods raise SecurityError if it is exceeded."""
 
     def __init__(self) -> None:
         self._num_operations = 0
@@ -35,15 +35,15 @@ class Budget:
         self._deadline_s = time.thread_time() + _CPU_S
 
     def spend_on(self, value: object) -> None:
-        """Charge for reading all of a value, or all characters of a text."""
+        """Charge for reading all elements of a value, or all characters of a text."""
         self.spend(len(value) if isinstance(value, str) else weigh(value) * _CHARS_PER_ELEMENT)
 
     def spend(self, num_chars: int = 0) -> None:
-        """Account for one operation that makes `num_chars` characters of text, or a list of that `size_of`."""
+        """Charge for one operation that makes `num_chars` characters of text, or a list of that size (`size_of`)."""
         self._num_operations += 1
         self._num_chars += num_chars
         if num_chars > _MAX_TEXT_CHARS or self._num_chars > _MAX_TOTAL_CHARS:
-            raise SecurityError("the template makes too much text")
+            raise SecurityError("the template produces too much text")
         if self._num_operations > _MAX_OPERATIONS:
             raise SecurityError(f"the template takes more than {_MAX_OPERATIONS} operations")
         is_timed = num_chars > _LONG_CHARS or self._num_operations % _OPERATIONS_PER_CLOCK == 0
@@ -52,7 +52,7 @@ class Budget:
 
 
 def size_of(value: object) -> int:
-    """Return what a new string or list takes, in characters; 0 for everything else, which is small."""
+    """Return the size of a new string, list or dict in characters; 0 for all other values, which are small."""
     match value:
         case str():
             return len(value)
@@ -65,7 +65,7 @@ def size_of(value: object) -> int:
 def num_chars(value: object) -> int:
     """Return the approximate length of a value's text; raise SecurityError if it is far too long.
 
-    Lists may hold each other many times over, so their text can be exponentially longer than their memory.
+    A list can contain another list many times, so its text can be exponentially longer than its memory.
     """
     total = 0
     stack = [value]
@@ -86,13 +86,13 @@ def num_chars(value: object) -> int:
             raise SecurityError(f"templates cannot turn a {type(item).__name__} into text")
         if total > _MAX_TEXT_CHARS:
             break
-    raise SecurityError("the template makes too much text")
+    raise SecurityError("the template produces too much text")
 
 
 def weigh(value: object) -> int:
-    """Return how many values a comparison or a hash of this one may visit; raise SecurityError if that is far too many.
+    """Return how many values a comparison or hash of this value may visit; raise SecurityError for far too many.
 
-    A list that is contained several times counts each time, since a comparison visits it each time.
+    A list that is contained several times counts each time, because a comparison visits it each time.
     """
     if not isinstance(value, _HOLDERS):
         return 0
@@ -109,13 +109,13 @@ def weigh(value: object) -> int:
 
 
 def replaced_size(text: str, old: str, new: str) -> int:
-    """Return how long a text is after a replacement."""
+    """Return an upper limit of a text's length after a replacement."""
     num_places = text.count(old) if old else len(text) + 1
     return len(text) + num_places * len(new)
 
 
 def result_size(operator: str, left: Any, right: Any) -> int:
-    """Return how large the result of an operation is; raise SecurityError for integers that are too large."""
+    """Return the size of an operation's result; raise SecurityError for integers that are too large."""
     match operator, left, right:
         case "+", (str() | list() | tuple()), (str() | list() | tuple()):
             return size_of(left) + size_of(right)

@@ -1,6 +1,6 @@
-"""Renders a conversation with a model's own chat template, and tries out what that template can do.
+"""Renders a conversation with a model's own chat template, and finds out what that template supports.
 
-A conversation that the template refuses is rearranged to what it takes, where nothing is lost by that.
+If the template refuses a conversation, it is rearranged into a form that the template accepts, without losing anything.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CHATML = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
-"""The form of models that come without a template; tools are written into the messages."""
+"""The template for models that come without one. Tools are written into the messages."""
 
 _KWARGS: dict[str, type] = {
     "enable_thinking": bool,
@@ -69,9 +69,9 @@ _RESULT = Message("tool", "probe-result", tool_call_id="call_" + "a" * 24, name=
 class ChatTemplate:
     """One model's chat template. A source that is missing or does not compile is replaced by ChatML.
 
-    `control_texts` are the texts of the vocabulary's control tokens; without them any text that looks like one is kept
-    from being one. `marker_texts` are further texts that become tokens, which users and tools must not write. See
-    vocabulary.SpecialTexts.
+    `control_texts` are the texts of the vocabulary's control tokens. If None, any client text that looks like a control
+    token is kept from becoming one. `marker_texts` are further texts that become tokens; users and tools must not
+    produce those tokens. See vocabulary.SpecialTexts.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class ChatTemplate:
         self._control = control_pattern(control_texts)
         self._foreign = control_pattern(None if control_texts is None else {*control_texts, *marker_texts})
         self.fallback_reason: str | None = None
-        # A template that exceeded the limits once is not tried out further; requests still fail one by one.
+        # A template that exceeded the limits once is not probed any more. Requests still fail one by one.
         self._is_hostile = False
         self._template = self._compile(source)
         self._source = CHATML if self.is_fallback else source or ""
 
     @property
     def is_fallback(self) -> bool:
-        """Whether ChatML stands in for the model's own template; `fallback_reason` says why."""
+        """Whether ChatML replaces the model's own template; `fallback_reason` says why."""
         return self.fallback_reason is not None
 
     @property
     def supports_tools(self) -> bool:
-        """Whether the template itself shows tools, calls and results, in a format that is parsed here."""
+        """Whether the template itself renders tools, calls and results, in a format that can be parsed here."""
         return self._style.takes_tools
 
     @cached_property
@@ -117,17 +117,17 @@ class ChatTemplate:
 
     @cached_property
     def tool_format(self) -> ToolFormat:
-        """How the model is taught to write calls; Hermes where tools are written into the messages for it."""
+        """The format in which the model writes calls; Hermes if tools are written into the messages for it."""
         return self._native_tool_format or ToolFormat.HERMES
 
     def renew(self) -> None:
-        """Begin with another request. Nothing is shared here: each rendering has a budget of its own."""
+        """Prepare for another request. This does nothing, because each rendering has a budget of its own."""
 
     def render(self, prompt: ChatPrompt) -> Rendered:
-        """Render a conversation up to where the assistant's answer begins, with its tools whatever the tool choice is.
+        """Render a conversation up to the beginning of the assistant's answer. Tools are shown for any tool choice.
 
-        Raises InvalidRequest where the template refuses it or takes too much, InvalidToolSchema for tools that are not
-        JSON objects.
+        Raise InvalidRequest if the template refuses the conversation or exceeds its limits, and InvalidToolSchema for
+        tools that are not JSON objects.
         """
         kwargs = _template_kwargs(prompt.template_kwargs)
         marker = Marker(self._control, _strings(prompt), foreign=self._foreign)
@@ -155,7 +155,7 @@ class ChatTemplate:
     def _render_somehow(
         self, messages: tuple[Message, ...], definitions: list[Turn], kwargs: dict[str, Any], mark: Mark
     ) -> str:
-        """Render the messages as they are, or, if the template refuses, in the nearest order that it takes."""
+        """Render the messages unchanged or, if the template refuses, in the nearest form that it accepts."""
         refusal: _RefusedError | None = None
         tools = definitions if self._style.takes_tools else []
         if not self._style.takes_tools:
@@ -192,7 +192,7 @@ class ChatTemplate:
 
     @cached_property
     def _style(self) -> Style:
-        """The style that the template takes, found by rendering probes."""
+        """The style that the template accepts, found by rendering probes."""
         style = Style()
         if "probe-user" not in (self._try([_USER], style=style) or self._try([_SYSTEM, _USER], style=style) or ""):
             parts = Style(content_parts=True)
@@ -206,7 +206,7 @@ class ChatTemplate:
         )
 
     def _tool_style(self, base: Style) -> tuple[bool, Style | None]:
-        """Return whether tools are shown, and the style in which a call and its result are, if any."""
+        """Return whether tools are shown, and the style that shows a call with its result, or None if no style does."""
         shows_tools = "probe_tool" in (self._try([_USER], style=base, tools=(_PROBE_TOOL,)) or "")
         for short_ids, null_content, text_arguments in product((False, True), (False, True), (True, False)):
             style = Style(
@@ -226,7 +226,8 @@ class ChatTemplate:
         return _call_format(self._try_call(self._style)) if self._style.takes_tools else None
 
     def _try_call(self, style: Style) -> str:
-        # The conversation continues after the call: some templates show calls only in past turns, some only in open.
+        # The conversation ends with the call's result: some templates show calls only in past turns, others only in an
+        # open turn.
         return self._try([_USER, _CALLING, _RESULT], style=style, tools=(_PROBE_TOOL,)) or ""
 
     def _try(
@@ -245,11 +246,14 @@ class ChatTemplate:
 
 
 class _RefusedError(Exception):
-    """The template raised an error over these messages; other arrangements of them may pass."""
+    """The template raised an error for these messages, but may accept another arrangement of them."""
 
 
 def _arrangements(messages: tuple[Message, ...], takes_system: bool) -> Iterator[tuple[Message, ...]]:
-    """Yield the messages as they are, then rearranged ever more: systems joined, roles alternating, one call a turn."""
+    """Yield the messages unchanged, then rearranged more and more.
+
+    System messages are joined, then neighbours of one role, then each call gets its own turn.
+    """
     if takes_system:
         joined = join_systems(messages)
         merged = join_same_roles(joined)
@@ -271,7 +275,7 @@ def _strings(prompt: ChatPrompt) -> Iterator[str]:
 
 
 def _template_kwargs(text: str) -> dict[str, Any]:
-    """Return the template variables a request sets; raise InvalidRequest for all but a few harmless ones."""
+    """Return the template variables that a request sets; raise InvalidRequest unless they are in _KWARGS."""
     param = "chat_template_kwargs"
     try:
         kwargs = json.loads(text)
@@ -288,7 +292,7 @@ def _template_kwargs(text: str) -> dict[str, Any]:
 
 
 def _call_format(text: str) -> ToolFormat | None:
-    """Return the format in which a rendered probe call is written."""
+    """Return the format in which a rendered probe call is written; None if it is unknown."""
     name = r'\{\s*"name":\s*"probe_tool",\s*'
     forms = (
         (r"\[TOOL_CALLS\]\s*probe_tool", ToolFormat.MISTRAL_ARGS),

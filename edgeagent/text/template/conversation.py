@@ -1,5 +1,6 @@
-"""Puts a conversation into the shape that a chat template takes: plain dictionaries, and tools as text for a template
-that knows none. It does not render.
+"""Puts a conversation into the form that a chat template accepts, as plain dictionaries.
+
+For a template without tools, the tools are written as text. This module does not render.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ for each call:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What a template takes.
+    """The form of messages that a template accepts.
 
-    takes_tools: it shows tools, calls and results in a format known here; otherwise they are written into the messages.
-    text_arguments: a call's arguments as JSON text rather than as an object. content_parts: content as a list of parts.
-    short_ids: call ids of exactly nine letters and digits. null_content: None, not "", beside tool calls.
+    takes_tools: it shows tools, calls and results in a format known here. Otherwise they are written into the messages.
+    text_arguments: a call's arguments are JSON text, not an object. content_parts: content is a list of parts.
+    short_ids: call ids have exactly nine letters and digits. null_content: content beside tool calls is None, not "".
     """
 
     takes_system: bool = True
@@ -50,7 +51,7 @@ class Style:
 
 
 def parse_object(text: str, what: str) -> dict[str, Any]:
-    """Return the JSON object of a text; raise InvalidToolSchema naming `what` when it holds something else."""
+    """Return the JSON object in a text; raise InvalidToolSchema, which names `what`, if the text is anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -61,7 +62,7 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
 
 
 def tool_definitions(tools: Sequence[Tool], mark: Mark) -> list[Turn]:
-    """Return the tools as templates take them."""
+    """Return the tools in the form that templates accept, with their texts marked."""
     return [
         {
             "type": "function",
@@ -76,14 +77,14 @@ def tool_definitions(tools: Sequence[Tool], mark: Mark) -> list[Turn]:
 
 
 def join_systems(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with every system message joined into one at the head."""
+    """Return the messages with all system messages joined into one at the beginning."""
     systems = [message.content for message in messages if message.role == "system"]
     others = [message for message in messages if message.role != "system"]
     return (*([Message("system", "\n\n".join(systems))] if systems else []), *others)
 
 
 def join_same_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with neighbours of one role (user or plain assistant) joined."""
+    """Return the messages with neighbours of the same role joined: users', and assistants' up to one with calls."""
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None
@@ -96,7 +97,7 @@ def join_same_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with the system's text at the head of the first user message."""
+    """Return the messages with the system's text moved to the beginning of the first user message."""
     messages = join_systems(messages)
     if not messages or messages[0].role != "system":
         return tuple(messages)
@@ -109,7 +110,7 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def separate_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with parallel calls as one turn after another, each followed by its result."""
+    """Return the messages with parallel calls split into turns of one call, each followed by its result."""
     results = {message.tool_call_id: message for message in messages if message.role == "tool"}
     separated: list[Message] = []
     for message in messages:
@@ -155,18 +156,18 @@ def write_tools(messages: Sequence[Message], definitions: Sequence[Turn]) -> tup
 
 
 def turns(messages: Sequence[Message], style: Style, mark: Mark) -> list[Turn]:
-    """Return marked messages as a template of this style takes them."""
+    """Return marked messages in the form that a template of this style accepts."""
     return [_turn(message, style, mark) for message in messages]
 
 
 def replace_message(message: Message, *, content: str, tool_calls: tuple[ToolCall, ...] | None = None) -> Message:
-    """Return the message with other content."""
+    """Return the message with other content, and with other calls if given."""
     calls = message.tool_calls if tool_calls is None else tool_calls
     return Message(message.role, content, message.reasoning, calls, message.tool_call_id, message.name)
 
 
 def mark_messages(messages: Sequence[Message], mark: Mark, mark_foreign: Mark) -> tuple[Message, ...]:
-    """Return the messages with all text that is not ours marked, users' and tools' as the second function does."""
+    """Return the messages with all client text marked. `mark_foreign` marks the content of users and tools."""
     return tuple(
         Message(
             message.role,
@@ -206,9 +207,9 @@ def _call(call: ToolCall, style: Style, mark: Mark) -> Turn:
 
 
 def _arguments(text: str, mark: Mark) -> object:
-    """Return the arguments as an object where they are one; a call cut short or malformed stays text.
+    """Return the arguments as an object if they are one. Those of an incomplete or malformed call stay text.
 
-    The text was marked, but its escapes (\\u003c) may hide what has to be marked in the values.
+    The text was already marked, but its JSON escapes (\\u003c) may hide text that must be marked in the values.
     """
     text = text or "{}"
     try:

@@ -1,8 +1,8 @@
-"""Separates clients' text from the template's own, from before the rendering to the tokens.
+"""Keeps clients' text apart from the template's own text, from before the rendering up to the tokens.
 
-A client's text that spells a control token is marked, so that it becomes plain text tokens and never a turn of its own.
-The mark goes behind the first character of what spells the token: trimming, comparing and splitting by the template
-then work as usual on all other text.
+Client text that spells a control token is marked, so that it becomes plain text tokens and never begins a turn. The
+mark is put after the first character of such text. All other text is unchanged, so that a template can trim, compare
+and split it as usual.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgeagent.text.long_text import any_of
 from edgeagent.text.tool_format import ReasoningMarkers
 from edgeagent.text.vocabulary import Vocabulary
 
-# Used if the control tokens are unknown: any text that looks like one.
+# Any text that looks like a control token. Used if the control tokens are unknown.
 _LOOKS_LIKE_CONTROL = re.compile(r"<[^\s<>]{1,64}>|\[/?[A-Z_]{1,32}\]")
 _SENTINELS = range(0x10_F000, 0x10_FFFE)
 
@@ -25,9 +25,10 @@ Pieces = tuple[tuple[str, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered prompt. `pieces` hold its text in order: (text, whether control tokens in it are the template's own).
+    """A rendered prompt. `pieces` holds its text in order, as pairs of a text and whether it is trusted.
 
-    open_reasoning: the prompt ends inside reasoning, which the model has to close.
+    Control tokens in a trusted text are the template's own. open_reasoning: the markers of the reasoning in which the
+    prompt ends, and which the model has to close.
     """
 
     text: str
@@ -36,10 +37,11 @@ class Rendered:
 
 
 class Marker:
-    """Marks control tokens' texts in the strings of one prompt and finds the marks again in the rendered text.
+    """Marks the texts of control tokens in the strings of one prompt, and finds the marks in the rendered text.
 
-    `foreign` finds the texts to mark in users' and tools' messages: control tokens' texts, and those that stand for
-    calls, results and reasoning. An assistant's messages may hold these, and templates look for them there.
+    `foreign` matches the texts to mark in messages of users and tools: those of control tokens, and those that stand
+    for calls, results and reasoning. Messages of the assistant may contain the latter, and templates look for them
+    there.
     """
 
     def __init__(
@@ -53,11 +55,11 @@ class Marker:
         self._sentinel = next(mark for mark in map(chr, _SENTINELS) if mark not in text) if self._is_needed else ""
 
     def mark(self, text: str) -> str:
-        """Return the text with its control tokens' texts marked. Marking twice does no more than once."""
+        """Return the text with the texts of control tokens marked. Marking a text twice has no further effect."""
         return self._mark(self._control, text)
 
     def mark_foreign(self, text: str) -> str:
-        """Return the text of a user or a tool, marked."""
+        """Return the marked text of a user or a tool."""
         return self._mark(self._foreign, text)
 
     def _mark(self, pattern: re.Pattern[str], text: str) -> str:
@@ -82,17 +84,17 @@ class Marker:
 
 
 def control_pattern(control_texts: Collection[str] | None) -> re.Pattern[str]:
-    """Return a pattern for these texts; None: for any text that looks like a control token's."""
+    """Return a pattern for these texts; if None, for any text that looks like a control token."""
     if control_texts is None:
         return _LOOKS_LIKE_CONTROL
     return any_of(filter(None, map(str.strip, control_texts)))
 
 
 def tokenize_rendered(rendered: Rendered, vocabulary: Vocabulary) -> list[int]:
-    """Return the tokens of a rendered prompt: only the template's own control tokens become control tokens.
+    """Return the tokens of a rendered prompt. Only the template's own control tokens become control tokens.
 
-    The text is cut only around text that would become a foreign control token, since a cut changes how its neighbours
-    merge into tokens. BOS comes once, from the template or from the vocabulary.
+    The text is cut only around client text that would become a control token, because a cut changes how the text beside
+    it merges into tokens. BOS comes once, from the template or from the vocabulary.
     """
     plain: dict[str, list[int] | None] = {}
     runs: list[tuple[str, list[int] | None]] = []
@@ -123,7 +125,7 @@ def _is_special(text: str, vocabulary: Vocabulary) -> bool:
 
 
 def _plain_tokens(text: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the tokens of a text as if nothing in it were special; a cut hides what the tokenizer always finds."""
+    """Return the tokens of a text as plain text. User-defined tokens, which are always parsed, are avoided by a cut."""
     tokens = vocabulary.tokenize(text, parse_special=False)
     if len(text) > 1 and any(map(vocabulary.is_user_defined, tokens)):
         return _plain_tokens(text[:1], vocabulary) + _plain_tokens(text[1:], vocabulary)

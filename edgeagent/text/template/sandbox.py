@@ -1,7 +1,7 @@
 """Runs a model's Jinja template without trusting it: no access beyond plain values, and a budget for work and memory.
 
-A template is part of a model file that anyone may have made. Jinja's sandbox guards attributes; the budget guards time
-and size: every loop turn, call, filter, concatenation and output is counted before it is done.
+A template is part of a model file that anyone may have made. Jinja's sandbox restricts attributes. The budget limits
+time and size: every loop iteration, call, filter, concatenation and output is counted before it is done.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PLAIN_FILTERS = _words(
     "lower map max min reject rejectattr reverse safe select selectattr sort title trim truncate "
     "unique upper wordcount"
 )
-# They look at a text's characters, or compare or hash what a list holds.
+# Filters that read the characters of a text, or compare or hash the elements of a list.
 _LOOKING_FILTERS = frozenset(
     _words("capitalize dictsort e escape groupby list lower max min sort title trim truncate unique upper wordcount")
 )
@@ -75,7 +75,7 @@ class RawJson(dict[str, Any]):
 
 
 class _Meter(NodeTransformer):
-    """Puts the meter into a syntax tree: where Jinja would work without asking the environment, it now asks."""
+    """Changes a syntax tree so that Jinja calls the environment for all work that it would otherwise do directly."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -117,7 +117,7 @@ class _Meter(NodeTransformer):
         return node if len(node.items) < _LARGE_LITERAL else _filter(node, "_literal")
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Const:  # noqa: N802
-        # A constant goes through `finalize`, template text does not.
+        # Constants go through `finalize`, but template text does not.
         return nodes.Const(node.data, lineno=node.lineno, environment=node.environment)
 
 
@@ -131,7 +131,7 @@ def _comparable(node: nodes.Expr) -> nodes.Expr:
 
 
 class _Generation(Extension):
-    """Accepts {% generation %} … {% endgeneration %}, which marks training targets, and renders what is inside."""
+    """Accepts {% generation %} … {% endgeneration %}, which marks training targets, and renders the content."""
 
     tags = {"generation"}
 
@@ -141,12 +141,12 @@ class _Generation(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of one template. Set `budget` afresh for each rendering."""
+    """The environment of one template. Set `budget` to a new Budget for each rendering."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, now: Callable[[], datetime]) -> None:
-        # Without the optimizer and with a finalize that needs the context nothing is computed while compiling.
+        # Without the optimizer, and with a finalize that needs the context, nothing is computed during compilation.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -230,7 +230,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         def metered(*args: Any, **kwargs: Any) -> Any:
             self.budget.spend()
             if is_looking:
-                # Of a text a list may be made, of a character each; filters may come with their environment first.
+                # Charge for every argument: a text may become a list of its characters, and some filters get the
+                # environment as their first argument.
                 for value in args:
                     self.budget.spend_on(value)
             result = function(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""Where a conversation that is too long for its context can be cut, so that its next turns are cut at the same place.
+"""Finds the places where a conversation that is too long for its context can be cut.
 
-The prefix cache finds a prompt again as far as it begins alike. So the front is dropped in steps of a size that does
-not depend on the conversation's end: the cut stays the same for many turns, until the next step is due, and only then
-is the rest computed again. It does not know what is rendered, or how many tokens fit.
+The prefix cache reuses a prompt only as far as its beginning is the same. So messages at the front are dropped in steps
+whose size does not depend on the conversation's end. The cut stays at the same place for many turns, until the next
+step is due, and only then the rest is computed again. This module knows neither the rendering nor how many tokens fit.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from edgeagent.types import Message
 
 
 def text_of(message: Message) -> str:
-    """Return all text of a message, for measuring it."""
+    """Return all text of a message, to measure its length."""
     parts = [message.content, message.reasoning]
     parts += [text for call in message.tool_calls for text in (call.name, call.arguments)]
     return "\n".join(filter(None, parts))
 
 
 def num_items(messages: Sequence[Message]) -> int:
-    """Return the number of a client's items in messages: reasoning, text and calls are items of their own."""
+    """Return the number of a client's items in messages. Reasoning, text and each call are items of their own."""
     parts = (bool(each.reasoning) + bool(each.content) + len(each.tool_calls) for each in messages)
     return sum(max(1, num) for num in parts)
 
 
 def cut_before(messages: Sequence[Message], place: int) -> tuple[Message, ...]:
-    """Return the conversation without the messages before a place, but with system messages and the user's last one."""
+    """Return the conversation without the messages before a place. System messages and the last user message stay."""
     last = _last_of_user(messages)
     kept = (index for index, message in enumerate(messages) if index >= place or index == last or _is_system(message))
     return tuple(messages[index] for index in kept)
 
 
 def cut_places(messages: Sequence[Message], step: int, size: Callable[[Message], int]) -> list[int]:
-    """Return where to cut, from the first place to the last one possible: the first behind each step of this size.
+    """Return the places for cuts in order: the first possible place after each step, and the last possible one.
 
-    `size` returns a message's size, the same each time. A cut is in front of a user's message, since templates want a
-    conversation to begin so; if only the last of those is left, in front of an answer to it. A call and its result stay
-    together. The last message stays.
+    `size` returns a message's size, which must be the same each time. A cut is before a user's message, because
+    templates require a conversation to begin with one. If only the last user message is left, a cut is before an answer
+    to it. A call and its result stay together. The last message always stays.
     """
     places: list[int] = []
     due, num_dropped, previous = step, 0, 0

@@ -52,7 +52,7 @@ def test_options_is_a_table_of_all_of_them(capsys: pytest.CaptureFixture[str]) -
     assert main(["config", "options"]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 2 + len(list(declared_options()))
-    assert "| `server.port` | `--port` | `8127` | TCP port; 0 takes a free one and prints it. (0 to 65535) |" in rows
+    assert "| `server.port` | `--port` | `8127` | TCP port. 0 chooses a free port and prints it. (0 to 65535) |" in rows
 
 
 def test_without_a_command_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +76,7 @@ def test_show_has_the_tables_of_single_models(config_file: Path, capsys: pytest.
             '[models."m"]\nkeep_alife = "5m"',
             '[models."m"] keep_alife: there is no such option; did you mean keep_alive?',
         ),
-        ('[models."m"]\nkeep_alive = "5x"', "[models.\"m\"] keep_alive: '5x' is no duration"),
+        ('[models."m"]\nkeep_alive = "5x"', "[models.\"m\"] keep_alive: '5x' is not a duration"),
         ('[models."m"]\npreload = "maybe"', "[models.\"m\"] preload: must be true or false, not 'maybe'"),
         ('[models."m".engine]\nctxx = 5', '[models."m"] engine.ctxx: there is no such option'),
         (

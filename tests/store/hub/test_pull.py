@@ -150,7 +150,7 @@ def test_a_pull_that_gave_up_is_resumed_by_the_next(
     def break_storage(progress: Progress) -> None:
         hub.faults.num_storage_failures = 10
 
-    with pytest.raises(StoreError, match=r"90000 of .* bytes are kept, pull again"):
+    with pytest.raises(StoreError, match=r"90000 of .* bytes are kept; pull again"):
         puller.pull(REPO, break_storage)
     assert not published(store)
     hub.faults.num_storage_failures = 0
@@ -501,7 +501,7 @@ def test_without_a_network(hub: HubServer, puller: Puller, store: StoreConfig, s
 def test_offline_by_option(hub: HubServer, puller: Puller, store: StoreConfig, state_dir: Path) -> None:
     hub.add(REPO, {FILE: SMALL})
     offline = Puller(store, state_dir, endpoint=hub.url, offline=True)
-    with pytest.raises(HubUnreachable, match="--offline asks no hub"):
+    with pytest.raises(HubUnreachable, match="with --offline the hub is not asked"):
         offline.pull(REPO)
     assert hub.requests == []
     puller.pull(REPO)

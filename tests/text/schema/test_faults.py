@@ -17,7 +17,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"type": "integer", "minimum": 5, "maximum": 3}, "`minimum` at {} is 5 and maximum is 3"),
     ({"type": "text"}, "`type` at {} is 'text'; it must be one of array"),
     ({"$ref": "#/$defs/missing"}, "`$ref` at {} names '#/$defs/missing', which is not in the schema"),
-    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "`oneOf` at {} has schemas that one value may fit at once"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "`oneOf` at {} has schemas that can match the same value"),
 ]
 
 
