@@ -110,7 +110,7 @@ def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | N
 
 
 class Drain:
-    """Ends the live requests: they may finish within a time limit, then they are cancelled. Each gets its end event."""
+    """Ends live requests: they may finish within a time limit, then they are cancelled. Each gets a terminal event."""
 
     def __init__(self, live: LiveRequests, limit_s: float, stop: Stop, reporter: Reporter) -> None:
         self._live = live

@@ -29,7 +29,7 @@ def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
     client.load_verify_locations(certificate)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(to_client, to_server), context.wrap_bio(to_server, to_client, server_side=True))
-    # A handshake takes two turns of each end. One more does no harm.
+    # Two turns of each end are enough for a handshake. The third is spare.
     for end in ends * 3:
         try:
             end.do_handshake()

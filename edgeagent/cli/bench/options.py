@@ -1,4 +1,4 @@
-"""The flags of `edgeagent bench`: what may be given, and its help."""
+"""The flags of `edgeagent bench`, and its help text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ early shorten a round, and the report counts them. Ctrl-C prints the measurement
 
 
 class ScenarioName(StrEnum):
-    """The scenarios by name, known before the module that measures them is imported."""
+    """The names of the scenarios, so that the modules that measure them need not be imported."""
 
     DECODE = "decode"
     TTFT = "ttft"

@@ -1,6 +1,6 @@
-"""`edgeagent cache`: show, delete, and fill ahead of time what is kept of prompts.
+"""`edgeagent cache`: show, purge and warm the prompt cache.
 
-Listing and purging work without a daemon too, on the folder itself.
+Listing and purging also work without a daemon, directly on the folder.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _is_known(client: str, settings: Config) -> bool:
 def _stranger_note(client: str, settings: Config) -> str:
     """Return a note for the user if a client has no token and nothing on disk; otherwise "".
 
-    It is not an error: a client whose token was removed may still have prompts in memory.
+    This is not an error, since a client whose token was removed may still have prompts in memory.
     """
     try:
         kept = {part.about.client for part in cache_folder.list_parts(settings.cache_dir) if part.about is not None}

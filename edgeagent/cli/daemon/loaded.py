@@ -1,4 +1,4 @@
-"""`edgeagent ps`, `load` and `unload`: which models the running daemon has loaded, one more, or one less."""
+"""`edgeagent ps`, `load` and `unload`: list the running daemon's loaded models, load one, or unload one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgeagent.config_sources import load_config
 from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon, no_daemon
 
-# A load from a slow disk takes minutes; the daemon gives up before this.
+# Loading from a slow disk takes minutes. The daemon gives up before this time.
 LOAD_TIMEOUT_S = 900.0
 COLUMNS = ("model", "state", "memory", "context", "unused for", "unloaded")
 

@@ -1,4 +1,4 @@
-"""`edgeagent policy`: the machine's policy as its file has it, and what it leaves of a user's options and remotes."""
+"""`edgeagent policy`: the machine's policy as in its file, and its effect on a user's options and remotes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeagent rm`, `prune`, `cp` and `import`: what is done with the models on this machine. Asks before it deletes."""
+"""`edgeagent rm`, `prune`, `cp` and `import`: change the models on this machine. They ask before they delete."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _checked(source: str) -> str:
 
 
 def _import(shelf: Shelf, model: Adoptable) -> bool | EdgeAgentError:
-    """Import a model; return whether it is new, or why it cannot be used."""
+    """Import a model. Return whether it is new, or the error if it cannot be used."""
     try:
         return shelf.adopt(model, _progress(model))
     except EdgeAgentError as error:
@@ -180,7 +180,7 @@ def _import(shelf: Shelf, model: Adoptable) -> bool | EdgeAgentError:
 
 
 def _progress(model: Adoptable) -> Callable[[int], None] | None:
-    """Return what shows how much of a file was checked; None where stderr is no terminal."""
+    """Return a function that shows how much of a file was checked; None if stderr is not a terminal."""
     if terminal_width(sys.stderr) is None or not model.size_bytes:
         return None
     percents = -1
@@ -227,7 +227,7 @@ def _removal_record(removal: Removal, left: Path | None) -> dict[str, object]:
 
 
 def _told(removal: Removal) -> str:
-    """Return in words what a removal will do."""
+    """Return text that says what a removal will do."""
     also = f", and its names {', '.join(removal.aliases)}" if removal.aliases else ""
     if not removal.files:
         return f"{removal.name}: the name{also}; no file is deleted"
@@ -235,7 +235,7 @@ def _told(removal: Removal) -> str:
 
 
 def _agree(question: str, *, yes: bool) -> None:
-    """Ask; raise where the answer is no, or cannot be given."""
+    """Ask the user for consent. Raise typer.Exit for a no, and ConfigError if there is no terminal to ask on."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

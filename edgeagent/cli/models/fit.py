@@ -1,4 +1,4 @@
-"""`edgeagent fit`: whether a model fits into this machine's memory, or another's, and what would fit instead."""
+"""`edgeagent fit`: whether a model fits into the memory of this or another machine, and what would fit instead."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def fit(
 
 
 def _room(ram: str | None, vram: str | None, engine: EngineConfig) -> Room:
-    """Return the memory of a machine: of this one where no sizes are given."""
+    """Return the free memory of a machine: the given sizes, or else those of this machine."""
     import psutil
 
     from edgeagent.doctor.native import ask_native
@@ -72,7 +72,7 @@ def _room(ram: str | None, vram: str | None, engine: EngineConfig) -> Room:
     from edgeagent.fit.placement import Room
 
     if vram is None:
-        # Those of another machine are not known.
+        # If --ram describes another machine, its GPUs are not known.
         gpus = gpus_of(ask_native().devices, engine.main_gpu) if ram is None else ()
     else:
         sizes = [size for size in map(_size, vram.split(",")) if size]
@@ -92,7 +92,7 @@ def _size(text: str) -> int:
 
 
 def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeader]:
-    """Return the headers of a model that is here, and of its draft if that is here too."""
+    """Return the header of a local model, and the header of its draft if that is local too."""
     from edgeagent.errors import ModelDamaged
     from edgeagent.store.gguf.header import validate_model
     from edgeagent.store.resolve import Library
@@ -138,10 +138,10 @@ def _kv_types(engine: EngineConfig) -> str:
 
 
 def _suggestions(plan: Plan) -> list[str]:
-    """Return the largest chat models of the catalog that would fit, by about what they weigh."""
+    """Return the names of the catalog's largest chat models that would fit, judged by their approximate file sizes."""
     from edgeagent.store.names.catalog import load_catalog
 
-    # The other half is for cells and buffers.
+    # Half of the memory is for KV cells and buffers.
     room_gb = (plan.room.ram_bytes + sum(gpu.free_bytes for gpu in plan.room.gpus)) / 1e9 / 2
     entries = [
         entry

@@ -1,4 +1,4 @@
-"""What an owner agrees to by adding a remote, in words."""
+"""The text of what an owner agrees to by adding a remote."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from edgeagent.remotes.check import host_of, is_loopback
 
 
 def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
-    """Return what may go where from now on. `before` is the remote that this one replaces, `route` the option's."""
+    """Return text that says what may be sent where from now on.
+
+    `before` is the remote that this one replaces, if any. `route` is the value of the option `route`.
+    """
     mode = "prefer_local" if route == "auto" else route
     hosts = ", ".join(_host(endpoint.url, endpoint.region) for endpoint in remote.endpoints)
     lines = [f"{remote.name} is at {hosts}."]
@@ -49,7 +52,7 @@ def _each_host(remote: Remote) -> str:
 
 
 def _readers(remote: Remote) -> str:
-    """Return who gets the prompts, what is known of them, and what is still to be found out."""
+    """Return text that says who gets the prompts, what the owner knows about them, and what is still unknown."""
     terms, is_told = remote.terms, remote.terms.training != "unknown"
     who = f"{terms.operator}, the operator of" if terms.operator else "the operator of"
     known = [f"keeps it for {terms.retention}"] if terms.retention else []

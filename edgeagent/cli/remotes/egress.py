@@ -1,4 +1,4 @@
-"""`edgeagent egress`: shows what left this machine. It reads the ledger's files, so no daemon needs to run."""
+"""`edgeagent egress`: shows the requests that left this machine. It reads the ledger's files, without a daemon."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def recent_egress(state_dir: Path) -> list[dict[str, object]]:
 
 
 def show_recent_egress(state_dir: Path) -> None:
-    """Print what left this machine in the last 24 hours."""
+    """Print the requests that left this machine in the last 24 hours."""
     _show(list(read_rows(folder_of(state_dir), _since(_RECENTLY, time.time()))), _RECENTLY)
 
 
@@ -143,7 +143,7 @@ def _opened(file: Path) -> Iterator[TextIO]:
 
 
 def _since(text: str, now_s: float) -> float:
-    """Return a time in seconds since 1970."""
+    """Return the time that --since means, in seconds since 1970; raise ConfigError if it is not valid."""
     if match := re.fullmatch(r"(\d{1,6})([mhd])", text):
         return max(0.0, now_s - int(match[1]) * _UNITS_S[match[2]])
     try:

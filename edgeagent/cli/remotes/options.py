@@ -1,4 +1,4 @@
-"""The options of `edgeagent remote add`. Those of several parts are read here; errors say how to write them."""
+"""The options of `edgeagent remote add`, and the parsing of options with several parts. Errors show the right form."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ T = TypeVar("T", int, float)
 
 
 def key(name: str, variable: str | None, file: Path | None, *, is_in_keyring: bool) -> Key | None:
-    """Return where the key of the remote `name` is found; None where it needs none."""
+    """Return where the key of the remote `name` is found; None if no key option is given."""
     given: list[Key] = []
     if variable is not None:
         given.append(Key("env", variable))
@@ -111,7 +111,7 @@ def key(name: str, variable: str | None, file: Path | None, *, is_in_keyring: bo
 
 
 def models(aliases: Sequence[str]) -> dict[str, str]:
-    """Return the aliases of `--model LOCAL=REMOTE`."""
+    """Return the aliases that `--model LOCAL=REMOTE` sets."""
     return dict(_pair(alias, "--model", "LOCAL=REMOTE, e.g. builtin=meta-llama/Llama-3.1-8B") for alias in aliases)
 
 
@@ -124,7 +124,7 @@ def endpoints(urls: Sequence[str], regions: Sequence[str]) -> tuple[Endpoint, ..
 
 
 def price(text: str | None) -> Price:
-    """Return the prices of `--price PROMPT,OUTPUT`."""
+    """Return the prices that `--price PROMPT,OUTPUT` sets."""
     if text is None:
         return Price()
     prompt, comma, output = text.partition(",")
@@ -135,13 +135,13 @@ def price(text: str | None) -> Price:
 
 
 def budget(entries: Sequence[str]) -> Budget:
-    """Return the budget of `--budget KIND=N`."""
+    """Return the budget that `--budget KIND=N` sets."""
     whole, money = _kinds(entries, "--budget", ("tokens", "client_tokens"), ("money", "client_money"))
     return Budget(whole.get("tokens"), money.get("money"), whole.get("client_tokens"), money.get("client_money"))
 
 
 def limits(entries: Sequence[str]) -> Limits:
-    """Return the limits of `--limit KIND=N`; those that are not given keep their defaults."""
+    """Return the limits that `--limit KIND=N` sets. Limits that are not given keep their defaults."""
     usual = Limits()
     seconds = ("connect_s", "first_token_s", "idle_s", "total_s")
     whole, given = _kinds(entries, "--limit", ("max_concurrent",), seconds)
