@@ -1,4 +1,4 @@
-"""What a server costs beside the model: time before the first token, time behind each, memory of idle connections."""
+"""A server's overhead beside the model: time before the first token and after each token, memory of connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DELIVERY = Metric("delivery", "ms", "of one event, from the engine into the sock
 
 
 async def overhead(target: Target, _: Load, name: str) -> Round:
-    """Ask short things on an open connection of a quiet server."""
+    """Send short prompts, one after another, on an open connection of an otherwise idle server."""
     async with opened(target) as connection:
         traces = [
             await answer(connection, target.prompts.cold(f"overhead {name} {turn}", SHORT_PROMPT_TOKENS), ANSWER_TOKENS)
@@ -39,7 +39,7 @@ IDLE_FIRST = Metric("TTFT meanwhile", "ms", "of a short request on one of them")
 
 
 async def idle(target: Target, load: Load, name: str) -> Round:
-    """Open many WebSockets, let them be, and ask something on one more. The memory is what /metrics tells."""
+    """Open many WebSockets, leave them idle, and send a prompt on one more. The memory is read from /metrics."""
     if target.server.transport != "ws":
         raise NotSupported("`idle` opens WebSockets, and measures only an edgeagent")
     _allow_descriptors(load.connections + 256)
@@ -80,7 +80,7 @@ async def _resident_bytes(target: Target) -> float:
 
 
 def _allow_descriptors(wanted: int) -> None:
-    """Raise this process's own limit of open files, where there is one."""
+    """Raise this process's limit of open files to `wanted`, as far as the system allows."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

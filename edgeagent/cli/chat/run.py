@@ -160,7 +160,7 @@ def _piped() -> str:
 
 
 def _whole(text: str) -> str:
-    """Return text with a question mark for each byte that is not UTF-8. Python decodes such bytes to lone surrogates."""
+    """Return text with "?" for each byte that is not UTF-8. Python decodes such a byte as a lone surrogate."""
     return text.encode("utf-8", "replace").decode()
 
 
