@@ -34,7 +34,7 @@ class Begun(Sent, frozen=True, tag="begun", tag_field="kind"):
 
 
 class Ended(Struct, frozen=True, tag="ended", tag_field="kind"):
-    """The line at the end. It repeats the remote and the client, since it may be in another day's file than `Begun`."""
+    """The line at the end. It repeats the remote and the client, since `Begun` may be in another day's file."""
 
     row: int
     at: str

@@ -1,4 +1,4 @@
-"""Which backend each conversation runs on, so that it can stay there while there is a reason. No estimates are used."""
+"""The backend that each conversation ran on last. The policy decides, from estimates, whether it stays there."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class Delivery:
                 return delta
 
     def _finished(self, finished: Finished) -> Finished:
-        """Add where the answer ended, and its times over all places. The cached tokens are those of the first place.
+        """Add the answer's route and its times over all places. The cached tokens are those of the first place.
 
         Stage times are known only for the place that gave the first token. If another place finished, they are 0.
         """

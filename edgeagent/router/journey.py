@@ -1,4 +1,4 @@
-"""One request's way over the places where it runs, from its acceptance to its terminal event.
+"""The run of one request over one or more places, from its acceptance to its terminal event.
 
 If a place fails before the first content, another place is tried. If a place fails later, another place continues the
 answer after the delivered part, or one error ends it and says how much was delivered.

@@ -49,7 +49,7 @@ class Placing:
         return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
 
     def is_kept_here(self, request: GenerateRequest) -> bool:
-        """Whether a request must stay on this machine although there are remotes, or the policy forbids them all."""
+        """Whether a request must stay on this machine although there are remotes, allowed by the policy or not."""
         is_bound = self.mode(request) is RouteMode.LOCAL_ONLY
         return is_bound and (any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local()))
 

@@ -20,7 +20,7 @@ STAGES = {
 
 
 def stage_table(answers: Mapping[str, Answer]) -> str:
-    """Return a table of milliseconds by stage, then tokens and speed, with a column for each answer under its title."""
+    """Return a table of milliseconds by stage, then tokens and speed, with one titled column for each answer."""
     columns = list(answers.values())
     rows = [["milliseconds", *answers]]
     for stage, meaning in STAGES.items():

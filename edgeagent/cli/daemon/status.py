@@ -195,7 +195,7 @@ def _use(remote: Mapping[str, Any]) -> str:
 
 
 def _place(facts: Mapping[str, Any]) -> str:
-    """Return where a model's layers are. A negative number, or one that is not below `num_layers`, means all layers."""
+    """Return where a model's layers are. In llama.cpp, a negative number or one of at least `num_layers` means all."""
     on_gpu, num_layers = facts["num_gpu_layers"], facts["num_layers"]
     if on_gpu < 0 or on_gpu >= num_layers > 0:
         return f"all {num_layers} layers on the GPU"
