@@ -63,9 +63,9 @@ async def settled(server: Server) -> Kept:
     return kept
 
 
-COLD = Metric("cold TTFT", "ms", "beginning never seen before")
-WARM = Metric("warm TTFT", "ms", "the same beginning, before the server is killed")
-AFTER = Metric("TTFT after", "ms", "the same beginning, first thing after it is up again")
+COLD = Metric("cold TTFT", "ms", "prefix never seen before")
+WARM = Metric("warm TTFT", "ms", "the same prefix, before the server is killed")
+AFTER = Metric("TTFT after", "ms", "the same prefix, in the first request after the restart")
 AFTER_PROMPT = Metric("prompt after", "tokens", "as the server counts", "neither")
 AFTER_CACHED = Metric("cached after", "tokens", "found in the prefix cache", "neither")
 
@@ -73,7 +73,7 @@ AFTER_CACHED = Metric("cached after", "tokens", "found in the prefix cache", "ne
 async def restart(target: Target, load: Load, name: str) -> Round:
     """Send prompts with one prefix, kill the server without a normal stop, and send one more after the restart."""
     if target.server.restart is None:
-        raise NotSupported("`restart` kills the server, and so measures only a daemon that it started itself: no URL")
+        raise NotSupported("`restart` kills the server, so it measures only a daemon that it starts itself: no URL")
     prompts = [
         target.prompts.ending(f"restart {name}", f"{name} {turn}", load.prompt_tokens)
         for turn in range(NUM_WARM_ASKS + 2)
@@ -94,10 +94,10 @@ async def restart(target: Target, load: Load, name: str) -> Round:
 
 
 FIRST = Metric("first TTFT", "ms", "of the first conversation: the system prompt is new")
-OTHERS = Metric("others' TTFT", "ms", "of each further one")
+OTHERS = Metric("others' TTFT", "ms", "of each further conversation")
 OTHERS_CACHED = Metric("others' cached", "tokens", "found in the prefix cache", "neither")
-MEMORY_SHARE = Metric("kept in memory", "x", "bytes; 1 is the system prompt once and all that follows it")
-DISK_SHARE = Metric("kept on disk", "x", "bytes; 1 is the system prompt once and all that follows it")
+MEMORY_SHARE = Metric("kept in memory", "x", "bytes; 1 is the system prompt once and all other tokens")
+DISK_SHARE = Metric("kept on disk", "x", "bytes; 1 is the system prompt once and all other tokens")
 
 
 async def shared_prefix(target: Target, load: Load, name: str) -> Round:
@@ -143,7 +143,7 @@ def _shares(before: Kept, after: Kept, num_unique: int) -> Round:
     return {MEMORY_SHARE: [memory / unique_bytes], DISK_SHARE: [disk / unique_bytes]}
 
 
-NEXT = Metric("next turn TTFT", "ms", "while all the others have their turns")
+NEXT = Metric("next turn TTFT", "ms", "with a turn of every other conversation in between")
 NEXT_PROMPT = Metric("next turn prompt", "tokens", "as the server counts", "neither")
 NEXT_CACHED = Metric("next turn cached", "tokens", "found in the prefix cache", "neither")
 
@@ -187,7 +187,7 @@ async def _asked(connection: Connection, prompt: str, *earlier: Turn) -> Trace:
 SCENARIOS = (
     Scenario(
         "restart",
-        "the same beginning after a power cut",
+        "the same prefix after a power cut",
         (COLD, WARM, AFTER, AFTER_PROMPT, AFTER_CACHED),
         restart,
         is_default=False,

@@ -25,8 +25,8 @@ ANSWER_TOKENS = 24
 
 BEGINNING = Metric("beginning TTFT", "ms", "of each new conversation")
 FIRST = Metric("first's TTFT", "ms", "of the first new conversation of a round")
-LAST = Metric("last's TTFT", "ms", "of the last one, behind all the others")
-GROWTH = Metric("last of first", "x", "how many times as long the last one took")
+LAST = Metric("last's TTFT", "ms", "of the last one, after all the others")
+GROWTH = Metric("last of first", "x", "the last one's time as a multiple of the first's")
 
 
 async def beginnings(target: Target, load: Load, name: str) -> Round:

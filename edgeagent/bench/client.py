@@ -88,7 +88,7 @@ def _checked(url: str) -> str:
             return full
     except ValueError:
         pass
-    raise ConfigError(f"{url!r} is no server's URL; http://127.0.0.1:8080 would be one")
+    raise ConfigError(f"{url!r} is not a server's URL; an example is http://127.0.0.1:8080")
 
 
 @asynccontextmanager
@@ -168,7 +168,7 @@ class HttpConnection:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _unreachable(url, error) from None
         except ValueError as error:
-            raise BackendUnavailable(f"{url} sent an event that is no JSON ({error})") from None
+            raise BackendUnavailable(f"{url} sent an event that is not JSON ({error})") from None
         trace.counts = _must_count(trace.counts, self.server)
 
     async def _stream(self, url: str, body: dict[str, Any], trace: Trace) -> None:
@@ -265,7 +265,7 @@ async def _served_models(server: Server) -> list[dict[str, Any]]:
         listed = response.json()
     except ValueError:
         raise BackendUnavailable(
-            f"{url} answers with something that is no JSON: is that an inference server?"
+            f"{url} answers with something that is not JSON: is that an inference server?"
         ) from None
     models = listed.get("data") if isinstance(listed, dict) else None
     return [entry for entry in models if isinstance(entry, dict)] if isinstance(models, list) else []

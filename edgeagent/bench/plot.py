@@ -34,7 +34,7 @@ def save_plot(run: Run, path: Path) -> None:
     rows = [(measurement, _drawable(measurement)) for measurement in run.measurements]
     rows = [(measurement, metrics) for measurement, metrics in rows if metrics]
     if not rows:
-        raise EdgeAgentError(f"nothing was measured, so that {path} has not been drawn")
+        raise EdgeAgentError(f"nothing was measured, so {path} was not drawn")
     figure, axes = _grid(len(rows), min(MAX_COLUMNS, max(len(metrics) for _, metrics in rows)))
     for row, (measurement, metrics) in zip(axes, rows, strict=True):
         for panel, metric in zip(row, [*metrics, *(None for _ in row)], strict=False):

@@ -167,7 +167,7 @@ def _notes(measurement: Measurement, run: Run) -> list[str]:
         if num_early:
             notes.append(
                 f"{label}{num_early} of {len(lengths)} answers ended before {run.load.max_tokens} tokens; "
-                f"rates are of what came"
+                f"rates are for the tokens that came"
             )
         for metric in measurement.scenario.metrics:
             samples = measurement.samples(metric, server)

@@ -58,7 +58,7 @@ async def decode(target: Target, load: Load, name: str) -> Round:
 
 
 COLD = Metric("cold TTFT", "ms", "prompt never seen before")
-WARM = Metric("warm TTFT", "ms", "prompt seen before, but for its end")
+WARM = Metric("warm TTFT", "ms", "prompt seen before, except its end")
 COLD_PROMPT = Metric("cold prompt", "tokens", "as the server counts", "neither")
 COLD_CACHED = Metric("cold cached", "tokens", "found in the prefix cache", "neither")
 WARM_CACHED = Metric("warm cached", "tokens", "found in the prefix cache", "neither")
@@ -141,10 +141,10 @@ def live_rate(traces: Iterable[Trace]) -> list[float]:
 
 ITL_BEFORE = Metric("ITL before", "ms", "between events, live streams alone")
 ITL_DURING = Metric("ITL during", "ms", "between events, while the prompt is computed")
-WORST_ITL = Metric("worst ITL", "ms", "each stream's longest, meanwhile")
+WORST_ITL = Metric("worst ITL", "ms", "each stream's longest gap during that time")
 LONG_TTFT = Metric("long TTFT", "ms", "of the long prompt")
 LONG_PROMPT = Metric("long prompt", "tokens", "as the server counts", "neither")
-BEGUN = Metric("begun meanwhile", "answers", "live streams that ended and began again; no gap", "neither")
+BEGUN = Metric("begun meanwhile", "answers", "live streams that ended and began again; not a gap", "neither")
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class Live:
                 prompt = target.prompts.cold(f"{name} {len(self.traces)}", SHORT_PROMPT_TOKENS)
                 await connection.ask(Ask(prompt, LIVE_LENGTH * load.max_tokens), trace)
                 if not trace.texts:
-                    raise BackendUnavailable("the model answers nothing to this prompt, so that no stream stays live")
+                    raise BackendUnavailable("the model gives this prompt an empty answer, so no stream stays live")
 
     async def reach(self, num_events: int) -> None:
         """Return when this number of events has arrived."""
@@ -256,7 +256,7 @@ SCENARIOS = {
         Scenario("overhead", "what the server adds to the model's own work", (BEYOND, DELIVERY), overhead),
         Scenario(
             "idle",
-            "WebSockets that are open and say nothing",
+            "open WebSockets without traffic",
             (IDLE_BYTES, IDLE_OPENING, IDLE_FIRST),
             idle,
             is_default=False,

@@ -16,7 +16,7 @@ ELSEWHERE = {
     "ask": '`edgeagent run "a question"` answers one',
     "start": "`edgeagent serve` starts the daemon",
     "restart": "`edgeagent reload` loads the model again; `edgeagent stop` and `edgeagent serve` restart the daemon",
-    "logs": "the daemon writes its log to stderr: of a service, `journalctl --user -u edgeagent` shows it",
+    "logs": "the daemon writes its log to stderr; for a service, `journalctl --user -u edgeagent` shows it",
     "help": "`edgeagent --help` lists the commands",
     "search": "models are found on https://huggingface.co/models?library=gguf; `edgeagent pull ORG/REPO` downloads one",
 }

@@ -225,7 +225,7 @@ async def _open(address: Address) -> ClientConnection:
             retry_after_s=RETRY_DELAYS_S[0],
         ) from None
     except InvalidURI as error:
-        raise BackendUnavailable(f"{address.websocket_url} is no WebSocket address: {error}") from None
+        raise BackendUnavailable(f"{address.websocket_url} is not a WebSocket address: {error}") from None
 
 
 def _reason(error: Exception) -> str:

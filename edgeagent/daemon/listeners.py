@@ -51,7 +51,7 @@ def _check_tls(server: ServerConfig) -> None:
     elif not server.is_loopback and not server.plaintext:
         raise StartError(
             f"{server.host or 'every address'} is reached from other machines, and without TLS the token could be read "
-            "on the way: give --tls-certificate and --tls-key, or say --plaintext, or listen on 127.0.0.1"
+            "on the way: give --tls-certificate and --tls-key, or --plaintext, or listen on 127.0.0.1"
         )
 
 
@@ -88,4 +88,4 @@ def _not_to_be_had(host: str, port: int, number: int) -> str:
             f"port {port} on {host} is taken by another program; stop that program, or choose a port with --port "
             "(0 takes a free one)"
         )
-    return f"port {port} on {host} is not for this user; choose one above 1023 with --port (0 takes a free one)"
+    return f"port {port} on {host} needs more rights; choose one above 1023 with --port (0 takes a free one)"

@@ -75,13 +75,13 @@ class Prefixes:
                         if isinstance(delta, Finished) and delta.reason is not FinishReason.CANCELLED:
                             used = delta.usage
                             logger.info(
-                                "the prefix %s of %s is ready: %d tokens, of which %d were cached",
+                                "the prefix %s of %s is ready: %d tokens, %d of them cached before",
                                 *(path, model, used.num_prompt_tokens, used.num_cached_tokens),
                             )
         except OSError as error:
             logger.error("the prefix %s of %s cannot be read: %s", path, model, error.strerror)
         except (EdgeAgentError, ValueError) as error:
-            logger.error("the prefix %s of %s is not computed: %s", path, model, error)
+            logger.error("the prefix %s of %s cannot be computed: %s", path, model, error)
 
 
 def _read(path: Path, model: str) -> GenerateRequest:

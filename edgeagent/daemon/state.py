@@ -86,7 +86,7 @@ def _warn_of_network(state_dir: Path) -> None:
     kind = next((mounts[parent] for parent in (folder, *folder.parents) if parent in mounts), "")
     if kind.lower().startswith(_NETWORK_KINDS):
         logger.warning(
-            "the state folder %s is on a network file system (%s), where locks are not to be relied on; "
+            "the state folder %s is on a network file system (%s), where locks are not reliable; "
             "choose one on this machine with --state-dir",
             state_dir,
             kind,

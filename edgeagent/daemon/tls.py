@@ -37,7 +37,7 @@ def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
             continue
         except ssl.SSLCertVerificationError as error:
             reason = _TROUBLE.get(error.verify_code)
-            return reason and f"the certificate {certificate} {reason}, so that clients refuse it; put a new one there"
+            return reason and f"the certificate {certificate} {reason}, so clients refuse it; replace it"
         except ssl.SSLError:
             return None
     return None

@@ -59,7 +59,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.getuid():
-        raise StartError(f"{path} exists and is no socket of ours; remove it, or choose another path for server.unix")
+        raise StartError(f"{path} exists and is not this user's socket; remove it, or choose another server.unix")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
             raise StartError(f"another program listens on {path}; stop it first", ExitCode.PORT_TAKEN)

@@ -28,7 +28,7 @@ def why_forbidden(policy: MachinePolicy, remote: Remote) -> str:
         if policy.remote_hosts is not None and not _is_allowed(endpoint.url, policy.remote_hosts):
             return f"{host_of(endpoint.url)} is not among its remote_hosts"
         if policy.ca_file is not None and endpoint.url.startswith("http:") and not is_loopback(endpoint.url):
-            return f"{endpoint.url} is not encrypted, so that its ca_file could not hold"
+            return f"{endpoint.url} is not encrypted, so its ca_file cannot be applied"
     return ""
 
 

@@ -40,7 +40,7 @@ def checked(remote: Remote) -> Remote:
     )
     for index, endpoint in enumerate(endpoints):
         if endpoint.url in (other.url for other in endpoints[:index]):
-            raise ConfigError(f"{where}: endpoints[{index}].url: {endpoint.url} stands there twice")
+            raise ConfigError(f"{where}: endpoints[{index}].url: {endpoint.url} is given twice")
     _check_key(remote, where)
     _check_models(remote, where)
     _check_numbers(remote, where)
@@ -96,7 +96,7 @@ def _endpoint(endpoint: Endpoint, where: str, *, is_plaintext_allowed: bool) -> 
     if url.startswith("http:") and not is_plaintext_allowed and not is_loopback(url):
         raise ConfigError(
             f"{where}.url: {url} is not encrypted, and prompts, answers and the key could be read on the way; "
-            "take https://, or allow it (plaintext: true, `edgeagent remote add --plaintext`)"
+            "use https://, or allow it (plaintext: true, `edgeagent remote add --plaintext`)"
         )
     if not endpoint.region.isprintable() or len(endpoint.region) > MAX_NAME_CHARS:
         raise ConfigError(f"{where}.region: must be printable, at most {MAX_NAME_CHARS} characters")
@@ -111,19 +111,19 @@ def check_url(text: str, where: str) -> SplitResult:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"{where}: {_shown(text)} is no URL: {error}") from None
+        raise ConfigError(f"{where}: {_shown(text)} is not a URL: {error}") from None
     # Check this before any message that quotes the URL, since this part may be a secret.
     if "@" in parts.netloc:
-        raise ConfigError(f"{where}: no user name or password in a URL; say where the key is found (--key-env)")
+        raise ConfigError(f"{where}: a URL must have no user name or password; say where the key is (--key-env)")
     if parts.scheme not in ("http", "https"):
         raise ConfigError(f"{where}: must begin with https:// (or http://), not {_shown(text)}")
     host = parts.hostname or ""
     if not (":" in host or _HOST.fullmatch(host)) or "%" in host:
-        raise ConfigError(f"{where}: has no host, or none that could be one: {_shown(text)}")
+        raise ConfigError(f"{where}: has no valid host: {_shown(text)}")
     if port == 0:
-        raise ConfigError(f"{where}: 0 is no port")
+        raise ConfigError(f"{where}: 0 is not a port")
     if "?" in text or "#" in text:
-        raise ConfigError(f"{where}: no query and no fragment: take {_shown(text)}")
+        raise ConfigError(f"{where}: must have no query and no fragment; use {_shown(text)}")
     return parts
 
 
@@ -206,6 +206,6 @@ def _check_each(where: str, values: dict[str, float | None], is_right: Callable[
 def _check_order(limits: Limits, where: str) -> None:
     if limits.total_s < limits.first_token_s:
         raise ConfigError(
-            f"{where}: limits.total_s: {limits.total_s:g} s are over before limits.first_token_s "
+            f"{where}: limits.total_s: {limits.total_s:g} s is less than limits.first_token_s "
             f"({limits.first_token_s:g} s)"
         )

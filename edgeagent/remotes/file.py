@@ -180,4 +180,4 @@ def _complaint(path: Path, name: str, error: Exception) -> ConfigError:
     problem, _, place = str(error).partition(" - at `$")
     field = place.rstrip("`").lstrip(".")
     parts = [part for part in (str(path), name, field, problem[:1].lower() + problem[1:]) if part]
-    return ConfigError(f"{': '.join(parts)}; mend it, or delete the file and add the remotes again")
+    return ConfigError(f"{': '.join(parts)}; fix it, or delete the file and add the remotes again")

@@ -84,17 +84,17 @@ def store_key(name: str, value: str) -> None:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"the system's keyring takes no key ({type(error).__name__}); unlock it") from None
+        raise ConfigError(f"the system's keyring cannot store the key ({type(error).__name__}); unlock it") from None
 
 
 def _checked(value: str | None, where: str, advice: str) -> str:
     """Return a key without surrounding blanks; raise ConfigError if it cannot be sent in an HTTP header."""
     key = (value or "").strip()
     if not key:
-        raise ConfigError(f"the remote's key is looked for in {where}, which is {_lack(value)}; {advice}")
+        raise ConfigError(f"the remote's key should be in {where}, which is {_lack(value)}; {advice}")
     if len(key) > MAX_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
-            f"what is in {where} is no key: one is ASCII without blanks, at most {MAX_KEY_CHARS} characters"
+            f"{where} has no valid key: a key is ASCII without blanks, at most {MAX_KEY_CHARS} characters"
         )
     return key
 
@@ -106,7 +106,7 @@ def _lack(value: str | None) -> str:
 def _from_file(path: Path) -> str:
     content = read_private(path)
     if content is None:
-        raise ConfigError(f"the remote's key is looked for in {path}, which does not exist; write it there (chmod 600)")
+        raise ConfigError(f"the remote's key should be in {path}, which does not exist; write it there (chmod 600)")
     return _checked(content.decode("utf-8", errors="replace"), str(path), "write the key into it")
 
 

@@ -53,7 +53,7 @@ Temperature = Annotated[
     typer.Option("--temperature", min=0, max=2, metavar="N", help="0 always takes the most probable token."),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Tokens of the longest answer.")
+    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="The most tokens in an answer.")
 ]
 Route = Annotated[
     Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None,

@@ -83,7 +83,7 @@ def status(
 
 
 def reload(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model; the daemon's own without it.")] = "",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model; default: the daemon's own.")] = "",
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
@@ -94,7 +94,7 @@ def reload(
         raise no_daemon(state_dir)
     path = f"/edgeagent/reload?{urlencode({'model': model})}" if model else "/edgeagent/reload"
     answer = ask(address_of(found), path, "POST", accept=frozenset({202}))
-    typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows how far it is.")
+    typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows the progress.")
 
 
 def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
@@ -175,7 +175,7 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
         lines.append(f"{model['name']}: {model['cause']}")
     if model.get("retry_after_s") is not None:
         when = f"in {duration(model['retry_after_s'])} or later" if model["retry_after_s"] else "from now on"
-        lines.append(f"{model['name']}: tried again by a request {when}, or at once by `edgeagent reload`")
+        lines.append(f"{model['name']}: loaded again by a request {when}, or at once by `edgeagent reload`")
     return lines
 
 

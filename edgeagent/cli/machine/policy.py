@@ -85,7 +85,7 @@ def _print(report: Mapping[str, Any]) -> None:
         typer.echo("\n" + table(("field", "value"), _rows(report["policy"]), left_columns=2))
     if (effective := report.get("effective")) is None:
         return
-    typer.echo("\n" + wrapped("What holds, with the options and remotes of this user:"))
+    typer.echo("\n" + wrapped("In force, with the options and remotes of this user:"))
     remotes = effective.pop("remotes")
     typer.echo(table(("what", "value"), _rows(effective), left_columns=2))
     for remote in remotes:

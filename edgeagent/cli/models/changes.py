@@ -56,7 +56,7 @@ def remove(
         return
     typer.echo(f"{size_text(sum(removal.freed_bytes for removal in removals))} are free again.")
     for name, path in left.items():
-        typer.echo(wrapped(f"Another model of that name is here: {name} means {path} now."))
+        typer.echo(wrapped(f"Another model has the name {name}, which now means {path}."))
 
 
 def prune(
@@ -89,7 +89,7 @@ def prune(
         typer.echo(json.dumps(records, indent=2))
         return
     if len(deleted) < len(leftovers):
-        typer.echo(f"{len(leftovers) - len(deleted)} stay: a download is under way, or they cannot be deleted.")
+        typer.echo(f"{len(leftovers) - len(deleted)} are kept: a download is running, or they cannot be deleted.")
     freed = size_text(sum(each.size_bytes for each in deleted))
     typer.echo(f"{freed} are free again." if leftovers else "There is nothing to delete.")
 
@@ -109,7 +109,7 @@ def copy(
     if as_json:
         typer.echo(json.dumps({"alias": alias, "name": target}, indent=2))
         return
-    typer.echo(f"{alias} means {target} now. `edgeagent rm {alias}` takes that back.")
+    typer.echo(f"{alias} means {target} now. `edgeagent rm {alias}` removes this name.")
 
 
 def import_models(
@@ -157,7 +157,7 @@ def _chosen(found: Sequence[Adoptable], names: Sequence[str]) -> list[Adoptable]
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"there is no {name} to import; {near_names(name, known)}" if known else "nothing is there"
+                f"there is no {name} to import; {near_names(name, known)}" if known else "no model was found"
             )
     return [model for model in found if model.name in names]
 
@@ -166,7 +166,7 @@ def _checked(source: str) -> str:
     from edgeagent.store.adoption import SOURCES
 
     if source not in SOURCES and not Path(source).exists():
-        raise ConfigError(f"{source} is none of {', '.join(SOURCES)}, and no such file or folder exists")
+        raise ConfigError(f"{source} is not one of {', '.join(SOURCES)}, and no such file or folder exists")
     return source
 
 
@@ -239,6 +239,6 @@ def _agree(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError("this needs a yes, and this is not a terminal; read the above, and repeat with --yes")
+        raise ConfigError("this needs your consent, and this is not a terminal; read the above, repeat with --yes")
     if not typer.confirm(question, default=False, err=True):
         raise typer.Exit(1)

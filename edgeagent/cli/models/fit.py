@@ -111,11 +111,11 @@ def _say(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[Choi
         ("files", need.weights_bytes),
         ("matrices, rearranged for the processor", need.repacked_bytes),
         (f"KV cells, {plan.num_cells:,} tokens in {_kv_types(plan.config)}", need.kv_bytes),
-        ("ready for blocks of cells", need.blocks_bytes),
+        ("reserved for blocks of KV cells", need.blocks_bytes),
         ("rows of logits", need.outputs_bytes),
         ("buffers", need.buffers_bytes),
         ("process", need.worker_bytes),
-        ("together, without a GPU", need.total_bytes),
+        ("total, without a GPU", need.total_bytes),
     ]
     typer.echo(aligned([(text, memory_text(num_bytes)) for text, num_bytes in parts if num_bytes]))
     for choice in choices:
@@ -129,7 +129,7 @@ def _say(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[Choi
         typer.echo(f"With --ctx {longest} it would.")
     others = _suggestions(plan)
     if others:
-        typer.echo(wrapped(f"Of the catalog these fit: {', '.join(others)}. `edgeagent pull NAME` downloads one."))
+        typer.echo(wrapped(f"These catalog models fit: {', '.join(others)}. `edgeagent pull NAME` downloads one."))
 
 
 def _kv_types(engine: EngineConfig) -> str:

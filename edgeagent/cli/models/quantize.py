@@ -94,8 +94,8 @@ def _check_source(planned: Plan, *, allow_requantize: bool, as_json: bool) -> No
         return
     if not allow_requantize:
         raise InvalidRequest(
-            f"{planned.name} is quantized already ({planned.quantized_before}): a copy of a copy is worse than one of "
-            "the F16 or BF16 model; take that, or pass --allow-requantize"
+            f"{planned.name} is quantized already ({planned.quantized_before}): a copy of it is worse than a copy of "
+            "the F16 or BF16 model; use that model, or pass --allow-requantize"
         )
     if not as_json:
         before = planned.quantized_before

@@ -19,24 +19,24 @@ def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
     lines += [
         "",
         f"What goes there: {_WHEN[mode]}: its whole conversation (messages, tools, their results) and its settings, "
-        "the part of an answer that began here included.",
+        "including the part of an answer that began here.",
         "What stays here: all other conversations, stored responses, files, the names of this machine, of its users "
-        "and of its clients, and every request that says local_only or whose token does.",
+        "and of its clients, and every request whose own route, or whose token's route, is local_only.",
         f"Who can read it: {_readers(remote)}.",
         f"Key: {_key(remote.key)}. Price and budget: {_money(remote)}.",
     ]
     if any(endpoint.url.startswith("http:") and not is_loopback(endpoint.url) for endpoint in remote.endpoints):
-        lines.append("Not encrypted: everyone on the way can read prompts, answers and the key.")
+        lines.append("Not encrypted: others on the network can read prompts, answers and the key.")
     lines += [
         "",
-        "Each request that goes there is written down, without its content: `edgeagent egress`. "
-        f"`edgeagent remote rm {remote.name}` takes this back at once.",
+        "Each request that goes there is recorded without its content; `edgeagent egress` shows the records. "
+        f"`edgeagent remote rm {remote.name}` removes the remote at once.",
     ]
     return "\n".join(lines)
 
 
 _WHEN = {
-    "local_only": "nothing, as long as the daemon's route is local_only; then, each request that leaves",
+    "local_only": "nothing while the daemon's route is local_only; with another route, each request that leaves",
     "prefer_local": "each request that this machine cannot serve, or not in time",
     "prefer_remote": "each request, while the remote can serve it",
     "remote_only": "each request",

@@ -49,7 +49,7 @@ class Totals:
 
 def egress(
     since: Annotated[
-        str, typer.Option("--since", metavar="WHEN", help="30m, 24h or 7d ago, or a time as 2026-11-22[T10:30] (UTC).")
+        str, typer.Option("--since", metavar="WHEN", help="30m, 24h or 7d ago, or a UTC time like 2026-11-22[T10:30].")
     ] = _RECENTLY,
     as_json: AsJson = False,
     export: Annotated[
@@ -151,6 +151,6 @@ def _since(text: str, now_s: float) -> float:
         return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError, OSError):
         raise ConfigError(
-            f"--since: must be as 30m, 24h or 7d, or a time as 2026-11-22T10:30, not {text!r:.80}; "
+            f"--since: must be like 30m, 24h or 7d, or a time like 2026-11-22T10:30, not {text!r:.80}; "
             f"rows are kept for {KEPT_DAYS} days"
         ) from None

@@ -187,7 +187,7 @@ def list_remotes(as_json: AsJson = False, state_dir: StateDir = None, config: Co
     elif known:
         typer.echo(table(LIST_COLUMNS, [*map(_list_row, known)], left_columns=len(LIST_COLUMNS)))
     else:
-        typer.echo("There is no remote, so every request runs on this machine; `edgeagent remote add --help`.")
+        typer.echo("There is no remote, so every request runs on this machine; see `edgeagent remote add --help`.")
 
 
 @remote_app.command("rm")
@@ -279,7 +279,7 @@ def _budget_text(remote: Remote) -> str:
 
 def _ask_for_consent() -> None:
     if not sys.stdin.isatty():
-        raise ConfigError("a remote needs a yes, and this is not a terminal; read the above, and repeat with --yes")
+        raise ConfigError("a remote needs your consent, and this is not a terminal; read the above, repeat with --yes")
     if not typer.confirm("Let requests go there?", default=False, err=True):
         raise ConfigError("nothing was added")
 
@@ -287,7 +287,7 @@ def _ask_for_consent() -> None:
 def _look_for_key(where: Key) -> None:
     """Print a note if the key is missing. For the keyring, first ask for the key and store it there."""
     if where.source == "keyring" and sys.stdin.isatty():
-        value = typer.prompt("The remote's API key (not shown; empty: it is there)", "", hide_input=True, err=True)
+        value = typer.prompt("The remote's API key (hidden; empty if it is stored)", "", hide_input=True, err=True)
         if value:
             store_key(where.name, value)
     try:
