@@ -55,7 +55,7 @@ class Prompts:
         return f"{self._mark(beginning)} {self._words(beginning, shared)}. {ENDLESS} {tail}"
 
     def text(self, name: str, num_tokens: int) -> str:
-        """Return words for a later turn of a conversation, without a first word of their own."""
+        """Return random words for a later turn of a conversation. Unlike `cold`, they have no unique first word."""
         return self._words(name, max(1, round(num_tokens / self.size.tokens_per_word)))
 
     def _mark(self, name: str) -> str:

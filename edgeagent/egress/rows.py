@@ -30,7 +30,7 @@ def folder_of(state_dir: Path) -> Path:
 
 
 def day_of(at_s: float) -> str:
-    """Return the UTC day of a time in seconds since 1970, as 2026-11-22."""
+    """Return the UTC day of a time in seconds since 1970, in the form 2026-11-22."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d")
 
 
