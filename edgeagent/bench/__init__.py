@@ -1,1 +1,1 @@
-"""Measures a server from outside, over its wire: any OpenAI-compatible one over HTTP, edgeagent over WebSocket too."""
+"""Measures a server from outside: any OpenAI-compatible server over HTTP, and edgeagent also over WebSocket."""

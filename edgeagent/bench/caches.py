@@ -1,4 +1,4 @@
-"""What a prefix cache saves: after a power cut, for conversations with one system prompt, for more than fit in it."""
+"""What a prefix cache saves: after a power cut, with a shared system prompt, and with more conversations than fit."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from edgeagent.errors import NotSupported
 
 NUM_WARM_ASKS = 3
 TURN_TOKENS = 24
-"""The length of a conversation's later turns: an answer, and the next question."""
+"""The length of each later turn of a conversation, which is an answer or the next question."""
 SETTLE_S = 7.0
-"""How long to wait for a server to write what it keeps of an answer."""
+"""How many seconds to wait for a server to write an answer's KV blocks."""
 MAX_SETTLES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The prompts that an edgeagent keeps below its KV cells."""
+    """The size of the prompts that an edgeagent caches in memory and on disk, outside its KV cells."""
 
     memory_bytes: int
     disk_bytes: int
@@ -41,7 +41,7 @@ class Kept:
 
 
 async def read_kept(server: Server) -> Kept:
-    """Ask an edgeagent what it keeps. Raises EdgeAgentError where it does not answer."""
+    """Ask an edgeagent for the size of its cache. Raise EdgeAgentError if it does not answer."""
     status = json.loads(await read_page(server, "/edgeagent/status"))
     parts = json.loads(await read_page(server, "/edgeagent/cache"))["parts"]
     workers: list[dict[str, Any]] = [model.get("worker") or {} for model in status["models"]]
@@ -53,7 +53,7 @@ async def read_kept(server: Server) -> Kept:
 
 
 async def settled(server: Server) -> Kept:
-    """Return what is kept when it has stopped changing."""
+    """Return the size of the cache once it has stopped changing."""
     kept = await read_kept(server)
     for _ in range(MAX_SETTLES):
         await asyncio.sleep(SETTLE_S)
@@ -63,17 +63,17 @@ async def settled(server: Server) -> Kept:
     return kept
 
 
-COLD = Metric("cold TTFT", "ms", "beginning never seen before")
-WARM = Metric("warm TTFT", "ms", "the same beginning, before the server is killed")
-AFTER = Metric("TTFT after", "ms", "the same beginning, first thing after it is up again")
+COLD = Metric("cold TTFT", "ms", "prefix never seen before")
+WARM = Metric("warm TTFT", "ms", "the same prefix, before the server is killed")
+AFTER = Metric("TTFT after", "ms", "the same prefix, in the first request after the restart")
 AFTER_PROMPT = Metric("prompt after", "tokens", "as the server counts", "neither")
 AFTER_CACHED = Metric("cached after", "tokens", "found in the prefix cache", "neither")
 
 
 async def restart(target: Target, load: Load, name: str) -> Round:
-    """Ask with one beginning until the server is killed, without a stop, and again when it is up."""
+    """Send prompts with one prefix, kill the server without a normal stop, and send one more after the restart."""
     if target.server.restart is None:
-        raise NotSupported("`restart` kills the server, and so measures only a daemon that it started itself: no URL")
+        raise NotSupported("`restart` kills the server, so it measures only a daemon that it starts itself: no URL")
     prompts = [
         target.prompts.ending(f"restart {name}", f"{name} {turn}", load.prompt_tokens)
         for turn in range(NUM_WARM_ASKS + 2)
@@ -94,14 +94,14 @@ async def restart(target: Target, load: Load, name: str) -> Round:
 
 
 FIRST = Metric("first TTFT", "ms", "of the first conversation: the system prompt is new")
-OTHERS = Metric("others' TTFT", "ms", "of each further one")
+OTHERS = Metric("others' TTFT", "ms", "of each further conversation")
 OTHERS_CACHED = Metric("others' cached", "tokens", "found in the prefix cache", "neither")
-MEMORY_SHARE = Metric("kept in memory", "x", "bytes; 1 is the system prompt once and all that follows it")
-DISK_SHARE = Metric("kept on disk", "x", "bytes; 1 is the system prompt once and all that follows it")
+MEMORY_SHARE = Metric("kept in memory", "x", "bytes; 1 is the system prompt once and all other tokens")
+DISK_SHARE = Metric("kept on disk", "x", "bytes; 1 is the system prompt once and all other tokens")
 
 
 async def shared_prefix(target: Target, load: Load, name: str) -> Round:
-    """Begin many conversations with one system prompt. Only an edgeagent tells how much it keeps of them."""
+    """Begin many conversations with one system prompt. Only an edgeagent reports how much of them it keeps."""
     is_told = target.server.kind == "edgeagent"
     system = Turn("system", target.prompts.cold(f"system {name}", load.prompt_tokens))
     questions = [
@@ -124,7 +124,10 @@ async def shared_prefix(target: Target, load: Load, name: str) -> Round:
 
 
 def _num_unique(alone: Trace, asked: list[Trace]) -> int:
-    """Return the tokens of all conversations, the system prompt counted once; `alone` is the first without it."""
+    """Return the tokens of all conversations, with the system prompt counted once.
+
+    `alone` is the first question without the system prompt.
+    """
     counts = [trace.counts for trace in asked if trace.counts]
     assert alone.counts is not None
     num_system = counts[0].num_prompt - alone.counts.num_prompt
@@ -132,7 +135,7 @@ def _num_unique(alone: Trace, asked: list[Trace]) -> int:
 
 
 def _shares(before: Kept, after: Kept, num_unique: int) -> Round:
-    """Return how many times the bytes of the unique tokens are kept; one token's are those of the blocks on disk."""
+    """Return the kept bytes as multiples of the unique tokens' bytes, which are estimated from the blocks on disk."""
     if not after.disk_tokens:
         return {MEMORY_SHARE: [], DISK_SHARE: []}
     unique_bytes = num_unique * after.disk_bytes / after.disk_tokens
@@ -140,7 +143,7 @@ def _shares(before: Kept, after: Kept, num_unique: int) -> Round:
     return {MEMORY_SHARE: [memory / unique_bytes], DISK_SHARE: [disk / unique_bytes]}
 
 
-NEXT = Metric("next turn TTFT", "ms", "while all the others have their turns")
+NEXT = Metric("next turn TTFT", "ms", "with a turn of every other conversation in between")
 NEXT_PROMPT = Metric("next turn prompt", "tokens", "as the server counts", "neither")
 NEXT_CACHED = Metric("next turn cached", "tokens", "found in the prefix cache", "neither")
 
@@ -166,7 +169,7 @@ async def _begin_conversations(target: Target, load: Load) -> None:
 
 
 def _turn(prompts: Prompts, load: Load, lane: int, number: int) -> tuple[str, *tuple[Turn, ...]]:
-    """Return the question of a turn (0 is the first, the long one), and the conversation before it."""
+    """Return the question of a turn and the conversation before it. Turn 0 is the first, with the long prompt."""
     said = [Turn("user", prompts.cold(f"conversation {lane}", load.prompt_tokens))]
     for at in range(number):
         said.append(Turn("assistant", prompts.text(f"answer {lane} {at}", TURN_TOKENS)))
@@ -175,7 +178,7 @@ def _turn(prompts: Prompts, load: Load, lane: int, number: int) -> tuple[str, *t
 
 
 async def _asked(connection: Connection, prompt: str, *earlier: Turn) -> Trace:
-    """Ask a question that the server may keep, and return when the answer is complete."""
+    """Send a question that the server may store, and return the trace of the complete answer."""
     trace = Trace()
     await connection.ask(Ask(prompt, FEW_TOKENS, earlier, is_stored=True), trace)
     return trace
@@ -184,7 +187,7 @@ async def _asked(connection: Connection, prompt: str, *earlier: Turn) -> Trace:
 SCENARIOS = (
     Scenario(
         "restart",
-        "the same beginning after a power cut",
+        "the same prefix after a power cut",
         (COLD, WARM, AFTER, AFTER_PROMPT, AFTER_CACHED),
         restart,
         is_default=False,

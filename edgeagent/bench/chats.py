@@ -1,4 +1,4 @@
-"""Conversations as an application holds them, which the server keeps: many that begin, and one that goes on."""
+"""Conversations as applications hold them, which the server may store: many that begin, and one with many turns."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from edgeagent.bench.wire import Ask, Trace, Turn
 
 NUM_NEXT_TURNS = 3
 ANSWER_TOKENS = 24
-"""The length of what is said to have been answered."""
+"""The length of the assistant's earlier turns in a prompt."""
 
 BEGINNING = Metric("beginning TTFT", "ms", "of each new conversation")
 FIRST = Metric("first's TTFT", "ms", "of the first new conversation of a round")
-LAST = Metric("last's TTFT", "ms", "of the last one, behind all the others")
-GROWTH = Metric("last of first", "x", "how many times as long the last one took")
+LAST = Metric("last's TTFT", "ms", "of the last one, after all the others")
+GROWTH = Metric("last of first", "x", "the last one's time as a multiple of the first's")
 
 
 async def beginnings(target: Target, load: Load, name: str) -> Round:
-    """Begin conversations one after another; what the server does with the former ones may cost the next."""
+    """Begin conversations one after another. The server's work on the earlier ones may delay the next."""
     asked = [Trace() for _ in range(load.conversations)]
     async with opened(target) as connection:
         for lane, trace in enumerate(asked):
@@ -50,7 +50,7 @@ NEXT = Metric("next turn TTFT", "ms", "each further turn, at once")
 
 
 async def chat(target: Target, load: Load, name: str) -> Round:
-    """Hold a conversation: a long first turn, then short ones, each answered at length."""
+    """Hold a conversation: a long first turn, then short ones, each with a long answer."""
     said = [Turn("user", target.prompts.cold(f"chat {name}", load.prompt_tokens))]
     asked = []
     async with opened(target) as connection:

@@ -1,4 +1,4 @@
-"""How a server is reached: chat completions as server-sent events, or edgeagent's WebSocket. Stamps what arrives."""
+"""Connections to a server: chat completions as server-sent events, or edgeagent's WebSocket. Events are timestamped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError, Mo
 Transport = Literal["ws", "http"]
 
 CONNECT_TIMEOUT_S = 10.0
-# The field that tells servers which have it to write on past the end of an answer; others would refuse it.
+# The field that makes a kind of server continue after an answer's end. Other servers would refuse it.
 WRITE_ON: dict[str, dict[str, Any]] = {
     "llamacpp": {"ignore_eos": True},
     "vllm": {"ignore_eos": True},
@@ -33,9 +33,9 @@ TEXT_EVENTS = frozenset({"response.output_text.delta", "response.reasoning_text.
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server to measure. `kind` is what it says of itself (owned_by of its model); `model` None is its default.
+    """A server to measure. `kind` is its model's owned_by. If `model` is None, the server's default is requested.
 
-    `restart`, if the server can be restarted: ends it as a power cut would, and starts it under the same URL.
+    `restart`, if not None, ends the server as a power cut would, and starts it again under the same URL.
     """
 
     address: Address
@@ -46,23 +46,23 @@ class Server:
 
     @property
     def http_base(self) -> str:
-        """The URL that ends in /v1."""
+        """The HTTP base URL, which ends in /v1."""
         base = self.address.url.rstrip("/").removesuffix("/responses").removesuffix("/v1")
         return ("http" + base.removeprefix("ws") if base.startswith("ws") else base) + "/v1"
 
     @property
     def writes_on(self) -> bool:
-        """Whether answers are as long as asked for, and do not end where the model would end them."""
+        """Whether answers always have the requested length, and do not end where the model would end them."""
         return self.transport == "http" and self.kind in WRITE_ON
 
 
 async def find_server(
     address: Address, transport: Transport | Literal["auto"] = "auto", model: str | None = None
 ) -> Server:
-    """Ask a server for its models and how it can be spoken to. Raises EdgeAgentError where it does not answer.
+    """Ask a server for its models, and return it with its transport. Raise EdgeAgentError if it does not answer.
 
-    A ws:// URL means the WebSocket; for another, `auto` takes the WebSocket where the server is an edgeagent. A URL
-    without a scheme is one of http://. `model` None: the first that the server lists.
+    A ws:// URL means the WebSocket. For other URLs, `auto` means the WebSocket if the server is an edgeagent. A URL
+    without a scheme means http://. If `model` is None, the first model that the server lists is used.
     """
     address = replace(address, url=_checked(address.url))
     server = Server(address, "http", model)
@@ -80,7 +80,7 @@ async def find_server(
 
 
 def _checked(url: str) -> str:
-    """Return a URL with its scheme. Raises ConfigError where it is none."""
+    """Return a URL with its scheme. Raise ConfigError if it is not a server's URL."""
     full = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(full)
@@ -88,12 +88,12 @@ def _checked(url: str) -> str:
             return full
     except ValueError:
         pass
-    raise ConfigError(f"{url!r} is no server's URL; http://127.0.0.1:8080 would be one")
+    raise ConfigError(f"{url!r} is not a server's URL; an example is http://127.0.0.1:8080")
 
 
 @asynccontextmanager
 async def connection_to(server: Server) -> AsyncIterator[Connection]:
-    """Open a connection of its own. Over HTTP the socket itself is opened by the first request."""
+    """Open a new connection. Over HTTP, the first request opens the socket itself."""
     if server.transport == "ws":
         began_s = time.perf_counter()
         async with Client(lambda: server.address) as client:
@@ -112,7 +112,7 @@ class WebSocketConnection:
     opening_ms: float
 
     async def open(self) -> None:
-        """See Connection; it is open from the beginning."""
+        """See Connection. This one is open from the beginning."""
 
     async def ask(self, ask: Ask, trace: Trace) -> None:
         """See Connection."""
@@ -162,13 +162,13 @@ class HttpConnection:
             except httpx.RemoteProtocolError:
                 if trace.first_event_s is not None:
                     raise
-                # A kept connection that the server had closed meanwhile, as llama-server does: once more on another.
+                # The server had closed the idle connection, as llama-server does. Retry once on a new one.
                 await self.open()
                 await self._stream(url, body, trace)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _unreachable(url, error) from None
         except ValueError as error:
-            raise BackendUnavailable(f"{url} sent an event that is no JSON ({error})") from None
+            raise BackendUnavailable(f"{url} sent an event that is not JSON ({error})") from None
         trace.counts = _must_count(trace.counts, self.server)
 
     async def _stream(self, url: str, body: dict[str, Any], trace: Trace) -> None:
@@ -190,7 +190,7 @@ class HttpConnection:
 
 
 def _drafts(kind: str, ask: Ask) -> dict[str, Any]:
-    """Return the fields that tell a server how many tokens to draft. Others have none for a request: they choose."""
+    """Return the fields that tell a server how many tokens to draft. Servers without such fields choose themselves."""
     if ask.draft_tokens is None:
         return {}
     fields: dict[str, dict[str, Any]] = {
@@ -202,13 +202,13 @@ def _drafts(kind: str, ask: Ask) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class EventReader:
-    """Takes a stream of server-sent events apart, as far as chat completions use them: `data:` lines of JSON."""
+    """Parses a stream of server-sent events, as far as chat completions use them: `data:` lines of JSON."""
 
     is_done: bool = False
     _rest: bytes = field(default=b"")
 
     def feed(self, chunk: bytes) -> list[dict[str, Any]]:
-        """Return the JSON objects that are complete with this chunk."""
+        """Return the JSON objects that this chunk completes."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         events = []
         for line in lines:
@@ -228,17 +228,17 @@ def _http(server: Server) -> httpx.AsyncClient:
     key = server.address.token
     return httpx.AsyncClient(
         headers={"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})},
-        # A long prompt may take any time; the user has Ctrl-C.
+        # A long prompt may take any time, and the user can press Ctrl-C.
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-        # A proxy from the environment is for the network, not for this machine.
+        # A proxy from the environment is for other machines, not for this one.
         trust_env=not is_loopback(server.http_base),
-        # Without TLS there is nothing to verify, and reading the certificates of the world takes 30 ms.
+        # Without TLS there is nothing to verify, and reading the system's certificates takes 30 ms.
         verify=server.address.tls() or False,
     )
 
 
 async def read_page(server: Server, path: str) -> bytes:
-    """Return what a server answers to a GET. Raises EdgeAgentError where there is nothing."""
+    """Return the body of a server's answer to a GET. Raise EdgeAgentError unless it answers with HTTP 200."""
     url = f"{server.http_base.removesuffix('/v1')}{path}"
     try:
         async with _http(server) as http:
@@ -265,7 +265,7 @@ async def _served_models(server: Server) -> list[dict[str, Any]]:
         listed = response.json()
     except ValueError:
         raise BackendUnavailable(
-            f"{url} answers with something that is no JSON: is that an inference server?"
+            f"{url} answers with something that is not JSON: is that an inference server?"
         ) from None
     models = listed.get("data") if isinstance(listed, dict) else None
     return [entry for entry in models if isinstance(entry, dict)] if isinstance(models, list) else []

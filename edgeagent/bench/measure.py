@@ -1,4 +1,7 @@
-"""A whole measurement: scenario after scenario, round after round, two servers by turns; what is done is kept."""
+"""A whole measurement: all scenarios, each with its rounds, which alternate between two servers.
+
+Finished rounds are kept if a later one fails.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from edgeagent.bench.wire import Ask, Trace
 from edgeagent.errors import EdgeAgentError
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage, the number of rounds that are done, and the number of all rounds."""
+"""Called with the stage, the number of finished rounds, and the total number of rounds."""
 
 PROBE_WORDS = (16, 80)
 
 
 @dataclass(slots=True)
 class Measurement:
-    """The rounds of one scenario, a list for each server; `failure` says why there are no more."""
+    """The rounds of one scenario, a list for each server. `failure` says why the rest is missing."""
 
     scenario: Scenario
     rounds: list[list[Round]]
@@ -32,7 +35,7 @@ class Measurement:
 
 @dataclass(slots=True)
 class Run:
-    """The settings of a measurement, and in `measurements` its results."""
+    """The settings of a measurement, and its results in `measurements`."""
 
     servers: Sequence[Server]
     scenarios: Sequence[Scenario]
@@ -43,18 +46,18 @@ class Run:
     is_complete: bool = False
 
     def num_rounds_of(self, scenario: Scenario) -> int:
-        """Return how often a scenario is measured."""
+        """Return how many rounds of a scenario are measured on each server."""
         return 1 if scenario.is_once else self.num_rounds
 
     def num_steps(self, scenarios: Sequence[Scenario]) -> int:
-        """Return how many rounds these scenarios take, of all servers together."""
+        """Return how many rounds these scenarios take on all servers together."""
         return sum(self.num_rounds_of(scenario) for scenario in scenarios) * len(self.servers)
 
 
 async def measure(run: Run, progress: Progress) -> None:
-    """Measure into `run.measurements`. A scenario that a server fails in is left with its failure; others follow.
+    """Measure into `run.measurements`. If a server fails in a scenario, record the failure and continue with the next.
 
-    Raises EdgeAgentError where a server does not answer at all.
+    Raise EdgeAgentError if a server does not answer at all.
     """
     total = run.num_steps(run.scenarios)
     done = 0
@@ -84,7 +87,7 @@ async def measure(run: Run, progress: Progress) -> None:
 
 
 async def count_tokens(server: Server, seed: int) -> Size:
-    """Ask a server for two short answers, and return how many tokens it counts for words. This also warms it up."""
+    """Request two short answers from a server, and return how it counts tokens. This also warms the server up."""
     prompts, counted = Prompts(seed, "size"), []
     async with connection_to(server) as connection:
         for num_words in PROBE_WORDS:

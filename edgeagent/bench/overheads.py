@@ -1,4 +1,4 @@
-"""What a server costs beside the model: time before the first token, time behind each, memory of idle connections."""
+"""A server's overhead beside the model: time before the first token and after each token, memory of connections."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OPENED_AT_ONCE = 32
 SETTLE_S = 1.0
 
 BEYOND = Metric("TTFT beyond prefill", "ms", "request sent to first text, less the server's own prompt time")
-DELIVERY = Metric("delivery", "ms", "of one event, from the engine into the socket, by the server's own measure")
+DELIVERY = Metric("delivery", "ms", "of one event, from the engine into the socket, as the server measures it")
 
 
 async def overhead(target: Target, _: Load, name: str) -> Round:
-    """Ask short things on an open connection of a quiet server."""
+    """Send short prompts, one after another, on an open connection of an otherwise idle server."""
     async with opened(target) as connection:
         traces = [
             await answer(connection, target.prompts.cold(f"overhead {name} {turn}", SHORT_PROMPT_TOKENS), ANSWER_TOKENS)
@@ -34,14 +34,14 @@ async def overhead(target: Target, _: Load, name: str) -> Round:
 
 
 IDLE_BYTES = Metric("memory each", "KiB", "the daemon's growth, for each open WebSocket")
-IDLE_OPENING = Metric("opening", "ms", "of one, among many that open")
-IDLE_FIRST = Metric("TTFT meanwhile", "ms", "of a short request on one of them")
+IDLE_OPENING = Metric("opening", "ms", "of one WebSocket, while many open")
+IDLE_FIRST = Metric("TTFT meanwhile", "ms", "of a short request on one more WebSocket")
 
 
 async def idle(target: Target, load: Load, name: str) -> Round:
-    """Open many WebSockets, let them be, and ask something on one more. The memory is what /metrics tells."""
+    """Open many WebSockets, leave them idle, and send a prompt on one more. The memory is read from /metrics."""
     if target.server.transport != "ws":
-        raise NotSupported("`idle` opens WebSockets, and measures only an edgeagent")
+        raise NotSupported("`idle` opens WebSockets, so it measures only an edgeagent")
     _allow_descriptors(load.connections + 256)
     openings: list[float] = []
     limit, is_open, is_over = asyncio.Semaphore(OPENED_AT_ONCE), asyncio.Semaphore(0), asyncio.Event()
@@ -75,12 +75,12 @@ async def _resident_bytes(target: Target) -> float:
     text = (await read_page(target.server, "/metrics")).decode()
     found = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
     if found is None:
-        raise BackendUnavailable(f"{target.server.address.url} does not tell its memory; its system has no /proc")
+        raise BackendUnavailable(f"{target.server.address.url} does not report its memory; its system has no /proc")
     return float(found[1])
 
 
 def _allow_descriptors(wanted: int) -> None:
-    """Raise this process's own limit of open files, where there is one."""
+    """Raise this process's limit of open files to `wanted`, as far as the system allows."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

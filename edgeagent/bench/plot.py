@@ -1,4 +1,7 @@
-"""The report as a picture: for each metric, the share of samples that reached each value. Needs the extra `plot`."""
+"""The report as a picture: for each metric, the share of samples that are at least as good as each value.
+
+It needs the extra `plot`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ DPI = 150
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigError where a picture could not be written: better before the measurement than after it."""
+    """Raise ConfigError if a picture could not be written. Call this before the measurement."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; install it with: pip install 'edgeagent[plot]'")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -27,11 +30,11 @@ def check_plot(path: Path) -> None:
 
 
 def save_plot(run: Run, path: Path) -> None:
-    """Draw a row of panels for each scenario. Raises EdgeAgentError where the file cannot be written."""
+    """Draw a row of panels for each scenario. Raise EdgeAgentError if the file cannot be written."""
     rows = [(measurement, _drawable(measurement)) for measurement in run.measurements]
     rows = [(measurement, metrics) for measurement, metrics in rows if metrics]
     if not rows:
-        raise EdgeAgentError(f"nothing was measured, so that {path} has not been drawn")
+        raise EdgeAgentError(f"nothing was measured, so {path} was not drawn")
     figure, axes = _grid(len(rows), min(MAX_COLUMNS, max(len(metrics) for _, metrics in rows)))
     for row, (measurement, metrics) in zip(axes, rows, strict=True):
         for panel, metric in zip(row, [*metrics, *(None for _ in row)], strict=False):
@@ -53,7 +56,7 @@ def _drawable(measurement: Measurement) -> list[Metric]:
 
 
 def _grid(num_rows: int, num_columns: int) -> tuple[Any, Any]:
-    # Not pyplot, which keeps figures and looks for a display.
+    # pyplot would keep figures and look for a display.
     figure = importlib.import_module("matplotlib.figure").Figure(
         figsize=(PANEL_INCHES[0] * num_columns, PANEL_INCHES[1] * num_rows), layout="constrained"
     )

@@ -1,4 +1,4 @@
-"""Prompts of a wanted length: cold ones that no cache has seen, warm ones that differ from others only at their end."""
+"""Prompts of a given length: cold ones that no cache has seen, and warm ones that differ only at their end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_TAIL_WORDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How a server counts: the tokens of one word, and those that a prompt has without any."""
+    """How a server counts tokens: the tokens of one word, and those of a prompt without words."""
 
     tokens_per_word: float = 1.0
     num_fixed_tokens: float = 0.0
@@ -30,10 +30,10 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts for one server. The same seed gives the same prompts, and each server its own first words.
+    """The prompts for one server. The same seed gives the same prompts, but each server has its own first words.
 
-    So two servers, or one measured against itself, get prompts of one length and kind, and neither meets what the other
-    has put into a cache. The words behind the first depend on seed and name alone.
+    So two servers, or one measured against itself, get prompts of the same length and kind, and neither finds the
+    other's prompts in a cache. The words after the first depend only on the seed and the name.
     """
 
     seed: int
@@ -41,25 +41,25 @@ class Prompts:
     size: Size = Size()
 
     def cold(self, name: str, num_tokens: int) -> str:
-        """Return a prompt whose first word no other has; `name` says which one it is."""
+        """Return a prompt with a first word that no other prompt has. The same `name` gives the same prompt."""
         return f"{self._mark(name)} {self._words(name, self.size.words(num_tokens))}. {ENDLESS}"
 
     def warm(self, name: str, num_tokens: int) -> str:
-        """Return a prompt that shares all but its last few words with every other warm one of this length."""
+        """Return a prompt that shares all but its last few words with every other warm prompt of this length."""
         return self.ending("warm", name, num_tokens)
 
     def ending(self, beginning: str, name: str, num_tokens: int) -> str:
-        """Return a prompt that shares all but its last few words with the others of this beginning and length."""
+        """Return a prompt that shares all but its last few words with the others of this `beginning` and length."""
         shared = max(1, self.size.words(num_tokens) - NUM_TAIL_WORDS)
         tail = self._words(f"tail {name}", NUM_TAIL_WORDS)
         return f"{self._mark(beginning)} {self._words(beginning, shared)}. {ENDLESS} {tail}"
 
     def text(self, name: str, num_tokens: int) -> str:
-        """Return words for a turn of a conversation, whose beginning is another's."""
+        """Return random words for a later turn of a conversation. Unlike `cold`, they have no unique first word."""
         return self._words(name, max(1, round(num_tokens / self.size.tokens_per_word)))
 
     def _mark(self, name: str) -> str:
-        # A few tokens in any vocabulary, of which nearly always the first differs already.
+        # This is a few tokens in any vocabulary, and nearly always the first of them is unique.
         letters = self._random(f"{self.server} {name}")
         return "".join(letters.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(8))
 
@@ -67,12 +67,12 @@ class Prompts:
         return " ".join(self._random(name).choices(WORDS, k=count))
 
     def _random(self, name: str) -> random.Random:
-        # A string seeds by its own digits, not by hash(), and so alike in every process.
+        # A string as seed gives the same sequence in every process, since `hash()` is not used for it.
         return random.Random(f"{self.seed} {name}")  # noqa: S311 no secret
 
 
 def measure_size(few: int, few_tokens: int, many: int, many_tokens: int) -> Size:
-    """Return how a server counts, from the tokens that it found in a short and in a longer prompt of words."""
+    """Return how a server counts tokens, from its counts for a prompt of `few` words and one of `many` words."""
     per_word = (many_tokens - few_tokens) / (many - few)
     if per_word <= 0:
         return Size()

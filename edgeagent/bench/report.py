@@ -1,4 +1,4 @@
-"""The results of a measurement: tables for people, one object for programs. Formats; does not measure."""
+"""The results of a measurement: tables for people, and one object for programs. This module only formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVENTS = (
 
 
 def tables(run: Run, align: Align) -> str:
-    """Return the report as text; `align` turns rows into lines with aligned columns."""
+    """Return the report as text. `align` turns rows into lines with aligned columns."""
     parts = ["\n".join(_heading(run))]
     for measurement in run.measurements:
         title = f"{measurement.scenario.name}: {measurement.scenario.summary}"
@@ -34,7 +34,7 @@ def tables(run: Run, align: Align) -> str:
 
 
 def as_object(run: Run) -> dict[str, Any]:
-    """Return the report for programs, every sample included."""
+    """Return the report for programs, with every sample."""
     return {
         "seed": run.seed,
         "rounds": run.num_rounds,
@@ -62,7 +62,7 @@ def summary_of(measurement: Measurement, metric: Metric, server: int) -> Summary
 
 
 def ratio_of(measurement: Measurement, metric: Metric) -> Ratio | None:
-    """Return how the first server compares with the second; None without one, or where neither is better."""
+    """Return how the first server compares with the second; None if there is one server, or if neither is better."""
     if len(measurement.rounds) < 2 or metric.better == "neither":
         return None
     return ratio(measurement.samples(metric, 0), measurement.samples(metric, 1))
@@ -106,7 +106,7 @@ def _heading(run: Run) -> Iterator[str]:
 
 
 def _table(measurement: Measurement, align: Align) -> list[str]:
-    """Return the lines of a scenario's numbers; with one server there is room for explanations beside them."""
+    """Return the lines of a scenario's numbers. With one server, each line also has the metric's meaning."""
     rows = _rows(measurement)
     if len(rows) == 1:
         return []
@@ -156,7 +156,7 @@ def _ratio_cells(compared: Ratio | None) -> list[str]:
 
 
 def _notes(measurement: Measurement, run: Run) -> list[str]:
-    """Return warnings about the numbers: what failed, what ended early, what is missing."""
+    """Return warnings about the numbers: failures, answers that ended early, and missing samples."""
     notes = []
     if measurement.failure is not None:
         notes.append(f"failed: {measurement.failure}")
@@ -167,7 +167,7 @@ def _notes(measurement: Measurement, run: Run) -> list[str]:
         if num_early:
             notes.append(
                 f"{label}{num_early} of {len(lengths)} answers ended before {run.load.max_tokens} tokens; "
-                f"rates are of what came"
+                f"rates are for the tokens that came"
             )
         for metric in measurement.scenario.metrics:
             samples = measurement.samples(metric, server)

@@ -1,4 +1,4 @@
-"""What every scenario is made of: its metrics, its load, its target; and how one asks."""
+"""The parts of every scenario: its metrics, load and target, and helpers to send prompts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgeagent.bench.wire import Ask, Connection, Trace
 
 SHORT_PROMPT_TOKENS = 64
 FEW_TOKENS = 2
-"""The length of an answer of which only the beginning counts."""
+"""The length of an answer if only its first token matters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the report. `better` is "neither" if the number only explains others."""
+    """One row of the report. `better` is "neither" if the number only explains other rows."""
 
     name: str
     unit: str
@@ -34,7 +34,7 @@ LENGTH = Metric("answer", "tokens", "as the server counts", "neither")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is asked."""
+    """The size of the requests and their number."""
 
     prompt_tokens: int
     max_tokens: int
@@ -45,21 +45,21 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server with the prompts that are made for it."""
+    """A server, and the prompts that are generated for it."""
 
     server: Server
     prompts: Prompts
 
 
 Round = Mapping[Metric, list[float]]
-"""The samples that one round gave; a metric may have none (an answer of one event has no rate)."""
+"""The samples of one round. A metric may have none: for example, an answer of one event has no rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A situation. `prepare` is asked once for each server, unmeasured.
+    """One thing to measure. `prepare` runs once for each server, and is not measured.
 
-    One that is no default is measured only if it is named; one that `is_once` cannot be repeated.
+    A scenario without `is_default` is measured only if the user names it. One with `is_once` cannot be repeated.
     """
 
     name: str
@@ -73,21 +73,21 @@ class Scenario:
 
 @asynccontextmanager
 async def opened(target: Target) -> AsyncIterator[Connection]:
-    """Yield a connection on which the next answer's times have no opening in them."""
+    """Yield a connection that is open already, so that the next answer's times do not include opening it."""
     async with connection_to(target.server) as connection:
         await connection.open()
         yield connection
 
 
 async def answer(connection: Connection, prompt: str, max_tokens: int) -> Trace:
-    """Ask, and return when everything arrived."""
+    """Send a prompt, and return the trace of the complete answer."""
     trace = Trace()
     await connection.ask(Ask(prompt, max_tokens), trace)
     return trace
 
 
 def length(trace: Trace) -> list[float]:
-    """Return the answer's tokens as the server counts, as a list of one, or of none."""
+    """Return a list with the server's count of the answer's tokens; empty if the server gave no counts."""
     return [float(trace.counts.num_output)] if trace.counts else []
 
 
@@ -98,7 +98,7 @@ def joined(samples: Iterable[list[float]]) -> list[float]:
 
 @asynccontextmanager
 async def tasks() -> AsyncIterator[asyncio.TaskGroup]:
-    """Run tasks side by side; the first error of one ends the others and is raised as it is."""
+    """Run tasks side by side. The first error of one ends the others and is raised without its group."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group

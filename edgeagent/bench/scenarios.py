@@ -1,4 +1,4 @@
-"""What is measured: situations, each a round that can be repeated, and the metrics that a round gives."""
+"""The scenarios that are measured. Each has a round, which can be repeated, and the metrics that a round gives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from edgeagent.errors import BackendUnavailable
 NUM_WARM_ASKS = 3
 NUM_CONNECTS = 4
 LIVE_LENGTH = 4
-"""How many times max_tokens the live streams beside a long prompt may write."""
+"""The length of the live streams beside a long prompt, as a multiple of max_tokens."""
 NUM_EVENTS_BEFORE = 12
 """Events of each live stream before the long prompt arrives."""
 
@@ -44,7 +44,7 @@ PER_EVENT = Metric("tokens/event", "tokens/event", "tokens that come with one ev
 
 
 async def decode(target: Target, load: Load, name: str) -> Round:
-    """Let one stream run on a quiet server."""
+    """Run one stream on an otherwise idle server."""
     async with opened(target) as connection:
         prompt = target.prompts.cold(f"decode {name}", SHORT_PROMPT_TOKENS)
         trace = await answer(connection, prompt, load.max_tokens)
@@ -58,14 +58,14 @@ async def decode(target: Target, load: Load, name: str) -> Round:
 
 
 COLD = Metric("cold TTFT", "ms", "prompt never seen before")
-WARM = Metric("warm TTFT", "ms", "prompt seen before, but for its end")
+WARM = Metric("warm TTFT", "ms", "prompt seen before, except its end")
 COLD_PROMPT = Metric("cold prompt", "tokens", "as the server counts", "neither")
 COLD_CACHED = Metric("cold cached", "tokens", "found in the prefix cache", "neither")
 WARM_CACHED = Metric("warm cached", "tokens", "found in the prefix cache", "neither")
 
 
 async def ttft(target: Target, load: Load, name: str) -> Round:
-    """Ask a prompt that no cache can know, then some that share a long beginning with earlier ones."""
+    """Send a prompt that no cache can have, then some that share a long prefix with earlier prompts."""
     async with opened(target) as connection:
         cold = await answer(connection, target.prompts.cold(f"ttft {name}", load.prompt_tokens), FEW_TOKENS)
         warm = [
@@ -91,7 +91,7 @@ LIVE_RATE = Metric("live tokens/s", "tokens/s", "together, while every stream ra
 
 
 async def parallel(target: Target, load: Load, name: str) -> Round:
-    """Ask many things at the same time."""
+    """Run several streams at the same time, each on its own connection."""
     traces = [Trace() for _ in range(load.parallel)]
     prompts = [target.prompts.cold(f"parallel {name} {lane}", SHORT_PROMPT_TOKENS) for lane in range(load.parallel)]
 
@@ -119,7 +119,7 @@ async def parallel(target: Target, load: Load, name: str) -> Round:
 
 
 def all_rate(traces: Iterable[Trace]) -> list[float]:
-    """Return the tokens of all answers for each second from the first request to the last text."""
+    """Return the tokens/s of all answers together, from the first request to the last text; empty if unknown."""
     answered = [trace for trace in traces if trace.texts and trace.counts]
     if not answered:
         return []
@@ -128,7 +128,7 @@ def all_rate(traces: Iterable[Trace]) -> list[float]:
 
 
 def live_rate(traces: Iterable[Trace]) -> list[float]:
-    """Return the tokens for each second of the time in which every stream ran; none where there was no such time."""
+    """Return the rate of all streams together while every stream ran, in tokens/s; empty if there was no such time."""
     traces = list(traces)
     if not traces or not all(trace.texts for trace in traces):
         return []
@@ -141,26 +141,26 @@ def live_rate(traces: Iterable[Trace]) -> list[float]:
 
 ITL_BEFORE = Metric("ITL before", "ms", "between events, live streams alone")
 ITL_DURING = Metric("ITL during", "ms", "between events, while the prompt is computed")
-WORST_ITL = Metric("worst ITL", "ms", "each stream's longest, meanwhile")
+WORST_ITL = Metric("worst ITL", "ms", "each stream's longest gap during that time")
 LONG_TTFT = Metric("long TTFT", "ms", "of the long prompt")
 LONG_PROMPT = Metric("long prompt", "tokens", "as the server counts", "neither")
-BEGUN = Metric("begun meanwhile", "answers", "live streams that ended and began again; no gap", "neither")
+BEGUN = Metric("begun meanwhile", "answers", "live streams that ended and began again; not a gap", "neither")
 
 
 @dataclass(slots=True)
 class Live:
-    """A stream that is kept going: when an answer ends, the next one begins. Gaps are taken within answers alone."""
+    """A stream without end: when an answer ends, the next one begins. Gaps are measured only within answers."""
 
     traces: list[Trace] = field(default_factory=list)
     arrival: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def num_events(self) -> int:
-        """How many events with text have arrived."""
+        """The number of events with text that have arrived."""
         return sum(len(trace.texts) for trace in self.traces)
 
     async def run(self, target: Target, load: Load, name: str) -> None:
-        """Stream without end."""
+        """Stream answers without end; raise BackendUnavailable if the model answers without text."""
         async with opened(target) as connection:
             while True:
                 trace = Trace(on_text=self.arrival.set)
@@ -168,7 +168,7 @@ class Live:
                 prompt = target.prompts.cold(f"{name} {len(self.traces)}", SHORT_PROMPT_TOKENS)
                 await connection.ask(Ask(prompt, LIVE_LENGTH * load.max_tokens), trace)
                 if not trace.texts:
-                    raise BackendUnavailable("the model answers nothing to this prompt, so that no stream stays live")
+                    raise BackendUnavailable("the model gives this prompt an empty answer, so no stream stays live")
 
     async def reach(self, num_events: int) -> None:
         """Return when this number of events has arrived."""
@@ -177,17 +177,17 @@ class Live:
             await self.arrival.wait()
 
     def num_begun(self, begin_s: float, end_s: float) -> int:
-        """Return how many answers were asked for between two moments."""
+        """Return how many answers were requested between two moments."""
         return sum(begin_s < trace.sent_s < end_s for trace in self.traces)
 
     def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
-        """Return the gaps that have a part between two moments."""
+        """Return the gaps that lie at least partly between two moments."""
         gaps = (gap for trace in self.traces for gap in pairwise(trace.texts))
         return [1000 * (later - earlier) for earlier, later in gaps if later > begin_s and earlier < end_s]
 
 
 async def hol(target: Target, load: Load, name: str) -> Round:
-    """Let a long prompt arrive beside live streams; together they are `parallel` requests."""
+    """Send a long prompt while other streams are live. Together they are `parallel` requests."""
     lanes, long = [Live() for _ in range(max(1, load.parallel - 1))], Trace()
     async with opened(target) as connection, tasks() as group:
         running = [group.create_task(live.run(target, load, f"hol {name} {lane}")) for lane, live in enumerate(lanes)]
@@ -197,7 +197,7 @@ async def hol(target: Target, load: Load, name: str) -> Round:
         for live in lanes:
             await live.reach(live.num_events + NUM_EVENTS_BEFORE)
         await connection.ask(Ask(target.prompts.cold(f"hol {name}", load.prompt_tokens), FEW_TOKENS), long)
-        # A gap is known by its end: the one that the prompt's last step made ends after the prompt's first token.
+        # A gap is known only at its end. The gap of the prompt's last step ends after the prompt's first token.
         for live, num_events in [(live, live.num_events) for live in lanes]:
             await live.reach(num_events + 1)
         for task in running:
@@ -221,7 +221,7 @@ OPEN_FIRST = Metric("open: first token", "ms", "on a connection that has been us
 
 
 async def connect(target: Target, _: Load, name: str) -> Round:
-    """Ask short things on new connections, and again on the same ones."""
+    """Send a short prompt on each of several new connections, and then another on the same connection."""
     samples: dict[Metric, list[float]] = {NEW_EVENT: [], NEW_FIRST: [], OPEN_EVENT: [], OPEN_FIRST: []}
     for turn in range(NUM_CONNECTS):
         async with connection_to(target.server) as connection:
@@ -256,7 +256,7 @@ SCENARIOS = {
         Scenario("overhead", "what the server adds to the model's own work", (BEYOND, DELIVERY), overhead),
         Scenario(
             "idle",
-            "WebSockets that are open and say nothing",
+            "open WebSockets without traffic",
             (IDLE_BYTES, IDLE_OPENING, IDLE_FIRST),
             idle,
             is_default=False,

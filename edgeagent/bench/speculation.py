@@ -1,4 +1,4 @@
-"""Speculation: kinds of text, each without drafts, with drafts of a fixed length, and as the server chooses."""
+"""Speculation: kinds of text, each without drafts, with drafts of fixed lengths, and with the server's choice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _random(prompts: Prompts, name: str) -> str:
 
 
 _KINDS: dict[str, Callable[[Prompts, str], str]] = {"chat": _chat, "copy-edit": _edit, "code": _code, "random": _random}
-# Draft tokens a step: none, fixed numbers, and what the server chooses (None).
+# Draft tokens per step: none, fixed numbers, and the server's choice (None).
 _DEPTHS: dict[str, int | None] = {"off": 0, "1": 1, "3": 3, "8": 8, "auto": None}
 
 
@@ -57,9 +57,9 @@ MANY = {(kind, depth): _metric(kind, depth, "many streams") for kind in _KINDS f
 
 
 async def speculate(target: Target, load: Load, name: str) -> Round:
-    """Let one stream of each kind of text run with each number of drafts, then several at once.
+    """Run one stream of each kind of text with each draft length, then several streams at once.
 
-    Every run has a prompt of its own: a text that was answered before would be drafted from itself.
+    Every run has its own prompt, since a server could draft a repeated answer from the earlier one.
     """
     found: dict[Metric, list[float]] = {}
     for (kind, depth), metric in ONE.items():
@@ -71,7 +71,7 @@ async def speculate(target: Target, load: Load, name: str) -> Round:
 
 
 async def _rates(target: Target, load: Load, num_streams: int, kind: str, depth: str, name: str) -> list[float]:
-    """Return the tokens a second of each stream."""
+    """Return the tokens per second of each stream."""
     traces = [Trace() for _ in range(num_streams)]
 
     async def run(number: int) -> None:

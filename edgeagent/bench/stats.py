@@ -1,4 +1,4 @@
-"""The arithmetic of a report: percentiles of samples, and the ratio of two servers measured in turns."""
+"""The arithmetic of a report: percentiles of samples, and the ratio of two servers measured in alternation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How one server compares with another: the middle of the ratios of neighbouring rounds, and their quartiles."""
+    """How one server compares with another: the median and the quartiles of the ratios of neighbouring rounds."""
 
     num_pairs: int
     median: float
@@ -42,12 +42,12 @@ def quantile(samples: Sequence[float], q: float) -> float:
 
 
 def median(samples: Sequence[float]) -> float:
-    """Return the middle of at least one sample."""
+    """Return the median of at least one sample."""
     return quantile(samples, 0.5)
 
 
 def summarize(samples: Sequence[float], better: Better) -> Summary | None:
-    """Return the summary of samples, None without any. Where more is better, p95 is what 95 % reach or exceed."""
+    """Return the summary of samples, None without any. If higher is better, p95 is what 95 % reach or exceed."""
     if not samples:
         return None
     p50, p95, p99 = (quantile(samples, 1 - q if better == "higher" else q) for q in (0.5, 0.95, 0.99))
@@ -55,10 +55,10 @@ def summarize(samples: Sequence[float], better: Better) -> Summary | None:
 
 
 def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Ratio | None:
-    """Compare two servers round by round: the median of each round's samples, ours over theirs, paired in time.
+    """Compare two servers round by round: the median of our samples of a round over the median of theirs.
 
-    A machine's speed drifts; neighbours in time share the drift, so that their ratio does not. A round without samples
-    on either side, or that the other has not run, makes no pair. None without pairs.
+    A machine's speed drifts. Neighbouring rounds share the drift, so their ratio does not drift. A round without
+    samples on either side, or that the other server has not run, makes no pair. Return None without pairs.
     """
     medians = [(median(mine), median(other)) for mine, other in zip(ours, theirs, strict=False) if mine and other]
     ratios = [mine / other for mine, other in medians if other > 0]

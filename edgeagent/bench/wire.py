@@ -1,4 +1,4 @@
-"""What is asked of a server and when its answer arrived; the same for every transport."""
+"""A request to a server and the arrival times of its answer, the same for every transport."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was said earlier in a conversation: `role` is system, user or assistant."""
+    """An earlier message of a conversation. `role` is system, user or assistant."""
 
     role: str
     text: str
@@ -19,10 +19,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt, and how long an answer is wanted. Greedy: what is measured must not depend on chance.
+    """A prompt, and the length of the answer. Sampling is greedy, so that a measurement does not depend on chance.
 
-    `earlier` is what was said before. Unless it `is_stored`, the server is asked to keep nothing of it on disk.
-    `draft_tokens` are drafted at each step, None: as the server chooses.
+    `earlier` are the messages before the prompt. Unless `is_stored`, the server is asked to keep nothing of it on disk.
+    `draft_tokens` is the number of tokens to draft in each step; if None, the server chooses.
     """
 
     prompt: str
@@ -33,13 +33,13 @@ class Ask:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The whole conversation, as both APIs take it."""
+        """The whole conversation, in the form that both APIs accept."""
         return [{"role": turn.role, "content": turn.text} for turn in (*self.earlier, Turn("user", self.prompt))]
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The server's own token counts; `num_cached` is 0 where it does not tell."""
+    """The server's own token counts. `num_cached` is 0 if the server does not report it."""
 
     num_prompt: int
     num_cached: int
@@ -50,9 +50,9 @@ class Counts:
 class Trace:
     """When the events of one answer arrived, in seconds of the monotonic clock.
 
-    `texts` are the arrivals of events with text (reasoning counts), and `num_chars` how much came with each: an event
-    may carry several tokens, and only the characters tell which carried more. `counts` comes with the end, and with it
-    what the server measured itself, if it tells. `on_text` is called at each arrival.
+    `texts` are the arrival times of events with text (reasoning included). `num_chars` is the number of characters in
+    each, since an event may have several tokens, and only the characters show which has more. `counts` and the server's
+    own measurements, if it reports them, come at the end. `on_text` is called for each event with text.
     """
 
     on_text: Callable[[], None] | None = None
@@ -69,7 +69,7 @@ class Trace:
         self.sent_s = time.perf_counter()
 
     def event(self, arrived_s: float, num_chars: int) -> None:
-        """Note an event and how much text it brought."""
+        """Record an event and the number of characters in it."""
         if self.first_event_s is None:
             self.first_event_s = arrived_s
         if num_chars:
@@ -80,26 +80,26 @@ class Trace:
 
     @property
     def first_event_ms(self) -> list[float]:
-        """The time to the first event, as a list of one, or of none."""
+        """The time to the first event, as a list of one value, or empty if there was no event."""
         return [] if self.first_event_s is None else [1000 * (self.first_event_s - self.sent_s)]
 
     @property
     def first_text_s(self) -> float | None:
-        """When the first text arrived."""
+        """When the first text arrived; None if there is no text."""
         return self.texts[0] if self.texts else None
 
     @property
     def ttft_ms(self) -> list[float]:
-        """The time to the first text, as a list of one, or of none where the answer has no text."""
+        """The time to the first text, as a list of one value, or empty if the answer has no text."""
         return [1000 * (self.texts[0] - self.sent_s)] if self.texts else []
 
     @property
     def beyond_prefill_ms(self) -> list[float]:
-        """The time to the first text without that of the prompt, as a list of one, or of none."""
+        """The time to the first text less the server's prefill time, as a list of one value, or empty if unknown."""
         return [ttft_ms - self.prefill_ms for ttft_ms in self.ttft_ms] if self.prefill_ms is not None else []
 
     def measured(self, event: Mapping[str, Any]) -> None:
-        """Take what a server says of its own times: `timings` in llama-server's words, and edgeagent's stages."""
+        """Record the server's own measurements: `timings` in llama-server's format, and edgeagent's stages."""
         timings, ours = event.get("timings"), event.get("edgeagent")
         if isinstance(timings, dict) and "prompt_ms" in timings:
             self.prefill_ms = float(timings["prompt_ms"])
@@ -108,19 +108,19 @@ class Trace:
 
     @property
     def gaps_ms(self) -> list[float]:
-        """The times between consecutive texts."""
+        """The times between consecutive events with text."""
         return [1000 * (later - earlier) for earlier, later in pairwise(self.texts)]
 
     @property
     def tokens_per_event(self) -> float | None:
-        """How many tokens came with each text, on average."""
+        """The average number of tokens in an event with text; None if unknown."""
         return self.counts.num_output / len(self.texts) if self.counts and self.texts else None
 
     @property
     def tokens_per_s(self) -> list[float]:
-        """The rate from the first text to the last, as a list of one, or of none where there are not two.
+        """The rate from the first text to the last, as a list of one value, or empty if there are fewer than two texts.
 
-        The tokens that came with the first text took no time after it, and so do not count.
+        The tokens in the first text are not counted, since their time is before it.
         """
         if not self.texts or self.texts[-1] <= self.texts[0]:
             return []
@@ -128,7 +128,7 @@ class Trace:
         return [tokens / (self.texts[-1] - self.texts[0])] if tokens else []
 
     def tokens_between(self, after_s: float, until_s: float) -> float:
-        """Return how many tokens came after one moment and until another: the server's count, shared by characters."""
+        """Return how many tokens came after `after_s` until `until_s`: the server's count, divided by characters."""
         if self.counts is None or not self.texts:
             return 0.0
         arrived = zip(self.texts, self.num_chars, strict=True)
@@ -137,11 +137,11 @@ class Trace:
 
 
 class Connection(Protocol):
-    """An open connection to a server; one answer runs on it at a time."""
+    """A connection to a server. One answer runs on it at a time."""
 
     @property
     def opening_ms(self) -> float:
-        """How long it took to open; 0 over HTTP, where the first request opens it."""
+        """How long opening the connection took. It is 0 over HTTP, where the first request opens it."""
         ...
 
     async def open(self) -> None:
@@ -149,16 +149,16 @@ class Connection(Protocol):
         ...
 
     async def ask(self, ask: Ask, trace: Trace) -> None:
-        """Ask, and note into `trace` what arrives until the answer has ended.
+        """Send a request, and record its events in `trace` until the answer has ended.
 
-        When this is cancelled the connection cannot be used any further. Raises EdgeAgentError for what the server
-        refuses or fails with.
+        If this is cancelled, the connection cannot be used any more. Raise EdgeAgentError if the server refuses the
+        request or fails.
         """
         ...
 
 
 def counts_of(usage: Mapping[str, Any] | None) -> Counts | None:
-    """Return the counts of a usage object in the words of chat completions or of the Responses API."""
+    """Return the counts in a usage object of chat completions or the Responses API; None if they are missing."""
     if not usage:
         return None
     prompt = usage.get("prompt_tokens", usage.get("input_tokens"))

@@ -1,4 +1,4 @@
-"""The edgeagent command: one module for each command group, imported only when its command is asked for."""
+"""The edgeagent command: one module for each command group, imported only when its command is used."""
 
 from edgeagent.cli.app import main
 

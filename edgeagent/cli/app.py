@@ -1,4 +1,4 @@
-"""The command table and its entry point. Only the command that is asked for is imported: `--help` imports none."""
+"""The command table and the entry point. Only the command that is used is imported, so `--help` imports none."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from edgeagent.cli.display import complain
 from edgeagent.cli.help import PlainCommand
 from edgeagent.errors import ConfigError, EdgeAgentError
 
-# Where the shells' completion scripts (typer's) put the words typed so far.
+# The variables in which typer's completion scripts for the shells put the words typed so far.
 COMPLETE_VARIABLE = "_EDGEAGENT_COMPLETE"
 COMPLETION_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: where its function (or its group's Typer) is, and the one line that lists it."""
+    """A command: the import path of its function (or its group's Typer), and its line in the list of commands."""
 
     target: str
     summary: str
@@ -66,18 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0 done, 1 failed, 2 wrong usage or setting, 130 interrupted."""
     _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Answers and file names have characters that a terminal or a pipe (on Windows, of cp1252) cannot take.
+        # Answers and file names may have characters that a terminal or a pipe (cp1252 on Windows) cannot encode.
         sys.stdout.reconfigure(errors="replace")
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if arguments == ["--version"]:  # what people type first at any program
+    if arguments == ["--version"]:  # many users try this first
         arguments = ["version"]
     try:
         with _completing():
             app = build_app(_command_asked_for(arguments))
-            # In this mode the value of typer.Exit is returned, and that of a command function, which here is None.
+            # In this mode the app returns the status of typer.Exit, or a command function's result, which is None here.
             return int(app(arguments, prog_name="edgeagent", standalone_mode=False) or 0)
     except typer.TyperException as error:
-        # Not before it is needed: regular expressions take a while to compile.
+        # Imported only when needed, since its regular expressions take a while to compile.
         from edgeagent.cli.usage import usage_message
 
         complain(usage_message(error, arguments))
@@ -88,18 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except SystemExit as leaving:
-        # How typer ends where the reader of our output left (`edgeagent list | head`), with a status of 1.
+        # If the reader of the output is gone (`edgeagent list | head`), typer exits with status 1.
         if isinstance(leaving.__context__, BrokenPipeError):
             return 0
         raise
     except BrokenPipeError:
-        # The same outside of a command; keep the interpreter's last flush from complaining.
+        # The reader is gone, but outside of a command. Keep the interpreter's last flush from printing an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def build_app(wanted: str | None) -> typer.Typer:
-    """Return the command line with one command complete and the others, unimported, as entries of the list."""
+    """Return the command line. Only the command `wanted` is imported; the others are just entries of the list."""
     app = typer.Typer(
         name="edgeagent",
         help="A low-latency on-device inference daemon for GGUF models.",
@@ -119,9 +119,9 @@ def build_app(wanted: str | None) -> typer.Typer:
 
 
 def _open_missing_streams() -> None:
-    """Let the null device stand for standard streams that are closed (`serve >&- 2>&-`).
+    """Replace closed standard streams (`serve >&- 2>&-`) by the null device.
 
-    Python has None for them, and the next files would get their numbers: prints would go into a socket.
+    Python sets them to None, and the next opened files would get their numbers, so that prints could go into a socket.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -147,7 +147,7 @@ def _unimported() -> None:
 
 
 def _completing() -> AbstractContextManager[None]:
-    """Return the context manager for a command's run: an empty one, unless bash asks for completions."""
+    """Return the context manager that a command runs in. It does something only if bash asks for completions."""
     if os.environ.get(COMPLETE_VARIABLE) != "complete_bash":
         return nullcontext()
     from edgeagent.cli.completion import bash_words_joined

@@ -1,4 +1,4 @@
-"""Names for the shell to complete. Must be quick and must not fail: a missing suggestion is better than a traceback."""
+"""Names for the shell to complete. This must be fast and never fail: no suggestion is better than a traceback."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edgeagent.home import with_home
 
 
 def model_names(incomplete: str) -> list[str]:
-    """Return what MODEL may be: builtin, the catalog's names, models in the Hugging Face cache, .gguf files, folders.
+    """Return the completions of MODEL: builtin, catalog names, models in the Hugging Face cache, .gguf files, folders.
 
-    A downloaded repository is offered by itself, and with the quantization of each model that it holds.
+    A downloaded repository is suggested by its name alone, and with the quantization of each model in it.
     """
     if incomplete.startswith((".", "/", "~")):
         return sorted(_files(incomplete))
@@ -24,7 +24,7 @@ def model_names(incomplete: str) -> list[str]:
 
 
 def catalog_names(incomplete: str) -> list[str]:
-    """Return the names that `pull` knows by itself."""
+    """Return the catalog's names that begin with `incomplete`."""
     from edgeagent.store.names.catalog import load_catalog
 
     try:
@@ -34,7 +34,7 @@ def catalog_names(incomplete: str) -> list[str]:
 
 
 def remote_names(incomplete: str) -> list[str]:
-    """Return the names of the remotes of the usual state folder."""
+    """Return the names of the remotes in the configured state folder that begin with `incomplete`."""
     from edgeagent.config_sources import load_config
     from edgeagent.remotes.file import load_remotes
 
@@ -47,9 +47,10 @@ def remote_names(incomplete: str) -> list[str]:
 
 @contextlib.contextmanager
 def bash_words_joined() -> Iterator[None]:
-    """Complete a word with a colon in it, which bash hands over in parts: org/repo, a colon, the quantization.
+    """Complete a word that has a colon. Bash passes it in parts: org/repo, a colon, the quantization.
 
-    The parts are joined for the command, and of what it prints only the part that bash will put in their place is kept.
+    The parts are joined for the command. From each line that it prints, only the part after the colon is kept, since
+    bash replaces only that part.
     """
     try:
         words, place = os.environ["COMP_WORDS"].split(), int(os.environ["COMP_CWORD"])
@@ -72,7 +73,7 @@ def bash_words_joined() -> Iterator[None]:
 
 
 def _joined(words: list[str], place: int) -> tuple[list[str], int]:
-    """Return words with those around a colon as one, and the new place of the word at `place`."""
+    """Return the words with the parts around each colon joined, and the new place of the word at `place`."""
     joined: list[str] = []
     new_place = place
     for number, word in enumerate(words):

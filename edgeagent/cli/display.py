@@ -1,6 +1,6 @@
-"""How every command prints: sizes and lengths of time, tables and lines that fit a terminal, errors.
+"""The output of all commands: sizes, durations, tables and lines that fit a terminal, and errors.
 
-What goes to a pipe or a file is neither folded nor cut: a path stays on one line there.
+Output to a pipe or a file is never wrapped or cut, so that a path stays on one line there.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def progress_display(
     lines: Callable[[str], _Display],
     bar: Callable[[str], AbstractContextManager[_Display]],
 ) -> AbstractContextManager[_Display]:
-    """Return what shows the progress of `name`: JSON lines if asked for, a bar on a terminal, else plain lines."""
+    """Return the progress display for `name`: JSON lines if `as_json`, a bar on a terminal, else plain lines."""
     if as_json:
         return nullcontext(json_lines(name))
     return bar(name) if sys.stderr.isatty() else nullcontext(lines(name))
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in its two largest units."""
+    """Return a duration as text: days, hours and minutes, minutes, or seconds."""
     minutes, hours = int(seconds // 60), int(seconds // 3600)
     if hours >= 48:
         return f"{hours // 24} days"
@@ -58,9 +58,9 @@ def aligned(rows: Sequence[Sequence[str]], *, left_columns: int = 1) -> str:
 def table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, left_columns: int = 1, last_left: bool = False
 ) -> str:
-    """Return a table for stdout, its first `left_columns` (and with `last_left` the last) to the left.
+    """Return a table for stdout. The first `left_columns` (and with `last_left` the last) are left-aligned.
 
-    On a terminal that is too narrow the last columns go to an indented line below each row, with their headings.
+    If the terminal is too narrow, the last columns go to an indented line below each row, with their headings.
     """
     width = terminal_width()
     for num_columns in range(len(headings), 0, -1):
@@ -82,7 +82,7 @@ def table(
 
 
 def wrapped(text: str, indent: int = 0) -> str:
-    """Return text for stdout with each line broken at blanks where the terminal is too narrow; words stay whole."""
+    """Return text for stdout, with long lines wrapped at blanks to the terminal's width. Words stay whole."""
     return _wrapped(text, terminal_width(), indent)
 
 
@@ -99,7 +99,7 @@ def _wrapped(text: str, width: int | None, indent: int = 0) -> str:
 
 
 def _broken(line: str, width: int, indent: int, margin: str) -> list[str]:
-    # The first line stands where its caller puts it, `indent` columns to the right.
+    # The caller prints the first line after `indent` columns, so its indentation is only counted here.
     broken = textwrap.wrap(
         line,
         width,
@@ -114,7 +114,7 @@ def _broken(line: str, width: int, indent: int, margin: str) -> list[str]:
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
-    """Return the columns of the terminal that a stream (stdout) is; None where it is a pipe or a file."""
+    """Return the width in columns of the terminal behind a stream (default stdout); None for a pipe or a file."""
     if not (stream or sys.stdout).isatty():
         return None
     return max(_MIN_WIDTH, shutil.get_terminal_size().columns)

@@ -1,4 +1,4 @@
-"""The help of a command in words for people: typer would write types and ranges as Python does."""
+"""The help of commands in plain words, since typer would write types and ranges in Python's notation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANGES = (
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help says N, FILE or a|b|c, and 1 or more."""
+    """A command whose help shows values as N, FILE or a|b|c, and ranges as "1 or more"."""
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the arguments, then the options."""
@@ -32,7 +32,7 @@ class PlainCommand(TyperCommand):
                     formatter.write_dl([plain_record(record, kind) for record in records])
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
-        """Return the parts of the usage line: a required argument is its name alone."""
+        """Return the parts of the usage line. A required argument is shown by its name only."""
         return [re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
 

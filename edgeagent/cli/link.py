@@ -1,4 +1,4 @@
-"""Finds this user's daemon and asks it over HTTP. It uses only the standard library, so that commands start fast."""
+"""HTTP requests to this user's daemon. Only the standard library is used, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 10.0
 
 
 def address_of(daemon: Runtime) -> Address:
-    """Return where a daemon listens, its token, and the one certificate that it may show."""
+    """Return a daemon's address: its URL, its token, and the only certificate that is trusted."""
     return Address(daemon.url, daemon.token, daemon.certificate)
 
 
@@ -30,7 +30,7 @@ def ask(
     accept: frozenset[int] = frozenset({200}),
     timeout_s: float | None = None,
 ) -> Any:
-    """Return the JSON a daemon answers with. Raises its error where the status is not accepted."""
+    """Return the JSON that a daemon answers with. Raise its error if the status is not in `accept`."""
     url = urlsplit(address.url)
     connection = _connection(url.hostname or "", url.port, address.tls(), timeout_s or TIMEOUT_S)
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}

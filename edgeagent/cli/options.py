@@ -1,4 +1,4 @@
-"""The declared options as command-line flags. Nothing is said twice: names, help and choices come from the config."""
+"""The declared options as command-line flags. Their names, help and choices come from the config package only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", hel
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-# What a value is, where the option's name does not say it.
+# The placeholder of an option's value in the help, if the option's name does not make it clear.
 METAVARS = {
     "draft": "MODEL",
     "load.keep_alive": "TIME",
@@ -32,8 +32,8 @@ METAVARS = {
 def with_declared_options(command: Callable[..., None], *, positional: str = "") -> Callable[..., None]:
     """Return `command(loaded, **own)` as a function with a flag for every declared option, for typer to read.
 
-    The function loads the configuration with the flags given. The option named `positional` is an argument instead;
-    the command's own parameters, after the first, stay as they are.
+    The function loads the configuration with the given flags. The option named `positional` becomes an argument. The
+    command's own parameters, after the first, stay as they are.
     """
     options = {_parameter_name(option): option for option in declared_options()}
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
@@ -53,7 +53,7 @@ def with_declared_options(command: Callable[..., None], *, positional: str = "")
 
 
 def with_help(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that makes a text the `--help` of a command. It is for help too long for a docstring."""
+    """Return a decorator that sets the `--help` text of a command. Use it if the text is too long for a docstring."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         command.__doc__ = text
@@ -67,7 +67,7 @@ def _parameter_name(option: Option) -> str:
 
 
 def _parameter(option: Option, *, is_positional: bool) -> inspect.Parameter:
-    # No default and no conversion here: what is not given stays None, and the config checks what is.
+    # There is no default and no conversion here. A flag that is not given stays None, and the config checks the others.
     kind: Any = str | None
     names = [option.flag]
     if option.choices:

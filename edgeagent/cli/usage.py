@@ -1,4 +1,4 @@
-"""The errors of a wrong command line: in one form, with the probable meaning and what to type instead."""
+"""The error messages for a wrong command line, all in one form, with a suggestion of what to type instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-# Names of commands in other programs of this kind.
+# Commands of similar programs, and what to use here instead.
 ELSEWHERE = {
     "info": "`edgeagent status` shows what runs, `edgeagent version` the versions",
     "ls": "`edgeagent list` lists the models on this machine",
@@ -16,7 +16,7 @@ ELSEWHERE = {
     "ask": '`edgeagent run "a question"` answers one',
     "start": "`edgeagent serve` starts the daemon",
     "restart": "`edgeagent reload` loads the model again; `edgeagent stop` and `edgeagent serve` restart the daemon",
-    "logs": "the daemon writes its log to stderr: of a service, `journalctl --user -u edgeagent` shows it",
+    "logs": "the daemon writes its log to stderr; for a service, `journalctl --user -u edgeagent` shows it",
     "help": "`edgeagent --help` lists the commands",
     "search": "models are found on https://huggingface.co/models?library=gguf; `edgeagent pull ORG/REPO` downloads one",
 }
@@ -33,7 +33,7 @@ _NO_OPTION = re.compile(
     r"No such option: (?P<name>\S+?)\.?(?: (?:\(Possible options: |Did you mean )(?P<near>.*?)[)?])?"
 )
 _EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((?P<extra>.*)\)", re.DOTALL)
-# How the library that typer converts values with begins.
+# Messages of the library that converts values for typer, and plain words for them.
 _WANTED = (
     (re.compile(r"Input should be a valid integer.*"), "a whole number"),
     (re.compile(r"Input should be a valid number.*"), "a number"),
@@ -44,7 +44,7 @@ _WANTED = (
 
 
 def usage_message(error: typer.TyperException, arguments: Sequence[str]) -> str:
-    """Return what is wrong with a command line, in one line."""
+    """Return one line that says what is wrong with a command line."""
     message = error.format_message().replace(": Value error, ", ": ")
     if no_command := _NO_COMMAND.fullmatch(message):
         return _no_command(no_command["name"], no_command["hint"], _path(error))
@@ -55,7 +55,7 @@ def usage_message(error: typer.TyperException, arguments: Sequence[str]) -> str:
         why = _why(option, bad["why"], arguments)
         return f"{option}: {why} (see `{_path(error)} --help`)" if option else f"{why} (see `{_path(error)} --help`)"
     if no_option := _NO_OPTION.fullmatch(message):
-        # A name unlike all options is most like --help, which the line ends with anyway.
+        # For a name that resembles no option, typer suggests --help, which the line ends with anyway.
         names = [name for name in (no_option["near"] or "").split(", ") if name not in ("", "--help")]
         near = f"; did you mean {_choice(names)}?" if names else ""
         return f"there is no option {no_option['name']}{near} (see `{_path(error)} --help`)"
@@ -86,13 +86,13 @@ def _why(option: str, why: str, arguments: Sequence[str]) -> str:
 
 
 def _choice(names: Sequence[str]) -> str:
-    """Return "a, b or c"."""
+    """Return the names as "a, b or c"."""
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str | None:
-    """Return the last value that was typed for an option."""
+    """Return the last value that was typed for an option; None if there is none."""
     found = None
     for place, argument in enumerate(arguments):
         if argument == option and place + 1 < len(arguments):

@@ -1,4 +1,4 @@
-"""What an application imports: an async WebSocket client. Knows the wire, not the daemon.
+"""An async WebSocket client for applications. It depends on the wire protocol, not on the daemon's code.
 
 async with edgeagent.client.connect() as client:
     async for event in client.respond("Turn the light on"):

@@ -1,4 +1,4 @@
-"""Where a daemon listens and the token it asks for. Knows the runtime file, not the daemon."""
+"""Where a daemon listens, and its token. This depends on the runtime file, not on the daemon's code."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A daemon's base URL (http://127.0.0.1:8127, a ws:// URL, with or without /v1) and its token.
+    """A daemon's base URL (http://127.0.0.1:8127 or a ws:// URL, with or without /v1) and its token.
 
-    `certificate` names the file of the only one that is trusted, where the daemon speaks TLS; None leaves it to the
-    system's authorities.
+    `certificate` is the path of the only certificate that is trusted for TLS. If None, the system's authorities decide.
     """
 
     url: str
@@ -30,7 +29,7 @@ class Address:
         return f"{base}/v1/responses"
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return what to check the daemon's certificate with, None where it speaks no TLS."""
+        """Return the TLS context that checks the daemon's certificate; None if the URL does not use TLS."""
         if urlsplit(self.url).scheme not in ("https", "wss"):
             return None
         context = ssl.create_default_context(cafile=self.certificate)
@@ -42,10 +41,10 @@ class Address:
 
 
 def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -> Address:
-    """Return where the daemon of this state folder (default: the configured one) listens.
+    """Return the address of the daemon that uses this state folder (default: the configured one).
 
-    The runtime file counts only while the process that wrote it lives, so that a program that took over its port does
-    not get the token. Raises BackendUnavailable where no daemon runs.
+    The runtime file is used only while the process that wrote it lives, so that a program that took over its port does
+    not get the token. Raise BackendUnavailable if no daemon runs.
     """
     # Imported here, so that applications that give a URL do not import pydantic and psutil, which takes 0.1 s.
     from edgeagent.runtime_file import find_daemon, no_daemon
@@ -61,7 +60,7 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -
 
 
 def is_loopback(url: str) -> bool:
-    """Tell whether a URL's host is this machine's loopback."""
+    """Whether a URL's host is this machine's loopback."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

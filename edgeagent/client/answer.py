@@ -1,4 +1,4 @@
-"""A response so far, gathered from its events. Knows the events of the wire; does no I/O."""
+"""The state of a response, collected from its wire events. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Event = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Answer:
-    """The text, reasoning and tool calls of one response, and, once it is finished, its usage and timings.
+    """The text, reasoning and tool calls of one response, and its usage and timings once it has finished.
 
     `status` is the wire's: in_progress, completed, incomplete, cancelled or failed. `usage`, `timings` (llama-server's
-    names) and `edgeagent` (route, reason, milliseconds by stage) are the terminal event's own objects.
+    names) and `edgeagent` (route, reason, milliseconds for each stage) are copied from the terminal event.
     """
 
     response_id: str | None = None
@@ -34,11 +34,11 @@ class Answer:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the terminal event has been seen."""
+        """Whether the terminal event has arrived."""
         return self.status != "in_progress"
 
     def add(self, event: Event) -> None:
-        """Take in one event; unknown ones are ignored."""
+        """Add one event. Ignore events of unknown types."""
         match event.get("type"):
             case "response.created":
                 self.response_id = event["response"]["id"]
@@ -66,7 +66,7 @@ class Answer:
 
 
 def wire_error(error: Mapping[str, Any]) -> EdgeAgentError:
-    """Return the error that a wire object {code, message, param} stands for."""
+    """Return the error that a wire object {code, message, param} describes."""
     code = str(error.get("code") or "internal_error")
     return from_code(code, str(error.get("message") or code), param=error.get("param"))
 

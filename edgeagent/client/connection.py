@@ -1,6 +1,6 @@
-"""The WebSocket to a daemon: opened when it is needed, opened again when it is lost, one response at a time on it.
+"""The WebSocket to a daemon: opened when it is needed, reopened when it is lost, with one response at a time on it.
 
-Knows the wire of /v1/responses and where a daemon says it can be found; knows nothing of what is behind it.
+This module knows the protocol of /v1/responses and how to find a daemon, and nothing of the daemon's code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgeagent.errors import BackendUnavailable, EdgeAgentError, Forbidden, Payl
 OPEN_TIMEOUT_S = 10.0
 CANCEL_TIMEOUT_S = 5.0
 RETRY_DELAYS_S = (0.1, 0.5, 2.0)
-# RFC 6455, 7.4.1, and the IANA registry: protocol and policy errors would only happen again.
+# Close codes of RFC 6455 (7.4.1) and the IANA registry for protocol and policy errors, which a retry would repeat.
 FINAL_CLOSE_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
 
 Input = str | Sequence[Mapping[str, Any]]
@@ -34,8 +34,8 @@ Input = str | Sequence[Mapping[str, Any]]
 class Client:
     """A connection to a daemon. Use it as an async context manager, or call `close`.
 
-    One response runs at a time: starting another cancels the one before, as a listener who interrupts would. For
-    responses side by side, connect more clients; they share the daemon's stored responses.
+    One response runs at a time. Starting another cancels the one before, as when a user interrupts a voice assistant.
+    For parallel responses, connect more clients; they share the daemon's stored responses.
     """
 
     def __init__(self, locate: Callable[[], Address]) -> None:
@@ -53,12 +53,12 @@ class Client:
         await self.close()
 
     async def open(self) -> None:
-        """Connect, unless connected. Raises BackendUnavailable, Unauthorized or Forbidden."""
+        """Connect, unless already connected. Raise BackendUnavailable, Unauthorized or Forbidden if that fails."""
         if self._socket is None:
             self._socket = await _open(self._locate())
 
     async def close(self) -> None:
-        """Disconnect; the daemon cancels what still runs on this connection."""
+        """Disconnect. The daemon cancels a response that still runs on this connection."""
         if self._socket is not None:
             socket, self._socket = self._socket, None
             await socket.close()
@@ -72,9 +72,9 @@ class Client:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **fields: object,
     ) -> Reply:
-        """Ask for a response and return it as an async iterator of events; nothing is sent before the first is awaited.
+        """Return a response as an async iterator of events. Nothing is sent before the first event is awaited.
 
-        `message` is text or a list of input items; `fields` are further fields of response.create (model, temperature,
+        `message` is text or a list of input items. `fields` are further fields of response.create (model, temperature,
         max_output_tokens, tool_choice, text, store ...).
         """
         request = {
@@ -88,11 +88,11 @@ class Client:
         return Reply(self, {name: value for name, value in request.items() if value is not None})
 
     async def ask(self, message: Input, **fields: Any) -> Answer:
-        """Ask, wait for the end, and return the whole answer. Raises what the response failed with."""
+        """Send a message, wait for the end, and return the whole answer. Raise the response's error if it failed."""
         return await self.respond(message, **fields).finish()
 
     async def begin(self, reply: Reply) -> None:
-        """Send a reply's request; for Reply alone."""
+        """Send a reply's request. For use by Reply only."""
         if self._reply is not None and self._reply is not reply:
             await self._reply.cancel()
         self._reply = reply
@@ -100,7 +100,7 @@ class Client:
         await self.send(reply.request)
 
     async def send(self, event: Event) -> None:
-        """Send one event on the open connection; for Reply alone."""
+        """Send one event on the open connection. For use by Reply only."""
         if self._socket is None:
             raise _closed_under_response()
         try:
@@ -109,7 +109,7 @@ class Client:
             raise self._lost(closed) from None
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next event of the open connection; for Reply alone."""
+        """Return the next event of the open connection. For use by Reply only."""
         if self._socket is None:
             raise _closed_under_response()
         try:
@@ -131,11 +131,11 @@ class Client:
 
 
 class Reply:
-    """One response as it arrives: an async iterator over its events, with their sum in `answer`.
+    """One response as it arrives: an async iterator over its events, with the result so far in `answer`.
 
-    A connection that is lost before the daemon began to answer is opened again and the request repeated; afterwards
-    the loss is raised, since what was delivered cannot be taken back. After a failed response's terminal event the
-    iterator raises its error.
+    If the connection is lost before the daemon begins to answer, it is reopened and the request is sent again. If it is
+    lost later, the error is raised, since delivered events cannot be taken back. After the terminal event of a failed
+    response, the iterator raises the response's error.
     """
 
     def __init__(self, client: Client, request: Mapping[str, Any]) -> None:
@@ -157,13 +157,13 @@ class Reply:
         return event
 
     async def finish(self) -> Answer:
-        """Take in the remaining events and return the answer."""
+        """Read the remaining events and return the answer."""
         async for _ in self:
             pass
         return self.answer
 
     async def cancel(self) -> Answer:
-        """Cancel the response at the daemon and return its answer; a finished one is left as it is."""
+        """Cancel the response at the daemon and return its answer. A finished response is not changed."""
         if self.answer.is_finished:
             return self.answer
         if not self._is_sent:
@@ -175,7 +175,7 @@ class Reply:
                 while not self.answer.is_finished:
                     self.answer.add(await self._client.receive())
         except (TimeoutError, EdgeAgentError):
-            # Closing the connection cancels whatever the daemon still runs for it.
+            # When the connection closes, the daemon cancels all that still runs on it.
             await self._client.close()
             self.answer.status = "cancelled"
         return self.answer
@@ -191,7 +191,7 @@ class Reply:
                     self._is_sent = True
                 return await self._client.receive()
             except BackendUnavailable as lost:
-                # 1. retries used up; 2. it would only happen again; 3. part of the answer is out.
+                # Give up if no retries are left, if the error would repeat, or if part of the answer was delivered.
                 if delay is None or lost.retry_after_s is None or self.answer.response_id is not None:
                     self.answer.status, self.answer.error = "failed", lost
                     raise
@@ -214,7 +214,7 @@ async def _open(address: Address) -> ClientConnection:
             compression=None,
             max_size=None,
             ssl=address.tls(),
-            # A proxy from the environment is for the network, not for this machine.
+            # A proxy from the environment is for other machines, not for this one.
             proxy=None if is_loopback(address.websocket_url) else True,
         )
     except InvalidStatus as refused:
@@ -225,11 +225,11 @@ async def _open(address: Address) -> ClientConnection:
             retry_after_s=RETRY_DELAYS_S[0],
         ) from None
     except InvalidURI as error:
-        raise BackendUnavailable(f"{address.websocket_url} is no WebSocket address: {error}") from None
+        raise BackendUnavailable(f"{address.websocket_url} is not a WebSocket address: {error}") from None
 
 
 def _reason(error: Exception) -> str:
-    """Return why a connection could not be opened; asyncio would show a refusal's address as Python writes it."""
+    """Return why a connection could not be opened. asyncio's own text for a refusal shows the address as a tuple."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     return str(error) or "no answer in time"
@@ -260,8 +260,8 @@ def _message(body: bytes | bytearray) -> str | None:
 def connect(url: str | None = None, token: str | None = None, state_dir: Path | None = None) -> Client:
     """Return a client of the daemon at `url` (http:// or ws://), or of the one that runs on this machine.
 
-    Without `url` the daemon is found through its state folder (`state_dir`, or the configured one), again for each
-    connection, and its token is read there; it is only sent to the process that wrote the folder.
+    Without `url`, the daemon is looked up for each connection in its state folder (`state_dir`, or the configured one),
+    and the token is read there. The token is sent only to the process that wrote the folder's runtime file.
     """
     if url is not None:
         fixed = Address(url, token)

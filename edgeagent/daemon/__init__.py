@@ -1,4 +1,4 @@
-"""The daemon's process: `serve` takes a configuration and returns the process's exit status."""
+"""The daemon's process. `serve` runs it with a configuration and returns the exit status."""
 
 from edgeagent.daemon.lifecycle import build_router, serve
 from edgeagent.daemon.reporter import ConsoleReporter, Reporter

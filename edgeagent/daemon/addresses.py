@@ -1,4 +1,4 @@
-"""Under which URLs other machines reach the daemon."""
+"""The URLs at which other machines reach the daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 compared, not bound
 
 
 def urls_beyond(listener: socket.socket, scheme: str) -> list[str]:
-    """Return a URL for each of this machine's addresses that other machines reach a listening socket at."""
+    """Return the URLs of a listening socket, one for each address that other machines can reach."""
     host, port = listener.getsockname()[:2]
     found = _addresses(_families(listener)) if host in _WILDCARDS else [host]
     own = [address for address in found if _is_reached(address)]
@@ -34,7 +34,7 @@ def _addresses(families: set[int]) -> list[str]:
     try:
         interfaces, states = psutil.net_if_addrs(), psutil.net_if_stats()
     except (psutil.Error, OSError):
-        return []  # the daemon listens there all the same
+        return []  # the daemon still listens; only the URLs are unknown
     return [
         entry.address
         for name, entries in interfaces.items()
@@ -47,5 +47,5 @@ def _is_reached(address: str) -> bool:
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
-        return False  # with a zone: it says nothing on another machine
+        return False  # an address with a zone, which means nothing on another machine
     return not (ip.is_loopback or ip.is_link_local or ip.is_unspecified)

@@ -1,4 +1,4 @@
-"""Output that never blocks the daemon: a thread writes the lines; if the output is not read, they are dropped."""
+"""Output that never blocks the daemon: a thread writes the lines, and lines are dropped if the output is not read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 MAX_WAITING_LINES = 1000
-# How long the last lines may take at the end; a pipe that is full may never take them.
+# How long the end waits for the last lines to be written. A full pipe may never take them.
 CLOSE_S = 0.5
 
 
@@ -29,10 +29,10 @@ def dropped_lines(num: int) -> str:
 
 
 class Console:
-    """A text stream in front of another. Its thread alone writes to that one, past its buffer.
+    """A text stream in front of another stream. Only its thread writes to that stream.
 
-    `describe` makes the line that says how many were dropped. Past the buffer, since the interpreter's last flush would
-    wait for a buffer that a blocked thread holds, and abort.
+    The thread bypasses the stream's buffer: if it blocked while it held the buffer, the interpreter's last flush would
+    wait for it and abort. `describe` returns the line that says how many lines were dropped.
     """
 
     def __init__(self, stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> None:
@@ -45,18 +45,18 @@ class Console:
         self._thread.start()
 
     def write(self, text: str, /) -> None:
-        """Queue a text, best a whole line, to be written soon."""
+        """Queue a text, preferably a whole line, to be written soon. Drop it if the queue is full."""
         try:
             self._waiting.put_nowait(text)
         except queue.Full:
             self._num_dropped += 1
-            # Imported here for a quick start; other modules have imported it by the time that lines are dropped.
+            # Imported here for a fast start. Other modules have imported it long before lines are dropped.
             from edgeagent.metrics import log_lines_dropped_total
 
             log_lines_dropped_total.inc()
 
     def flush(self) -> None:
-        """Do nothing: queued lines are written by the thread."""
+        """Do nothing, since the thread writes queued lines."""
 
     def finish(self) -> None:
         """Wait a moment for queued lines to be written, and end the thread."""
@@ -66,7 +66,7 @@ class Console:
 
     def _run(self) -> None:
         while (text := self._waiting.get()) is not None:
-            # The reader of the lines may have gone; the daemon stays.
+            # The reader of the lines may be gone. The daemon must not stop for that.
             with contextlib.suppress(OSError, ValueError):
                 if self._num_dropped:
                     num_dropped, self._num_dropped = self._num_dropped, 0
@@ -94,7 +94,7 @@ def console(stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> I
 
 
 def _raw(stream: TextIO) -> io.RawIOBase | None:
-    """Return an unbuffered twin of a stream, None where it is no file (a test's)."""
+    """Return an unbuffered copy of a stream, None if the stream is not a file, as in a test."""
     try:
         return open(stream.fileno(), "wb", buffering=0, closefd=False)
     except (OSError, ValueError):

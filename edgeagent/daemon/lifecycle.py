@@ -1,4 +1,4 @@
-"""The daemon's life: hold the state folder, bind, listen while the model loads, serve, drain, stop."""
+"""The daemon's life cycle: lock the state folder, bind, listen while the model loads, serve, drain, stop."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
-# The time that the worker has to end after a second signal; the end of its pipe ends it in any case.
+# How long the worker may take to end after a second signal. When its pipe closes, it ends in any case.
 FORCED_STOP_S = 0.5
-# Stored responses are on disk already; this bound is for a disk that hangs.
+# Stored responses are already on disk. This limit is for a disk that hangs.
 STORE_CLOSE_S = 2.0
 
 
@@ -45,7 +45,7 @@ class Router(Service, Protocol):
     """The service as the daemon starts and stops it."""
 
     async def start(self) -> None:
-        """Begin to load what is configured; return without waiting for it."""
+        """Start loading the configured models; return without waiting for them."""
         ...
 
     async def stop(self) -> None:
@@ -54,7 +54,7 @@ class Router(Service, Protocol):
 
 
 def build_router(config: Config) -> Router:
-    """Return the router for a configuration, not started."""
+    """Return the router for a configuration. It is not started."""
     from edgeagent.router import build
 
     return build(config)
@@ -66,7 +66,7 @@ def serve(
     reporter: Reporter | None = None,
     build: Callable[[Config], Router] = build_router,
 ) -> int:
-    """Run the daemon until it is told to stop; return the exit status (ExitCode). Call from the main thread."""
+    """Run the daemon until it is told to stop; return the exit status (ExitCode). Call this from the main thread."""
     _forbid_cores()
     is_json = config.log.format == "json"
     with console(sys.stdout) as out, console(sys.stderr, dropped_record if is_json else dropped_lines) as err:
@@ -77,7 +77,7 @@ def serve(
 
 
 def _forbid_cores() -> None:
-    """Turn core files off: they would hold prompts and the token."""
+    """Turn core files off, since they would contain prompts and the token."""
     if sys.platform != "win32":
         import resource
 
@@ -152,7 +152,7 @@ async def _serve(
         if not publication.publish():
             background.append(asyncio.create_task(publication.publish_in_time()))
         reporter.listening(runtime, token_file, urls_beyond(listeners.tcp, runtime.url.partition(":")[0]))
-        # Not before, so that the first line says where the daemon listens.
+        # Start the watch only now, so that the first printed line says where the daemon listens.
         watch = asyncio.create_task(_watch(router, reporter, stop))
         if prefixes.are_wanted:
             background.append(asyncio.create_task(prefixes.run()))
@@ -186,10 +186,10 @@ def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
 
 
 async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
-    """Report the models' states; raise StartError, and stop, if none was ever ready and none can be loaded.
+    """Report the models' states. Stop and raise StartError if no model was ever ready and none can be loaded.
 
     A daemon whose only model cannot be loaded cannot serve, and its exit status should say so. If a model was ready
-    before and failed, the daemon goes on: the next request tries the model again.
+    before it failed, the daemon continues, and the next request loads the model again.
     """
     told: dict[str, ModelStatus] = {}
     was_ready = False
@@ -213,13 +213,13 @@ async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
 
 
 def _check_usable(models: Sequence[ModelStatus]) -> None:
-    """Raise StartError where there are models and none of them can be loaded."""
+    """Raise StartError if there are models and none of them can be loaded."""
     if models and all(model.state in UNUSABLE for model in models):
         raise StartError("; ".join(map(_why_unusable, models)))
 
 
 def _why_unusable(model: ModelStatus) -> str:
-    """Return the cause, with the model's name unless the cause names the file."""
+    """Return why a model cannot be served. The model's name is added unless the cause contains it."""
     cause = model.cause or "no cause is known"
     return cause if model.name in cause else f"{model.name} cannot be served: {cause}"
 
@@ -235,19 +235,19 @@ def _tell(model: ModelStatus, reporter: Reporter, *, is_news: bool) -> None:
 
 
 class Stop:
-    """The request to stop the daemon; asked twice, it does not wait for live requests."""
+    """The request to stop the daemon. After a second request, the daemon does not wait for live requests."""
 
     def __init__(self) -> None:
         self._num_requests = 0
         self.is_failure = False
-        """Whether an error stops the daemon; the error says why."""
+        """Whether an error stops the daemon. The error is raised and says why."""
 
     def request(self) -> None:
-        """Ask the daemon to stop; a signal handler may call it."""
+        """Ask the daemon to stop. This is safe in a signal handler."""
         self._num_requests += 1
 
     def fail(self) -> None:
-        """Stop the daemon because of an error that is raised."""
+        """Ask the daemon to stop because of an error that the caller raises."""
         self.is_failure = True
         self.request()
 
@@ -264,7 +264,7 @@ class Stop:
 
 @contextmanager
 def _signals(stop: Stop) -> Iterator[None]:
-    """Let the signals that end a process ask for a stop instead."""
+    """While active, make the signals that end a process ask for a stop instead."""
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
 
@@ -272,7 +272,7 @@ def _signals(stop: Stop) -> Iterator[None]:
         del number, frame
         stop.request()
 
-    # Not loop.add_signal_handler, which Windows does not have; the server looks at `stop` ten times a second.
+    # Windows has no loop.add_signal_handler, so these are plain handlers. The server checks `stop` ten times a second.
     before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield
@@ -284,6 +284,6 @@ def _signals(stop: Stop) -> Iterator[None]:
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
-    except ImportError:  # Windows has none
+    except ImportError:  # not available on Windows
         return None
     return uvloop.new_event_loop

@@ -1,4 +1,4 @@
-"""The sockets that the daemon listens on: whether they are safe, and whether the address is free."""
+"""The sockets that the daemon listens on, with checks that they are safe and that their address is free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The listening sockets. The Unix socket is there if one was asked for."""
+    """The listening sockets. `unix` is None unless a Unix socket is configured."""
 
     tcp: socket.socket
     unix: socket.socket | None = None
@@ -31,7 +31,7 @@ class Listeners:
 
 @contextmanager
 def listening(server: ServerConfig) -> Iterator[Listeners]:
-    """Provide the listening sockets; raise StartError where one cannot be had, or would not be safe."""
+    """Provide the listening sockets; raise StartError if one cannot be opened or would not be safe."""
     _check_tls(server)
     with closing(bind(server.host, server.port)) as tcp, unix_listener(server.unix) as unix:
         yield Listeners(tcp, unix)
@@ -51,12 +51,12 @@ def _check_tls(server: ServerConfig) -> None:
     elif not server.is_loopback and not server.plaintext:
         raise StartError(
             f"{server.host or 'every address'} is reached from other machines, and without TLS the token could be read "
-            "on the way: give --tls-certificate and --tls-key, or say --plaintext, or listen on 127.0.0.1"
+            "on the way: give --tls-certificate and --tls-key, or --plaintext, or listen on 127.0.0.1"
         )
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raise StartError where the address is taken or is not this machine's."""
+    """Return a listening socket; raise StartError if the address is taken or is not this machine's."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -65,13 +65,13 @@ def bind(host: str, port: int) -> socket.socket:
         raise StartError(f"cannot listen on {host!r}: {error.strerror}") from error
     listener = socket.socket(family, kind, protocol)
     try:
-        # Windows would let another program share the port: there the option means something else.
+        # On Windows SO_REUSEADDR would let another program share the port.
         if sys.platform == "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         else:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # From here on a client that comes early waits in the queue instead of being refused.
+        # From now on a client that connects before the daemon is ready waits in the queue and is not refused.
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
@@ -82,10 +82,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _not_to_be_had(host: str, port: int, number: int) -> str:
-    """Return why a port cannot be bound; Windows has EACCES for one that another program holds, too."""
+    """Return why a port cannot be bound. On Windows EACCES can also mean that another program holds the port."""
     if number == errno.EADDRINUSE or sys.platform == "win32":
         return (
             f"port {port} on {host} is taken by another program; stop that program, or choose a port with --port "
             "(0 takes a free one)"
         )
-    return f"port {port} on {host} is not for this user; choose one above 1023 with --port (0 takes a free one)"
+    return f"port {port} on {host} needs more rights; choose one above 1023 with --port (0 takes a free one)"

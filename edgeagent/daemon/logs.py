@@ -1,7 +1,7 @@
-"""The form of log records: a line each, with its request's id, and never with the content of a request.
+"""The format of log records: one line each, with its request's id, and never with the content of a request.
 
-An exception is shown by its type and its places. Its own text may quote a prompt, and so may what libraries say at
-their lower levels: of those only warnings pass, of some nothing.
+An exception is shown by its type and its traceback, without its text, which may quote a prompt. Debug and info messages
+of libraries may quote one too, so libraries log only warnings and errors, and some libraries log nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from edgeagent.config import LogConfig
     from edgeagent.daemon.console import Output
 
-# uvicorn's messages are about clients' mistakes, or quote exceptions; api.gate.envelope logs what matters of those.
+# uvicorn's messages are about clients' mistakes or quote exceptions; api.gate.envelope logs the important ones.
 # asyncio's messages show tasks and callbacks with their arguments; `log_unhandled` logs the failures instead.
 _SILENT = ("uvicorn", "asyncio", "websockets")
-# What may be written beside the message: `logger.error("...", extra={"fields": {...}, "places": traceback})`.
+# Keys of `extra` for data beside the message: `logger.error("...", extra={"fields": {...}, "places": traceback})`.
 FIELDS = "fields"
 PLACES = "places"
 
@@ -38,7 +38,7 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tupl
 
 
 def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
-    """Send this process's records to a stream (stderr), as lines for people or for machines."""
+    """Send this process's records to a stream (stderr by default), as lines for people or for machines."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if config.format == "json" else ConsoleLines())
     root = logging.getLogger()
@@ -52,7 +52,7 @@ def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
 
 
 def log_unhandled(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Log an exception that no code awaited or caught in the event loop; for loop.set_exception_handler."""
+    """Log an exception that no code in the event loop awaited or caught. Pass this to loop.set_exception_handler."""
     del loop
     _log_unhandled("the event loop", context.get("exception"))
 
@@ -63,10 +63,10 @@ def _log_unhandled(place: str, error: BaseException | None) -> None:
 
 
 class _Lines(logging.Formatter):
-    """What both kinds of lines have in common."""
+    """The common part of both line formats."""
 
     def formatException(self, ei: ExcInfo) -> str:  # noqa: N802 the library's name
-        """Return an exception's type and places, and those of its causes, without any exception's text."""
+        """Return the types and tracebacks of an exception and its causes, without their texts."""
         parts: list[str] = []
         error: BaseException | None = ei[1]
         while error is not None and len(parts) < 8:
@@ -77,26 +77,26 @@ class _Lines(logging.Formatter):
 
 
 class ConsoleLines(_Lines):
-    """Time, level, logger, message, fields; what a client put into them cannot move a terminal's cursor."""
+    """Time, level, logger, message and fields. Control characters that a client sent cannot reach the terminal."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line and, of a bug, the lines that say where it is."""
+        """Return the record's line, and for a bug also the lines of its traceback."""
         return "\n".join([super().format(record), *getattr(record, PLACES, "").splitlines()])
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the library's name
-        """Return the record's own line."""
+        """Return the record's first line."""
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items() if value is not None)
         return printable(super().formatMessage(record) + fields)
 
 
 class JsonLines(_Lines):
-    """One JSON object on a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's object."""
+        """Return the record as a JSON object."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, object] = {
             "time": f"{stamp}.{record.msecs:03.0f}Z",
@@ -113,7 +113,7 @@ class JsonLines(_Lines):
 
 
 def dropped_record(num: int) -> str:
-    """Return the object that stands for lines that were dropped."""
+    """Return the JSON line that replaces dropped lines."""
     record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, dropped_lines(num), (), None)
     return JsonLines().format(record)
 

@@ -1,7 +1,7 @@
-"""The user whose process is at the other end of a loopback TCP connection, where the system tells.
+"""The user whose process is at the other end of a loopback TCP connection, if the system can tell.
 
-Linux answers for one socket by its addresses, over netlink in microseconds, or else in /proc/net/tcp, which is read in
-a thread. Elsewhere psutil looks through this user's own processes: others' sockets it may not see, and need not.
+Linux finds one socket by its addresses: over netlink in microseconds, or else in /proc/net/tcp, which is read in a
+thread. On other systems psutil searches this user's own processes. It may not see other users' sockets, and need not.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from edgeagent.api.gate.access import UNKNOWN_USER, User
 
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h, net/tcp_states.h
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
-# Established, and the two states of a client that has ended its sending and waits for the answer. As long as a process
-# holds that socket, the kernel gives its two addresses to no other; a socket that no process holds has no inode.
+# Established, and the two states of a client that has finished sending and waits for the answer. As long as a process
+# holds such a socket, the kernel gives its two addresses to no other. A socket that no process holds has no inode.
 _OPEN = (1, 4, 5)
 _OPEN_IN_WORDS = (psutil.CONN_ESTABLISHED, psutil.CONN_FIN_WAIT1, psutil.CONN_FIN_WAIT2)
 _NO_COOKIE = 0xFFFFFFFF
@@ -43,7 +43,7 @@ SocketAddress = tuple[str, int]
 
 
 class TcpPeer:
-    """The client of one accepted connection. Its user is looked up once, when first asked for."""
+    """The client of one accepted connection. Its user is looked up once, when it is first needed."""
 
     def __init__(
         self, client: SocketAddress | None, server: tuple[str, int | None] | None, connection: socket.socket
@@ -57,8 +57,8 @@ class TcpPeer:
         """Return the user of the client's process, which must still have the connection open."""
         if self._user is None:
             user = await self._look_up()
-            # If the connection is gone, its port may belong to another process, which was found instead. While the
-            # connection is open, no other socket has the two ports.
+            # If the connection is closed, its port may belong to another process now, which was found instead. While
+            # the connection is open, no other socket has the two ports.
             self._user = user if _is_connected(self._connection) else UNKNOWN_USER
         return self._user
 
@@ -72,7 +72,7 @@ class TcpPeer:
             return await asyncio.to_thread(_told_by_psutil, client, server)
         with suppress(OSError):
             return _user_of(_told_by_netlink(client, server))
-        # A service's sandbox may keep netlink from it.
+        # A service's sandbox may forbid netlink.
         return _user_of(await asyncio.to_thread(_told_by_proc, client, server))
 
 
@@ -81,7 +81,7 @@ def _is_connected(connection: socket.socket) -> bool:
         if sys.platform == "win32":
             connection.getpeername()
             return True
-        # A copy: event loops return stand-ins for their sockets, without some methods.
+        # Use a copy, since event loops return stand-ins for their sockets, without some methods.
         with socket.socket(connection.family, connection.type, fileno=os.dup(connection.fileno())) as copy:
             copy.getpeername()
     except OSError:
@@ -96,7 +96,7 @@ def _user_of(uid: int | None) -> User:
 
 
 def _told_by_netlink(client: SocketAddress, server: SocketAddress) -> int | None:
-    """Return the uid of the socket that connects client to server, None where there is none; raise OSError."""
+    """Return the uid of the socket that connects client to server, None if there is none; raise OSError."""
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     addresses = _PORTS.pack(client[1], server[1]) + _packed(family, client[0]) + _packed(family, server[0])
     socket_id = addresses + struct.pack("=III", 0, _NO_COOKIE, _NO_COOKIE)
@@ -104,7 +104,7 @@ def _told_by_netlink(client: SocketAddress, server: SocketAddress) -> int | None
     length = _HEADER.size + len(body)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         kernel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + body)
-        # The kernel answers within send; without an answer there is none.
+        # The kernel answers during `send`. If no answer is there now, none will come.
         kernel.setblocking(False)
         answer, (sender, _) = kernel.recvfrom(8192)
     if sender != 0 or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
@@ -113,13 +113,13 @@ def _told_by_netlink(client: SocketAddress, server: SocketAddress) -> int | None
     _, state, _, _ = _ANSWER.unpack_from(answer, at)
     found = answer[at + _ANSWER.size :][: len(addresses)]
     *_, uid, inode = _OWNER.unpack_from(answer, at + _ANSWER.size + _ID_BYTES)
-    # The kernel may return a listener instead of a socket that is gone, and a socket without a process as root's.
+    # The kernel may return a listener in place of a closed socket, and it reports root for a socket without a process.
     is_it = state in _OPEN and inode != 0 and _is_same(found, addresses)
     return uid if is_it else None
 
 
 def _is_same(found: bytes, wanted: bytes) -> bool:
-    """Compare two sockets' ports and addresses; one of IPv6 may have connected to an address of IPv4."""
+    """Whether two sockets have the same ports and addresses. An IPv6 socket may have connected to an IPv4 address."""
     return found == wanted or _unmapped(found) == wanted
 
 
@@ -134,7 +134,10 @@ def _packed(family: socket.AddressFamily, address: str) -> bytes:
 
 
 def _told_by_proc(client: SocketAddress, server: SocketAddress) -> int | None:
-    """Return the same from the kernel's table. A row is not printed at one moment, so it must read the same twice."""
+    """Return the same uid as `_told_by_netlink`, but from the kernel's table.
+
+    The kernel does not print a row in one moment, so two reads must give the same.
+    """
     first, second = (next(_rows_of(client, server), None) for _ in range(2))
     return first if first == second else None
 
@@ -150,19 +153,19 @@ def _rows_of(client: SocketAddress, server: SocketAddress) -> Iterator[int]:
 
 
 def _in_hex(address: str, port: int, *, mapped: bool) -> str:
-    """Return an address as /proc/net/tcp has it: words of 32 bits in the machine's own order."""
+    """Return an address as /proc/net/tcp prints it: 32-bit words in the machine's byte order."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     packed = bytes(10) + b"\xff\xff" + ip.packed if mapped and ip.version == 4 else ip.packed
     words = [packed[at : at + 4] for at in range(0, len(packed), 4)]
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{port:04X}"
 
 
-# Programs connect again and again: those that were found last are looked at first.
+# Programs connect repeatedly, so the processes that were found last are checked first.
 _remembered: deque[int] = deque(maxlen=_NUM_REMEMBERED)
 
 
 def _told_by_psutil(client: SocketAddress, server: SocketAddress) -> User:
-    """Return this process's own user where one of that user's processes holds the client's end."""
+    """Return this process's user if one of that user's processes holds the client's end, else UNKNOWN_USER."""
     me = psutil.Process().username()
     tried: set[int] = set()
     # New processes connect more often than old ones, and mostly have the highest numbers.

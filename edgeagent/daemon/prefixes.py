@@ -1,7 +1,6 @@
-"""Computes the prefixes that the owner named for a model whenever it was loaded, for a first request that pays nothing.
+"""Computes a model's configured prefixes whenever it is loaded, so that the first request finds them in the cache.
 
-A request goes first: the prefixes are computed at the tier of batch work. A file that cannot be read is a line in the
-log.
+Requests have priority, since the prefixes are computed at the batch tier. If a file cannot be read, that is logged.
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ logger = logging.getLogger(__name__)
 
 
 class Prefixes:
-    """The files of prefixes, by the names of models in the owner's configuration."""
+    """The prefix files in the owner's configuration, by model name."""
 
     def __init__(self, service: Service, config: Config) -> None:
         self._service = service
         self._files = {name: own.prefixes for name, own in config.models.items() if own.prefixes}
         self._names: dict[str, str] = {}
-        """The one name of each model, by the name in the configuration, once it was found."""
+        """The canonical name of each model, by its name in the configuration, once it is found."""
         self._computed: dict[str, int | None] = {}
-        """The process in which each model's prefixes were computed."""
+        """The id of the process in which each model's prefixes were computed."""
 
     @property
     def are_wanted(self) -> bool:
-        """Whether the owner named any."""
+        """Whether the owner configured any prefixes."""
         return bool(self._files)
 
     async def run(self) -> None:
-        """Look for models that were loaded, forever."""
+        """Check for newly loaded models, forever."""
         while True:
             await self.look()
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
-        """Compute the prefixes of each model whose process has not computed them."""
+        """Compute the prefixes of each ready model whose process has not computed them yet."""
         for status in self._service.models():
             if status.state is WorkerState.READY and self._computed.get(status.name, 0) != status.pid:
                 self._computed[status.name] = status.pid
@@ -76,19 +75,20 @@ class Prefixes:
                         if isinstance(delta, Finished) and delta.reason is not FinishReason.CANCELLED:
                             used = delta.usage
                             logger.info(
-                                "the prefix %s of %s is ready: %d tokens, of which %d were cached",
+                                "the prefix %s of %s is ready: %d tokens, %d of them cached before",
                                 *(path, model, used.num_prompt_tokens, used.num_cached_tokens),
                             )
         except OSError as error:
             logger.error("the prefix %s of %s cannot be read: %s", path, model, error.strerror)
         except (EdgeAgentError, ValueError) as error:
-            logger.error("the prefix %s of %s is not computed: %s", path, model, error)
+            logger.error("the prefix %s of %s cannot be computed: %s", path, model, error)
 
 
 def _read(path: Path, model: str) -> GenerateRequest:
     """Return the request that computes a file's prefix; raise OSError, ValueError or InvalidRequest.
 
-    A .json file holds what /edgeagent/cache/warm takes. The text of any other is the instructions of a conversation.
+    A .json file has the body that /edgeagent/cache/warm takes. The text of any other file is a conversation's
+    instructions.
     """
     with path.open("rb") as file:
         content = file.read(_MAX_BYTES + 1)
@@ -101,7 +101,7 @@ def _read(path: Path, model: str) -> GenerateRequest:
 
 def _fields(path: Path, content: bytes) -> dict[str, Any]:
     if path.suffix != ".json":
-        # The end of the instructions is found by what a user says next, which many templates ask for.
+        # Many templates require a user's message, and its start shows where the instructions end.
         said = ({"role": "system", "content": content.decode()}, {"role": "user", "content": "Hello"})
         return {"messages": list(said)}
     fields = json.loads(content)

@@ -1,6 +1,6 @@
-"""The runtime file, by which this user's programs find the daemon: written when it listens, tried again where it fails.
+"""The runtime file, by which this user's programs find the daemon: written when it listens, and retried if that fails.
 
-A full disk must not stop the daemon: clients that know the address are served all the same.
+A full disk must not stop the daemon, since it can still serve clients that know its address.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Publication:
         self._state_dir = state_dir
         self._runtime = runtime
         self.trouble: str | None = None
-        """Why the file is not there, and what follows; None if it is."""
+        """Why the file could not be written, and what follows from that; None if it was written."""
 
     def publish(self) -> bool:
-        """Write the file; False where that fails, which the log tells once."""
+        """Write the file and return True. Return False if that fails; the first failure is logged."""
         try:
             write_runtime(self._state_dir, self._runtime)
         except ConfigError as error:

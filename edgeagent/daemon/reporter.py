@@ -22,38 +22,41 @@ logger = logging.getLogger(__name__)
 
 
 class Reporter(Protocol):
-    """Receives the daemon's events, each once; `loading` as often as the progress changes."""
+    """Receives the daemon's events, each once, except that `loading` is called for each change of the progress."""
 
     def listening(self, runtime: Runtime, token_file: Path | None, urls: Sequence[str] = ()) -> None:
-        """The port is open. `token_file` is the file with the token, if every client needs one.
+        """Report that the port is open. `token_file` is the file with the token, if every client needs it.
 
-        `urls` are those under which other machines reach it.
+        `urls` are the URLs at which other machines reach the daemon.
         """
         ...
 
     def loading(self, model: ModelStatus) -> None:
-        """A model is being loaded."""
+        """Report that a model is being loaded."""
         ...
 
     def ready(self, model: ModelStatus) -> None:
-        """A model is ready."""
+        """Report that a model is ready."""
         ...
 
     def failed(self, model: ModelStatus) -> None:
-        """A model cannot be loaded, or failed later; the daemon goes on."""
+        """Report that a model cannot be loaded or failed later. The daemon continues."""
         ...
 
     def stopping(self, num_live: int) -> None:
-        """Report that a stop was asked for, and how many requests run."""
+        """Report that the daemon is stopping, and how many requests are live."""
         ...
 
     def error(self, message: str) -> None:
-        """The daemon cannot start or go on."""
+        """Report that the daemon cannot start or continue."""
         ...
 
 
 class ConsoleReporter:
-    """Plain lines; on a terminal (`is_terminal`: both streams) a load's progress is one line that is written over."""
+    """Prints plain lines. On a terminal, a load's progress is one line that is overwritten.
+
+    `is_terminal`: both streams are terminals.
+    """
 
     def __init__(self, out: Output | None = None, err: Output | None = None, *, is_terminal: bool = False) -> None:
         self._out = out or sys.stdout
@@ -67,7 +70,7 @@ class ConsoleReporter:
         socket_url = f"ws{runtime.url.removeprefix('http')}/v1/responses"
         where = f"edgeagent {runtime.version} listening on {runtime.url}"
         token = f"clients need the token in {token_file}" if token_file else ""
-        if self._is_terminal:  # narrow, and read by people: no URL is to be cut in two
+        if self._is_terminal:  # people read it and it is narrow, so each URL has its own line and is not broken
             lines = [where, f"  WebSocket: {socket_url}", *([f"  {token}"] if token else [])]
         else:
             lines = [f"{where} ({socket_url})" + (f"; {token}" if token else "")]
@@ -76,9 +79,9 @@ class ConsoleReporter:
         self._print("\n".join(lines))
 
     def loading(self, model: ModelStatus) -> None:
-        """Print the progress: a line for each quarter, on a terminal one that the next line takes the place of.
+        """Print the progress: a line for each quarter, or on a terminal one line that the next output overwrites.
 
-        No line of a log says 0 %: most loads that fail do so there, and the error alone is to be read.
+        A log has no line for 0 %. Most loads that fail do so at that point, and then the error should stand alone.
         """
         line = f"{model.name}: {load_stage(model.progress)}"
         if self._is_terminal:
@@ -88,7 +91,7 @@ class ConsoleReporter:
             self._report(logging.INFO, line)
 
     def ready(self, model: ModelStatus) -> None:
-        """Print the model and how long it took."""
+        """Print the model and how long it took to load."""
         self._shown.pop(model.name, None)
         info = model.info
         details = f" in {info.load_ms / 1000:.1f} s: {_described(info)}, context {info.context_length}" if info else ""
@@ -123,8 +126,8 @@ class ConsoleReporter:
         _write(self._err, f"{_folded(line) if self._is_terminal else line}\n")
 
     def _pass(self, text: str) -> None:
-        """Show a text in place of the one before, with the cursor at its start: the next output overwrites it."""
-        # A line that the terminal breaks could not be overwritten.
+        """Replace the passing text. The cursor stays at the line's start, so that the next output overwrites it."""
+        # A line that wraps could not be overwritten.
         text = text[: shutil.get_terminal_size().columns - 1]
         if text != self._passing:
             blank = " " * len(self._passing)
@@ -133,26 +136,26 @@ class ConsoleReporter:
 
 
 class LogReporter(ConsoleReporter):
-    """The addresses on stdout, everything else as records of the log: for logs that machines read."""
+    """Prints the addresses on stdout and writes everything else as log records, for logs that machines read."""
 
     def _report(self, level: int, line: str) -> None:
         logger.log(level, "%s", line)
 
 
 def _described(info: ModelInfo) -> str:
-    """Return a model in llama.cpp's words, which has sizes for known models alone."""
+    """Return llama.cpp's description of a model. Fill in the size, which llama.cpp knows only for some models."""
     millions = info.num_params / 1e6
     return info.description.replace("?B", f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.1f}B")
 
 
 def _folded(line: str) -> str:
-    """Return a line broken at blanks where the terminal would break it anywhere; paths and URLs stay whole."""
+    """Return a line wrapped at blanks to the terminal's width, so that paths and URLs stay whole."""
     width = shutil.get_terminal_size().columns
     return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _write(stream: Output, text: str) -> None:
-    # The reader of the lines may have gone; the daemon stays.
+    # The reader of the lines may be gone. The daemon must not stop for that.
     with suppress(OSError, ValueError):
         stream.write(text)
         stream.flush()

@@ -1,4 +1,4 @@
-"""uvicorn as the daemon runs it: on a socket that is already bound, with its own way to stop."""
+"""uvicorn as the daemon runs it: on a socket that is already bound, and stopped by the daemon's `Stop`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 KEEP_ALIVE_S = 30
 TLS_TIMEOUT_S = 10.0
 PING_S = 20.0
-# For a cancelled request to reach its terminal event, and then for that to be written.
+# How long a cancelled request may take to reach its terminal event, and then again to write that event.
 CANCEL_GRACE_S = 2.0
-# The same after a second signal. A cancel takes milliseconds, unless the worker hangs.
+# The same time after a second signal. A cancel takes milliseconds unless the worker hangs.
 FORCED_CANCEL_GRACE_S = 0.25
 CLOSE_GRACE_S = 2
 POLL_S = 0.05
@@ -55,9 +55,9 @@ def make_server(
     trace: Trace | None = None,
     trouble: Callable[[], str | None] = lambda: None,
 ) -> Server:
-    """Return the server for a service; `on_listening` is called once it accepts, on the Unix socket too.
+    """Return the server for a service. `on_listening` is called once it accepts connections on all its sockets.
 
-    The caller closes a `history` that it passes. `trouble` returns what is wrong with the daemon itself.
+    The caller closes a `history` that it passes. `trouble` returns what is wrong with the daemon itself, or None.
     """
     server: Server
 
@@ -81,11 +81,11 @@ def make_server(
 
 
 def _uvicorn_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
-    """Return uvicorn's settings: the guarded protocols and their limits, and nothing that edgeagent does itself."""
+    """Return uvicorn's settings: the guarded protocols with their limits, without features that edgeagent replaces."""
     http = functools.partial(GuardedHttp, max_connections=server.max_connections)
     return uvicorn.Config(
         app,
-        # uvicorn only ever calls it.
+        # uvicorn only calls it, so a function works in place of a class.
         http=cast(type[asyncio.Protocol], http),
         ws=GuardedWebSocket,
         ws_max_size=server.max_frame_bytes,
@@ -104,13 +104,13 @@ def _uvicorn_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
 
 
 def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | None:
-    """Return a function that makes the TLS context, None without TLS."""
+    """Return a function that creates the TLS context; None without TLS."""
     certificate = server.tls_certificate
     return None if certificate is None else lambda *_: server_context(certificate, server.tls_key)
 
 
 class Drain:
-    """The end of the live requests: they may finish, then they are cancelled; each has its terminal event."""
+    """Ends live requests: they may finish within a time limit, then they are cancelled. Each gets a terminal event."""
 
     def __init__(self, live: LiveRequests, limit_s: float, stop: Stop, reporter: Reporter) -> None:
         self._live = live
@@ -119,7 +119,7 @@ class Drain:
         self._reporter = reporter
 
     async def run(self) -> None:
-        """Return once no request is live and all terminal events are written, or the time for that is over."""
+        """Return once no request is live and all terminal events are written, or when the time for that is over."""
         live, clock = self._live, asyncio.get_running_loop().time
         live.begin_drain()
         if not self._stop.is_failure:
@@ -138,7 +138,7 @@ class Drain:
 
 
 class Server(uvicorn.Server):
-    """Looks at `stop` instead of at signals, and drains before it closes connections."""
+    """A uvicorn server that checks `stop` instead of handling signals, and drains before it closes connections."""
 
     def __init__(
         self,
@@ -160,13 +160,14 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the daemon; uvicorn would raise them again at its end."""
+        """Leave the signals to the daemon. uvicorn would raise them again when it ends."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections, on the Unix socket too; there never with TLS.
+        """Accept connections on all sockets. The Unix socket never uses TLS.
 
-        The sockets are opened here since uvicorn waits 60 s for a client's TLS, which counts as no connection yet.
+        The sockets are opened here and not by uvicorn, since uvicorn would wait 60 s for a client's TLS handshake, and
+        a client in its handshake is not counted as a connection yet.
         """
         await super().startup([])
         loop, tls = asyncio.get_running_loop(), self.config.ssl
@@ -186,7 +187,7 @@ class Server(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: check whether to stop, measure the loop's lag, and end what ended tokens had opened."""
+        """Ten times a second, check whether to stop, measure the loop's lag, and end the grants of revoked tokens."""
         now_s = asyncio.get_running_loop().time()
         if counter:
             self._lag.observe(max(0.0, now_s - self._ticked_at_s - TICK_S))
@@ -196,7 +197,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, drain, close every connection."""
+        """Stop accepting connections, drain, then close every connection."""
         for server in self.servers:
             server.close()
         force = asyncio.create_task(self._watch_force())

@@ -1,4 +1,4 @@
-"""The state folder: private to the user, held by one daemon at a time, with the token in it."""
+"""The state folder: private to the user, locked by one daemon at a time, with the token in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ExitCode(IntEnum):
-    """The process's exit status; 2 is a wrong command line."""
+    """The process's exit status. 2 means a wrong command line."""
 
     OK = 0
     FAILED = 1
@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
 
 
 class StartError(Exception):
-    """The daemon cannot start; the message says why and what to do."""
+    """Raised if the daemon cannot start. The message says why and what to do."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -40,9 +40,9 @@ class StartError(Exception):
 
 @contextmanager
 def held(state_dir: Path) -> Iterator[None]:
-    """Create the folder where there is none, and hold it; raise StartError while another daemon does.
+    """Create the folder if there is none, and lock it; raise StartError if another daemon holds the lock.
 
-    The kernel drops the lock with the process, however that ends: there are no stale ones.
+    The kernel releases the lock when the process ends, however it ends, so there are no stale locks.
     """
     _make_private(state_dir)
     path = state_dir / LOCK_FILE
@@ -68,25 +68,25 @@ def _make_private(state_dir: Path) -> None:
         if status.st_uid != os.getuid():
             raise StartError(f"the state folder {state_dir} belongs to another user; choose one with --state-dir")
         if status.st_mode & 0o077:
-            # Closing it to others could break other programs that have files in it.
+            # Other programs may have files in this folder, and making it private could break them.
             if not (state_dir / LOCK_FILE).exists() and any(state_dir.iterdir()):
                 raise StartError(
                     f"the state folder {state_dir} is open to other users and holds other things; "
                     "choose a folder of its own with --state-dir"
                 )
-            state_dir.chmod(0o700)  # a read-only file system refuses
+            state_dir.chmod(0o700)  # fails on a read-only file system
     except OSError as error:
         raise StartError(f"cannot use the state folder {state_dir}: {error.strerror}") from error
 
 
 def _warn_of_network(state_dir: Path) -> None:
-    """Warn if the folder is on another machine: locks and the database may hold on this machine only, or not at all."""
+    """Warn if the folder is on a network file system, where locks may hold on this machine only or not at all."""
     folder = state_dir.resolve()
     mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     kind = next((mounts[parent] for parent in (folder, *folder.parents) if parent in mounts), "")
     if kind.lower().startswith(_NETWORK_KINDS):
         logger.warning(
-            "the state folder %s is on a network file system (%s), where locks are not to be relied on; "
+            "the state folder %s is on a network file system (%s), where locks are not reliable; "
             "choose one on this machine with --state-dir",
             state_dir,
             kind,

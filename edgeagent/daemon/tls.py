@@ -1,4 +1,4 @@
-"""The daemon's side of TLS: its certificate, and the oldest protocol it speaks."""
+"""The daemon's side of TLS: its certificate, and the oldest protocol version that it accepts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _TROUBLE = {9: "is not valid yet", 10: "has expired"}
 def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     """Return a context for TLS 1.2 and later; raise OSError if the two files do not go together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # Python's default, but a system's OpenSSL settings may say otherwise.
+    # This is Python's default, but a system's OpenSSL settings may override that.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(certificate, key)
     return context
 
 
 def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
-    """Return why clients will refuse a certificate as of today, None where the dates in it are not the reason.
+    """Return why clients refuse a certificate today because of its dates; None if its dates are valid.
 
-    The standard library reads no certificate but its peer's, so a client in memory is shown this one.
+    The standard library can read only a peer's certificate, so this runs a handshake with a client in memory.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -29,7 +29,7 @@ def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
     client.load_verify_locations(certificate)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(to_client, to_server), context.wrap_bio(to_server, to_client, server_side=True))
-    # A handshake takes two turns of each.
+    # Two turns of each end are enough for a handshake. The third is spare.
     for end in ends * 3:
         try:
             end.do_handshake()
@@ -37,7 +37,7 @@ def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
             continue
         except ssl.SSLCertVerificationError as error:
             reason = _TROUBLE.get(error.verify_code)
-            return reason and f"the certificate {certificate} {reason}, so that clients refuse it; put a new one there"
+            return reason and f"the certificate {certificate} {reason}, so clients refuse it; replace it"
         except ssl.SSLError:
             return None
     return None

@@ -1,7 +1,8 @@
-"""OpenTelemetry traces of generations, if configured: spans made at the end, from times that are measured anyway.
+"""OpenTelemetry traces of generations, if configured.
 
-So a token costs nothing more. No content: only names, counts and times, under OpenTelemetry's GenAI conventions. It
-alone imports opentelemetry (the extra `otel`), and only once an endpoint is configured.
+The spans are created at the end of a generation, from times that are measured anyway, so they add no cost to a token.
+They have no content, only names, counts and times, under OpenTelemetry's GenAI conventions. Only this module imports
+opentelemetry (the extra `otel`), and only if an endpoint is configured.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from edgeagent.metrics.meter import Meter
 
 PATH = "/v1/traces"
-# What the last spans may take at the end; a collector that does not answer takes longer.
+# How long the daemon waits at its end for the last spans to be sent. A dead collector would take longer.
 FLUSH_S = 2.0
 
 Attributes = dict[str, str | bool | int | float | list[str]]
 
 
 class Tracer:
-    """Makes the spans of each generation; an api.live_requests.Trace."""
+    """Records the spans of each generation. Implements api.live_requests.Trace."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
@@ -47,7 +48,7 @@ class Tracer:
         self._under = set_span_in_context
 
     def __call__(self, request: GenerateRequest, meter: Meter, end: str) -> None:
-        """Record a generation that has ended, under the span that the client's traceparent names."""
+        """Record a generation that has ended, as a child of the span in the client's traceparent header."""
         epoch_s = time.time() - time.monotonic()
         operation = "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
         span = self._tracer.start_span(
@@ -75,10 +76,10 @@ class Tracer:
 
 
 def stages(timings: Timings, began_s: float, ended_s: float) -> Iterator[tuple[str, float, float]]:
-    """Yield each stage with its begin and end: load, render, queue, cache and prefill up to the first token; the rest.
+    """Yield each stage with its begin and end: load, render, queue, cache, prefill, decode, deliver.
 
-    The worker measures durations; their order is always this one, and the short times between them belong to no stage.
-    If an answer was resumed, the stages before its first token are not known.
+    The worker measures only durations. The stages always run in this order, and the short times between them belong to
+    no stage. If an answer was resumed, the stages before its first token are not known.
     """
     at_s = began_s
     for name, milliseconds in (("load", timings.load_ms), ("render", timings.render_ms), ("queue", timings.queue_ms)):
@@ -142,9 +143,9 @@ def _nanoseconds(seconds: float) -> int:
 
 @contextmanager
 def tracing(config: TraceConfig) -> Iterator[Tracer | None]:
-    """Provide the recorder of traces, None if they are not configured; send the last ones at the end.
+    """Provide the recorder of traces, or None if no endpoint is configured. Send the last traces at the end.
 
-    Raise ConfigError where they are, and the endpoint is no HTTP address or the extra is not installed.
+    Raise ConfigError if the endpoint is not an HTTP address, or if the extra is not installed.
     """
     if config.endpoint is None:
         yield None
@@ -157,7 +158,7 @@ def tracing(config: TraceConfig) -> Iterator[Tracer | None]:
     try:
         yield Tracer(provider)
     finally:
-        # In a thread of its own: a collector that has gone must not delay the daemon's end.
+        # Use a thread, since a dead collector must not delay the daemon's end.
         closing = threading.Thread(target=provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(FLUSH_S)
@@ -171,7 +172,7 @@ def _provider(config: TraceConfig) -> TracerProvider:
 
     assert config.endpoint is not None
     base = config.endpoint.rstrip("/")
-    # All are traced but those whose client's own trace is not.
+    # With the default sampler, every generation is recorded unless the client's own trace is not sampled.
     resource = Resource({"service.name": "edgeagent", "service.version": __version__})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=base if base.endswith(PATH) else base + PATH)

@@ -1,7 +1,7 @@
-"""uvicorn's two protocols with bounds they lack: connections, header bytes, slow senders, clients that never read.
+"""uvicorn's two protocols with limits that they lack: connections, header bytes, slow senders, clients that never read.
 
-Checks of the ASGI scope (Host, Origin, token) are in `api.gate.security`; here are bounds on what a client costs before
-that.
+Checks of the ASGI scope (Host, Origin, token) are in `api.gate.security`. The limits here bound what a client can cost
+before those checks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MAX_TARGET_BYTES = 8 << 10
 MAX_HANDSHAKE_LINE_BYTES = 8 << 10
 HEAD_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 10.0
-# The session closes a socket that does not drain with a reason of its own; this bound is for a close that hangs too.
+# The session itself closes a socket that does not drain, and gives a reason. This limit is for a close that hangs too.
 SOCKET_STALL_TIMEOUT_S = 11.0
-# The size of a message is limited, but not the number of its fragments, which may be empty.
+# The library limits the size of a message, but not the number of its fragments, which may be empty.
 MAX_FRAGMENTS = 16_384
-# After a connection has failed, its client's data is read and dropped for this long: closing at once would reset the
+# After a connection has failed, its client's data is read and dropped for this long. An immediate close would reset the
 # connection, and the close frame with the reason might be lost.
 LINGER_S = 1.0
 GOING_AWAY = 1001
@@ -59,7 +59,7 @@ _MESSAGES = {
 
 
 class _StallGuard:
-    """Cuts a connection whose client has not read for a while: closing politely would wait for that very client."""
+    """Aborts a connection whose client has not read for a while. A normal close would wait for that client."""
 
     def __init__(self, transport: asyncio.Transport, timeout_s: float, kind: str) -> None:
         self._transport = transport
@@ -82,7 +82,7 @@ class _StallGuard:
 
 
 class _Guarded(asyncio.Protocol):
-    """The part that both protocols share: each makes a guard `_stall`."""
+    """The part that both protocols share. Each protocol creates its own guard, `_stall`."""
 
     _stall: _StallGuard
 
@@ -124,7 +124,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._num_head_bytes = 0
         self._refusal = HTTPStatus.BAD_REQUEST
         self._head_timer: asyncio.TimerHandle | None = None
-        # The requests without a whole answer. Uvicorn's `cycle` is the latest alone, which may wait behind others.
+        # The requests without a complete answer. Uvicorn's `cycle` is only the latest, which may wait for earlier ones.
         self._cycles: set[RequestResponseCycle] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -151,14 +151,16 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._feed(data)
         except httptools.HttpParserError:
             self._refuse(self._refusal)
-        # A header that is still coming is not known to on_header; one read more than the limit is what it may take.
+        # `on_header` does not see a header that is still incomplete, so its bytes are bounded here. The last read may
+        # exceed the limit.
         if self._is_in_head and self._num_head_bytes > MAX_HEADER_BYTES + MAX_TARGET_BYTES + len(data):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def _feed(self, data: bytes | memoryview) -> None:
-        """Parse received bytes. A request to upgrade to an unknown protocol is treated as HTTP/1.1, and has its body.
+        """Parse received bytes. Treat a request to upgrade to an unknown protocol as a normal HTTP/1.1 request.
 
-        The parser stops behind the head of such a request, and would take its body for the next request.
+        The parser stops after the head of such a request and would take its body for the next request. So the head is
+        parsed again without its upgrade header, and the body follows.
         """
         while True:
             try:
@@ -189,7 +191,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._refuse_in_callback(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. A field behind the body is not one (RFC 9110, section 6.5); it counts towards the bounds."""
+        """Add a header. A trailer is not a header (RFC 9110, section 6.5), but it counts towards the limits."""
         if self._is_in_head:
             super().on_header(name, value)
         else:
@@ -219,9 +221,9 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._cycles = {cycle for cycle in (*self._cycles, self.cycle) if cycle and not cycle.response_complete}
 
     def _check_handshake(self) -> None:
-        """Refuse a request that the WebSocket's protocol would not answer, but would read forever.
+        """Refuse a handshake that the WebSocket protocol would never answer while it reads on forever.
 
-        The parser waits for the end of a body before it hands over, and no code reads that body.
+        The parser waits for the end of a body before it hands the connection over, and no code reads that body.
         """
         for name, value in self.headers:
             if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" \t0")):
@@ -232,9 +234,9 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._refuse_in_callback(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def handle_websocket_upgrade(self) -> None:
-        """Let the WebSocket's protocol go on, where RFC 6455 (section 4.1) allows the request to ask for it.
+        """Hand the connection to the WebSocket protocol if RFC 6455 (section 4.1) allows this handshake.
 
-        Behind a request that is still being answered it would write into that answer.
+        Refuse it while an earlier request is still being answered, since the handshake would write into that answer.
         """
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or is_answering:
@@ -250,7 +252,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether the current request asks for another protocol than a WebSocket's; `_feed` parses it once more."""
+        """Whether the current request asks for a protocol other than WebSocket, so that `_feed` parses it again."""
         return self.parser.should_upgrade() and not self._should_upgrade()
 
     def _refuse_in_callback(self, status: HTTPStatus) -> None:
@@ -259,7 +261,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus) -> None:
         if any(cycle.response_started and not cycle.response_complete for cycle in self._cycles):
-            self.transport.close()  # a refusal would be read as a part of the answer that is on its way
+            self.transport.close()  # the client would read a refusal as part of the answer that it is receiving
         else:
             _refuse(self.transport, status)
 
@@ -274,7 +276,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     def _on_slow_head(self) -> None:
         self._head_timer = None
-        # Bytes behind a request that is being answered belong to the next one, which is read after the answer.
+        # Bytes that arrive while a request is being answered belong to the next one, which is read after the answer.
         if self.cycle is not None and not self.cycle.response_complete:
             self._arm_head_timer()
         else:
@@ -285,7 +287,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     """One WebSocket connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast(asyncio.Transport, transport)  # not a check: uvloop's have the methods but not the class
+        stream = cast(asyncio.Transport, transport)  # only a cast: uvloop's have the methods but not the class
         super().connection_made(stream)
         self._stall = _StallGuard(stream, SOCKET_STALL_TIMEOUT_S, "websocket")
         self._handshake_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_slow_handshake)
@@ -297,7 +299,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            # These bytes are not a request. The library raises no error, and would continue to read forever.
+            # These bytes are not a request. The library raises no error and would read forever.
             self.handshake_initiated = self.handshake_complete = self.close_sent = True
             _refuse(self.transport, HTTPStatus.BAD_REQUEST)
 
@@ -313,18 +315,18 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         await super().run_asgi()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send. If the protocol has closed the connection (for pings without an answer), the client has left."""
+        """Send a message. Raise ClientDisconnected if the protocol has closed the connection (for unanswered pings)."""
         await self.writable.wait()
         if self.close_sent and message["type"] == "websocket.send":
             raise ClientDisconnected
         await super().send(message)
 
     def handle_parser_exception(self) -> None:
-        """Send the reason of the failure, and let the client's pending data run out."""
+        """Send the reason of the failure, then read and drop the client's pending data before closing."""
         if self.close_sent:
             return
         if self.conn.close_sent is None:
-            # No WebSocket yet: the library refused the handshake itself.
+            # There is no WebSocket yet, since the library refused the handshake itself.
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()
             return
@@ -341,7 +343,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def handle_cont(self, event: Frame) -> None:
-        """Take a piece of a message."""
+        """Take a fragment of a message. Fail the connection if the message has too many."""
         if len(self.frames) >= MAX_FRAGMENTS:
             self.conn.fail(TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
             self.handle_parser_exception()
@@ -349,17 +351,17 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         super().handle_cont(event)
 
     def handle_ping(self) -> None:
-        """Answer, unless the client does not read: of many pings one must be answered (RFC 6455, section 5.5.3)."""
+        """Answer a ping unless the client does not read. Not every ping needs an answer (RFC 6455, section 5.5.3)."""
         answer = self.conn.data_to_send()
         if self.writable.is_set():
             self.transport.write(b"".join(answer))
 
     def shutdown(self) -> None:
-        """Close with 1001, which clients take as a reason to connect again elsewhere or later."""
+        """Close with code 1001, which tells clients to connect again elsewhere or later."""
         if self.handshake_complete and not self.close_sent:
             self.stop_keepalive()
             if self.conn.close_rcvd is not None:
-                return  # the client has its answer and has just closed the connection, so the transport ends by itself
+                return  # the client has just closed the WebSocket itself, so the transport ends by itself
             self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
             self.conn.send_close(GOING_AWAY, "the daemon is stopping")
             self.close_sent = True

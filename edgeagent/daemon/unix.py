@@ -1,4 +1,4 @@
-"""The Unix socket beside the TCP port: whose folder it lies in, what lay there before, and who is at its other end."""
+"""The Unix socket beside the TCP port: checks of its folder, removal of an old socket, and the user of each client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOCAL_PEERCRED, _SOL_LOCAL = 0x001, 0
 
 @contextmanager
 def unix_listener(path: Path | None) -> Iterator[socket.socket | None]:
-    """Provide a listening socket at a path, and take it away at the end; raise StartError where that is not safe."""
+    """Provide a listening socket at a path, and remove it at the end; raise StartError if that is not safe."""
     if path is None:
         yield None
         return
@@ -53,13 +53,13 @@ def _check_folder(folder: Path) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Remove the socket that a daemon which was killed has left; refuse anything else."""
+    """Remove the socket that a killed daemon left behind; raise StartError if the path is anything else."""
     try:
         status = path.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.getuid():
-        raise StartError(f"{path} exists and is no socket of ours; remove it, or choose another path for server.unix")
+        raise StartError(f"{path} exists and is not this user's socket; remove it, or choose another server.unix")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
             raise StartError(f"another program listens on {path}; stop it first", ExitCode.PORT_TAKEN)
@@ -68,7 +68,7 @@ def _clear(path: Path) -> None:
 
 def _bind(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The socket is private from its first moment; no other thread makes files while the daemon starts.
+    # With this mask the socket is private from its first moment. No other thread creates files while the daemon starts.
     mask = os.umask(0o177)
     try:
         listener.bind(str(path))
@@ -82,10 +82,10 @@ def _bind(path: Path) -> socket.socket:
 
 
 def is_stranger(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket is another user's, or cannot be told."""
+    """Whether the process at the other end of a Unix socket belongs to another user, or to an unknown one."""
     if sys.platform == "win32" or connection.family != socket.AF_UNIX:
         return False
-    # A copy: event loops hand out stand-ins for their sockets, without options.
+    # Use a copy, since event loops return stand-ins for their sockets, without options.
     with socket.socket(connection.family, connection.type, fileno=os.dup(connection.fileno())) as copy:
         try:
             return _peer_uid(copy) != os.getuid()

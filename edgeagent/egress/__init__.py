@@ -1,7 +1,7 @@
-"""The egress ledger: one row for each time that a request left this machine, without its content.
+"""The egress ledger: one row for each request that was sent from this machine to a remote, without its content.
 
-A row is two lines in a file of its UTC day: one before anything is sent, one at the end. `ledger` writes them, `rows`
-reads and purges them, `spending` sums a day's tokens and money.
+A row is two lines in the file of its UTC day: one is written before anything is sent, one at the end. `ledger` writes
+the lines, `rows` reads and purges them, and `spending` sums a day's tokens and money.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from msgspec import Struct
 EGRESS_FOLDER = "egress"
 KEPT_DAYS = 30
 UNFINISHED = "unfinished"
-"""The outcome of a row without an end: it is still running, or the daemon ended first."""
+"""The outcome of a row without an end: the request is still running, or the daemon stopped before it ended."""
 
 
 class Sent(Struct, frozen=True):
-    """What is known before anything is sent. `at` is ISO 8601, UTC; `num_bytes` is the length of the body."""
+    """The fields that are known before anything is sent. `at` is ISO 8601, UTC; `num_bytes` is the body's length."""
 
     row: int
     at: str
@@ -34,7 +34,7 @@ class Begun(Sent, frozen=True, tag="begun", tag_field="kind"):
 
 
 class Ended(Struct, frozen=True, tag="ended", tag_field="kind"):
-    """The line at the end. It names the remote and the client again, since it may stand in another day's file."""
+    """The line at the end. It repeats the remote and the client, since `Begun` may be in another day's file."""
 
     row: int
     at: str
@@ -47,7 +47,7 @@ class Ended(Struct, frozen=True, tag="ended", tag_field="kind"):
 
 
 class Carried(Struct, frozen=True, tag="carried", tag_field="kind"):
-    """What a client had spent at a remote when the day's rows were purged: budgets go on counting it."""
+    """What a client had spent at a remote when the day's rows were purged. It still counts against the budgets."""
 
     remote: str
     client: str
@@ -59,7 +59,7 @@ Line = Begun | Ended | Carried
 
 
 class Row(Sent, frozen=True):
-    """A request that left, as it is shown and exported. `ended_at` is empty where there is no end."""
+    """A request that was sent to a remote, as it is shown and exported. `ended_at` is empty if it has not ended."""
 
     outcome: str = UNFINISHED
     ended_at: str = ""

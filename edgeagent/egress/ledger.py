@@ -1,7 +1,8 @@
-"""The ledger's one writer, in the daemon: a row before anything is sent, its end, and the budgets of the day.
+"""The ledger's only writer, in the daemon: it records a row before anything is sent, and checks the day's budgets.
 
-A line is one write to the page cache, some microseconds: so it is in the file when the caller goes on, and outlives the
-daemon. Nothing may be sent whose row cannot be written, and nothing while the day's sums cannot be read.
+A line is one write to the page cache, which takes some microseconds. So the line is in the file when the caller
+continues, and it survives a crash of the daemon. A request whose row cannot be written must not be sent, and nothing
+may be sent while the day's sums cannot be read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from edgeagent.state_files import check_folder
 from edgeagent.types import Permit
 
 MAX_TEXT = 512
-# One word of ours, or an error's code: never a text that could quote a prompt.
+# One of edgeagent's own words, or an error's code. Free text could quote a prompt.
 _OUTCOME = re.compile(r"[a-z0-9_]{1,64}")
 _FLAGS = os.O_CREAT | os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
@@ -33,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 
 class Remotes(Protocol):
-    """Finds a remote, for its price and its budget."""
+    """Finds a remote by name, for its price and its budget."""
 
     def find(self, name: str) -> Remote | None:
-        """Return the remote of this name."""
+        """Return the remote of this name; None if there is none."""
         ...
 
 
 class Ledger:
-    """Appends to the file of the day. One daemon has it, on one thread."""
+    """Appends to the day's file. Only one daemon uses it, on one thread."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Ledger:
         *,
         ceiling: Callable[[], Budget] = Budget,
     ) -> None:
-        """`ceiling` tells the budget of all remotes together."""
+        """`ceiling` returns the budget for all remotes together."""
         self._ceiling = ceiling
         self._folder = folder_of(state_dir)
         self._remotes = remotes
@@ -66,20 +67,20 @@ class Ledger:
 
     @property
     def trouble(self) -> str:
-        """Why nothing may be sent to a remote; empty where rows can be written."""
+        """Why nothing may be sent to a remote; empty if rows can be written."""
         return self._trouble
 
     def open(self) -> None:
-        """Read the sums of the day before the first request, since many rows take time."""
+        """Read the day's sums now, so that the first request does not wait while many rows are read."""
         try:
             self._turn_to(self._clock())
         except (OSError, ConfigError) as error:
             self._troubled(error)
 
     def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
-        """Write the row of a request that is about to leave; return its number.
+        """Write the row of a request that is about to be sent, and return the row's number.
 
-        Raise RemoteUnavailable where it cannot be written: then nothing may be sent.
+        Raise RemoteUnavailable if the row cannot be written. Then nothing may be sent.
         """
         now_s = self._clock()
         try:
@@ -107,7 +108,7 @@ class Ledger:
         return row
 
     def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Write how a row ended, and what it took; a row that has ended is left as it is."""
+        """Write a row's outcome and its tokens. A row that has already ended is not changed."""
         begun = self._open.pop(row, None)
         if begun is None:
             return
@@ -122,7 +123,7 @@ class Ledger:
             self._append(line)
         except (OSError, ConfigError) as error:
             self._troubled(error)
-        # What was spent is spent, whether it could be written or not.
+        # The tokens were spent even if the line could not be written.
         self._spending.add(line)
         metrics.remote_requests_total.labels(begun.remote, outcome).inc()
         metrics.remote_tokens_total.labels(begun.remote, "prompt").inc(num_prompt_tokens)
@@ -130,7 +131,7 @@ class Ledger:
         metrics.remote_money_total.labels(begun.remote).inc(money)
 
     def budget_left(self, remote: str, client: str) -> str | None:
-        """Return why a client may send nothing more to a remote today; None where it may."""
+        """Return why a client may send nothing more to a remote today; None if it may."""
         found = self._remotes.find(remote)
         if found is None:
             return f"there is no remote {remote!r}"
@@ -141,7 +142,7 @@ class Ledger:
         return lack(remote, found.budget, self._spending, client) or lack(ALL, self._ceiling(), self._spending, client)
 
     def spent(self, remote: str) -> Spent:
-        """Return what all clients have spent today at a remote; nothing where that cannot be read."""
+        """Return what all clients together have spent at a remote today, as far as the ledger can be read."""
         try:
             self._turn_to(self._clock())
         except (OSError, ConfigError) as error:
@@ -149,7 +150,7 @@ class Ledger:
         return self._spending.of(remote)
 
     def close(self) -> None:
-        """Release the file; rows that have not ended stay unfinished."""
+        """Close the file. Rows that have not ended stay unfinished."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -159,7 +160,7 @@ class Ledger:
         return found.price if found is not None else Price()
 
     def _turn_to(self, now_s: float) -> None:
-        """Read the sums of the day, if it is another than before, and delete what is too old."""
+        """If a new day has begun, read its sums and delete files that are too old."""
         day = day_of(now_s)
         if day == self._day:
             return
@@ -182,7 +183,7 @@ class Ledger:
             self._reopen()
         assert self._file is not None, "it was opened, or that raised"
         if os.write(self._file, content) != len(content):
-            # A full disk took a part of it. The next line must begin on its own.
+            # The disk is full and has only a part of the line. Reopening makes the next line begin on its own.
             self.close()
             raise OSError(0, "the disk is full")
 
@@ -199,7 +200,7 @@ class Ledger:
             if status.st_size:
                 os.lseek(descriptor, -1, os.SEEK_END)
                 if os.read(descriptor, 1) != b"\n":
-                    os.write(descriptor, b"\n")  # behind a line that a crash cut off
+                    os.write(descriptor, b"\n")  # end a line that a crash cut off
         except BaseException:
             os.close(descriptor)
             raise

@@ -1,6 +1,6 @@
-"""The ledger's files, one for each UTC day: their names, their lines read back, and their purge.
+"""The ledger's files, one for each UTC day: their names, how they are read, and how they are purged.
 
-A daemon may append meanwhile. A line that was cut off by a crash is left out.
+A daemon may append to a file while it is read. A line that was cut off by a crash is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def folder_of(state_dir: Path) -> Path:
 
 
 def day_of(at_s: float) -> str:
-    """Return the UTC day of a time in seconds since 1970, as 2026-11-22."""
+    """Return the UTC day of a time in seconds since 1970, in the form 2026-11-22."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d")
 
 
@@ -45,7 +45,7 @@ def file_of(folder: Path, day: str) -> Path:
 
 
 def days(folder: Path) -> list[str]:
-    """Return the days that have a file, the oldest first; raise ConfigError where the folder cannot be read."""
+    """Return the days that have a file, the oldest first; raise ConfigError if the folder cannot be read."""
     try:
         names = [entry.name for entry in folder.iterdir()]
     except FileNotFoundError:
@@ -56,7 +56,10 @@ def days(folder: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield a file's whole lines, none where there is no file; raise ConfigError where others could have read it."""
+    """Yield a file's whole lines; none if there is no file.
+
+    Raise ConfigError if the file cannot be read, or if other users could have read it.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW)
     except FileNotFoundError:
@@ -76,7 +79,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def read_rows(folder: Path, since_s: float = 0.0) -> Iterator[Row]:
-    """Yield the rows that began at or after a time, in the order in which they began."""
+    """Yield the rows that began at or after a time in seconds since 1970, in the order in which they began."""
     # A request may end on the day after it began. If it ends later, its row stays unfinished.
     since = time_text(since_s)
     before: dict[int, Row] = {}
@@ -109,7 +112,7 @@ def _ended(row: Row, end: Ended) -> Row:
 
 
 def purge(folder: Path, now_s: float) -> int:
-    """Delete every row; return how many days had some. What was spent today is kept as sums, without rows."""
+    """Delete all rows and return how many days had a file. What was spent today is kept as sums, without rows."""
     today, found = day_of(now_s), days(folder)
     for day in found:
         path = file_of(folder, day)
@@ -124,7 +127,7 @@ def purge(folder: Path, now_s: float) -> int:
 
 
 def delete_old(folder: Path, now_s: float, kept_days: int) -> None:
-    """Delete the files of days that are over for longer than `kept_days`."""
+    """Delete the files of days that are more than `kept_days` ago."""
     oldest = day_of((datetime.fromtimestamp(now_s, UTC) - timedelta(days=kept_days)).timestamp())
     for day in days(folder):
         if day < oldest:
@@ -132,12 +135,12 @@ def delete_old(folder: Path, now_s: float, kept_days: int) -> None:
 
 
 def described(row: Row) -> dict[str, Any]:
-    """Return a row for JSON."""
+    """Return a row as a dict for JSON."""
     return msgspec.structs.asdict(row)
 
 
 def encoded(line: Begun | Ended | Carried) -> bytes:
-    """Return a line of the file."""
+    """Return a line as it is written to the file."""
     return msgspec.json.encode(line) + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""The tokens and the money of one day, for each remote and client, and what its budgets still allow. Sums only."""
+"""The tokens and the money that were spent in a day, as sums for each remote and client, and the check of budgets."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from edgeagent.egress import Begun, Carried, Ended, Line
 from edgeagent.remotes import Budget, Price
 
-# Of a body whose tokens nobody has counted yet.
+# The assumed size of a token in a body whose tokens are not counted yet.
 BYTES_PER_TOKEN = 4
 ALL = ""
-"""In place of a remote's name: all remotes together."""
+"""Used in place of a remote's name: all remotes together."""
 _PER_MILLION = 1e-6
 
 
 @dataclass(slots=True)
 class Spent:
-    """What was spent. A running request counts with its prompt, estimated, until its end says more."""
+    """Tokens and money spent. Until a running request ends, it counts with an estimate of its prompt."""
 
     num_tokens: int = 0
     money: float = 0.0
 
 
 def cost(price: Price, num_prompt_tokens: int, num_output_tokens: int) -> float:
-    """Return the money that a request takes."""
+    """Return the money that a request costs."""
     return _PER_MILLION * (price.prompt * num_prompt_tokens + price.output * num_output_tokens)
 
 
 class Spending:
-    """One day's sums, from its lines in their order."""
+    """One day's sums, computed from the day's lines in their order."""
 
     def __init__(self) -> None:
         self._by_remote: dict[str, Spent] = {}
@@ -36,7 +36,7 @@ class Spending:
         self._open: dict[int, tuple[str, str, Spent]] = {}
 
     def add(self, line: Line, price: Price | None = None) -> None:
-        """Count a line of the ledger. `price`: the price of the remote that a Begun names, if known."""
+        """Count a line of the ledger. `price` is the price of the remote that a Begun line names, if it is known."""
         match line:
             case Begun():
                 num_tokens = line.num_bytes // BYTES_PER_TOKEN
@@ -62,7 +62,7 @@ class Spending:
         return sorted(client for name, client in self._by_client if name == remote)
 
     def carried(self) -> list[Carried]:
-        """Return the sums of what has ended, as lines; nothing can be added afterwards."""
+        """Return the sums of all ended requests, as lines. Nothing can be added afterwards."""
         for row in list(self._open):
             self._close(row)
         return [
@@ -87,7 +87,7 @@ class Spending:
 
 
 def lack(name: str, budget: Budget, spending: Spending, client: str) -> str | None:
-    """Return why the budget of a remote, or of ALL, is used up for a client today; None if it is not."""
+    """Return why a client may spend no more today under the budget of a remote, or of ALL; None if it may."""
     if budget == Budget():
         return None
     everyone, one = spending.of(name), spending.of_client(name, client)

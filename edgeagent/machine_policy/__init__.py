@@ -1,6 +1,6 @@
-"""The machine's policy: what its administrator allows, whoever runs edgeagent. It outranks every option.
+"""The machine's policy: what the administrator allows, for every user of edgeagent. It outranks every option.
 
-`file` finds, checks, reads and follows its file; `remotes` says what it leaves of an owner's remotes.
+`file` finds, checks, reads and follows the policy's file. `remotes` applies the policy to an owner's remotes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from edgeagent.types import RouteMode
 
 
 class MachinePolicy(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is allowed; a field that is not given forbids nothing.
+    """What is allowed. A field that is not given forbids nothing.
 
     `route`: no mode may be less strict. `remote_hosts`: the only hosts of remotes, as "gpu.example", "gpu.example:8443"
     or "*.example". `pulls`: whether models may be downloaded. `model_sha256`: the only files that may be loaded.
-    `budget`: most that a day may take at all remotes together. `ca_file`: the one CA that remotes are known by (PEM).
-    `proxy`: the way to every remote that is not on this machine.
+    `budget`: the limit for a day's spending at all remotes together. `ca_file`: the only CA that remotes are verified
+    with (PEM). `proxy`: the proxy for every remote that is not on this machine.
     """
 
     route: RouteMode | None = None
@@ -30,4 +30,4 @@ class MachinePolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 CLOSED = MachinePolicy(route=RouteMode.LOCAL_ONLY, remote_hosts=(), pulls=False)
-"""What holds while the policy's file cannot be trusted or understood: nothing leaves, nothing is fetched."""
+"""The policy while its file cannot be trusted or understood: nothing leaves the machine, and nothing is downloaded."""

@@ -1,7 +1,7 @@
-"""The policy's file: where it is, who may have written it, what may stand in it; read again when it has changed.
+"""The policy's file: its path, the checks of its owner and its content, and how a running process follows its changes.
 
-No option and no variable names another place, so only who may write there decides. While the file cannot be trusted or
-understood, CLOSED holds, and `trouble` says why.
+No option and no environment variable can name another path, so only users who may write there set the policy. While the
+file cannot be trusted or understood, the policy is CLOSED, and `trouble` says why.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger.addHandler(logging.NullHandler())
 
 
 def policy_path() -> Path:
-    """Return where the policy's file is, if there is one: the same for every user, and writable by administrators."""
+    """Return the path of the policy's file: the same for every user, and in a folder that only administrators write."""
     if sys.platform == "win32":
         return Path(_program_data()) / "edgeagent" / FILE
     if sys.platform == "darwin":
@@ -53,7 +53,7 @@ def policy_path() -> Path:
 
 
 def _program_data() -> str:
-    """Return %ProgramData% as the system knows it; the variable of that name is the user's."""
+    """Return %ProgramData% as the system knows it. The user could change the environment variable of that name."""
     import ctypes
 
     buffer = ctypes.create_unicode_buffer(260)
@@ -63,7 +63,7 @@ def _program_data() -> str:
 
 
 class PolicyFile:
-    """The machine's policy as it is at this moment."""
+    """The machine's current policy. Its file is read again when it has changed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = policy_path()
@@ -77,42 +77,42 @@ class PolicyFile:
 
     @property
     def policy(self) -> MachinePolicy:
-        """What is allowed: everything where there is no file, nothing outside this machine while there is trouble."""
+        """What is allowed: everything if there is no file, nothing outside this machine while there is trouble."""
         self._refresh()
         return CLOSED if self._trouble else self._policy or MachinePolicy()
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a policy, or what should be one."""
+        """Whether there is a policy, or a file that should be one."""
         self._refresh()
         return self._policy is not None or bool(self._trouble)
 
     @property
     def trouble(self) -> str:
-        """Why the file cannot be trusted or understood, and what to do; empty where it can, or where there is none."""
+        """Why the file cannot be trusted or understood, and what to do; empty if it can, or if there is no file."""
         self._refresh()
         return self._trouble
 
     @property
     def revision(self) -> int:
-        """A number that differs after every change of the policy."""
+        """A number that changes with every change of the policy."""
         self._refresh()
         return self._revision
 
     @property
     def why_local(self) -> str:
-        """Why the policy keeps every request on this machine; empty where it does not."""
+        """Why the policy keeps every request on this machine; empty if it does not."""
         if self.policy.route is not RouteMode.LOCAL_ONLY:
             return ""
         return self._trouble or f"the machine's policy ({self.path}) says route = local_only"
 
     def why_not(self, remote: Remote) -> str:
-        """Return why a remote may not be used; empty where it may."""
+        """Return why a remote may not be used; empty if it may."""
         why = why_forbidden(self.policy, remote)
         return why and (self._trouble or f"the machine's policy ({self.path}) does not allow it: {why}")
 
     def check_pull(self) -> None:
-        """Raise Forbidden where no model may be downloaded."""
+        """Raise Forbidden if no model may be downloaded."""
         if not self.policy.pulls:
             raise Forbidden(self._trouble or f"the machine's policy ({self.path}) says pulls = false")
 
@@ -150,7 +150,7 @@ class PolicyFile:
 
 
 def load_policy(path: Path) -> MachinePolicy | None:
-    """Return the policy of a file, None where there is none; raise ConfigError, which names the field at fault."""
+    """Return the policy in a file, None if there is no file; raise ConfigError, which names the field at fault."""
     try:
         content = _read(path)
         return None if content is None else _checked(_parsed(content))
@@ -162,7 +162,7 @@ def load_policy(path: Path) -> MachinePolicy | None:
 
 
 def described(policy: MachinePolicy) -> dict[str, Any]:
-    """Return the fields that a policy gives, for JSON."""
+    """Return the fields that a policy sets, as a dict for JSON."""
     fields: dict[str, Any] = msgspec.to_builtins(policy)
     empty: dict[str, Any] = msgspec.to_builtins(MachinePolicy())
     fields["budget"] = {name: most for name, most in fields["budget"].items() if most is not None}
@@ -196,7 +196,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _check_owner(status: os.stat_result, what: str) -> None:
-    """Raise ConfigError where others than root and this user could have written it. Windows has no such bits."""
+    """Raise ConfigError if a user other than root and this one could have written it. Windows has no such bits."""
     if sys.platform == "win32":
         return
     if status.st_uid not in (0, os.getuid()):

@@ -1,4 +1,4 @@
-"""What the machine's policy leaves of a remote: its hosts are allowed or not, and its CA and proxy are the policy's."""
+"""The machine's policy applied to a remote: its hosts are allowed or not, and the policy may set its CA and proxy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PORTS = {"https": 443, "http": 80}
 
 
 def under(policy: MachinePolicy, remote: Remote) -> Remote:
-    """Return a remote as the policy lets it be reached."""
+    """Return a remote with the CA and the proxy that the policy sets."""
     if policy.ca_file is not None:
         remote = replace(remote, tls=replace(remote.tls, ca_file=policy.ca_file))
     if policy.proxy is not None and not all(is_loopback(endpoint.url) for endpoint in remote.endpoints):
@@ -23,12 +23,12 @@ def under(policy: MachinePolicy, remote: Remote) -> Remote:
 
 
 def why_forbidden(policy: MachinePolicy, remote: Remote) -> str:
-    """Return what of a remote the policy does not allow; empty where it may be used."""
+    """Return what the policy does not allow about a remote; empty if the remote may be used."""
     for endpoint in remote.endpoints:
         if policy.remote_hosts is not None and not _is_allowed(endpoint.url, policy.remote_hosts):
             return f"{host_of(endpoint.url)} is not among its remote_hosts"
         if policy.ca_file is not None and endpoint.url.startswith("http:") and not is_loopback(endpoint.url):
-            return f"{endpoint.url} is not encrypted, so that its ca_file could not hold"
+            return f"{endpoint.url} is not encrypted, so its ca_file cannot be applied"
     return ""
 
 

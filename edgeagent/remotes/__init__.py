@@ -1,7 +1,7 @@
 """The remotes that the owner added: where they are, what they serve and what they may cost.
 
-They are in a private file in the state folder. The file has no keys, only where keys are found. `file` reads and
-changes it, `check` checks its content, `keys` finds the keys.
+They are stored in a private file in the state folder. The file has no keys, only the places where keys are found.
+`file` reads and changes it, `check` checks its content, and `keys` finds the keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ REMOTES_FILE = "remotes.json"
 
 
 class Endpoint(Struct, frozen=True, forbid_unknown_fields=True):
-    """One base URL of a remote, up to and with /v1, and the region that it is in."""
+    """One base URL of a remote, which ends with /v1, and the region that it is in."""
 
     url: str
     region: str = ""
@@ -39,7 +39,7 @@ class Tls(Struct, frozen=True, forbid_unknown_fields=True):
 class Terms(Struct, frozen=True, forbid_unknown_fields=True):
     """What the owner knows about the remote: who runs it, how long it keeps prompts, whether it trains on them.
 
-    "" is unknown too.
+    An empty text means unknown.
     """
 
     operator: str = ""
@@ -48,14 +48,14 @@ class Terms(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Price(Struct, frozen=True, forbid_unknown_fields=True):
-    """Money for a million tokens, in the owner's currency."""
+    """The price of a million tokens, in the owner's currency."""
 
     prompt: float = 0.0
     output: float = 0.0
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True):
-    """Most that a day (UTC) may take, for all clients and for each; None: no limit."""
+    """The limits of a day's spending (UTC), for all clients together and for each client. None means no limit."""
 
     tokens: int | None = None
     money: float | None = None
@@ -64,7 +64,7 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """Most requests at a time, and the seconds that a remote may take."""
+    """The most requests at a time, and the seconds that a remote may take for each part of an answer."""
 
     max_concurrent: int = 64
     connect_s: float = 3.0
@@ -76,10 +76,10 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 class Remote(Struct, frozen=True, forbid_unknown_fields=True):
     """One cluster or server that speaks OpenAI's protocol.
 
-    `models` maps names of this machine's models to the remote's; a name that is not in it is asked for as it is, if
-    `serves_any` (which holds where `models` is empty). `context_length` 0: what the remote says. `wire`: which of
-    OpenAI's protocols to speak. `continues`: whether an answer that began elsewhere may go on there. "exact": only
-    where the remote continues an assistant's message; "inexact": where it does not, it is asked to go on in words.
+    `models` maps this machine's model names to the remote's names. If it is empty (`serves_any`), the remote is asked
+    for any model by the name in the request. `context_length` 0 means the length that the remote states. `wire`: which
+    of OpenAI's protocols to speak. `continues`: whether the remote may continue an answer that began elsewhere.
+    "exact": only if it can continue an assistant's message. "inexact": if it cannot, it is asked to continue in words.
     """
 
     name: str
@@ -99,5 +99,5 @@ class Remote(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def serves_any(self) -> bool:
-        """Whether a model is asked for by the name that the request gives."""
+        """Whether the remote is asked for any model, by the name in the request."""
         return not self.models

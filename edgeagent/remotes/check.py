@@ -1,4 +1,4 @@
-"""What may stand in a remote's fields. An error names the remote, the field, the value, and what to write instead."""
+"""The checks of a remote's fields. An error names the remote, the field, the value, and what to write instead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _API = "/v1"
 
 
 def checked(remote: Remote) -> Remote:
-    """Return a remote with its URLs and its pin in their one form; raise ConfigError for what may not be."""
+    """Return a remote with its URLs and its pin in their normal form; raise ConfigError if a field is not valid."""
     check_name(remote.name)
     where = f"remote {remote.name!r}"
     if not 1 <= len(remote.endpoints) <= MAX_ENDPOINTS:
@@ -40,7 +40,7 @@ def checked(remote: Remote) -> Remote:
     )
     for index, endpoint in enumerate(endpoints):
         if endpoint.url in (other.url for other in endpoints[:index]):
-            raise ConfigError(f"{where}: endpoints[{index}].url: {endpoint.url} stands there twice")
+            raise ConfigError(f"{where}: endpoints[{index}].url: {endpoint.url} is given twice")
     _check_key(remote, where)
     _check_models(remote, where)
     _check_numbers(remote, where)
@@ -53,13 +53,13 @@ def checked(remote: Remote) -> Remote:
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for what cannot be a remote's name."""
+    """Raise ConfigError if a text cannot be a remote's name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a remote's name is letters, digits and _.-, at most 64 of them, not {name!r:.80}")
 
 
 def complete_url(text: str) -> str:
-    """Return a base URL up to and with /v1; raise ConfigError for one that is none."""
+    """Return a base URL that ends with /v1, which is appended if missing; raise ConfigError if it is not a URL."""
     parts = check_url(text, "URL")
     path = parts.path.rstrip("/")
     path = path if path.endswith(_API) else f"{path}{_API}"
@@ -75,12 +75,12 @@ def is_model_name(text: str) -> bool:
 
 
 def host_of(url: str) -> str:
-    """Return the host of a checked URL, with its port where it names one."""
+    """Return the host of a checked URL, with its port if the URL has one."""
     return urlsplit(url).netloc
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL is of this machine; of names only localhost is."""
+    """Whether a URL's host is this machine: a loopback address, or the name localhost."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -96,7 +96,7 @@ def _endpoint(endpoint: Endpoint, where: str, *, is_plaintext_allowed: bool) -> 
     if url.startswith("http:") and not is_plaintext_allowed and not is_loopback(url):
         raise ConfigError(
             f"{where}.url: {url} is not encrypted, and prompts, answers and the key could be read on the way; "
-            "take https://, or allow it (plaintext: true, `edgeagent remote add --plaintext`)"
+            "use https://, or allow it (plaintext: true, `edgeagent remote add --plaintext`)"
         )
     if not endpoint.region.isprintable() or len(endpoint.region) > MAX_NAME_CHARS:
         raise ConfigError(f"{where}.region: must be printable, at most {MAX_NAME_CHARS} characters")
@@ -104,26 +104,26 @@ def _endpoint(endpoint: Endpoint, where: str, *, is_plaintext_allowed: bool) -> 
 
 
 def check_url(text: str, where: str) -> SplitResult:
-    """Return a URL's parts; raise ConfigError, which begins with `where`, for what is none, or holds a secret."""
+    """Return a URL's parts; raise ConfigError, which begins with `where`, if it is not a URL or holds a secret."""
     if len(text) > MAX_URL_CHARS or not text.isascii() or any(not char.isprintable() or char == " " for char in text):
         raise ConfigError(f"{where}: must be a URL of at most {MAX_URL_CHARS} ASCII characters without blanks")
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"{where}: {_shown(text)} is no URL: {error}") from None
+        raise ConfigError(f"{where}: {_shown(text)} is not a URL: {error}") from None
     # Check this before any message that quotes the URL, since this part may be a secret.
     if "@" in parts.netloc:
-        raise ConfigError(f"{where}: no user name or password in a URL; say where the key is found (--key-env)")
+        raise ConfigError(f"{where}: a URL must have no user name or password; say where the key is (--key-env)")
     if parts.scheme not in ("http", "https"):
         raise ConfigError(f"{where}: must begin with https:// (or http://), not {_shown(text)}")
     host = parts.hostname or ""
     if not (":" in host or _HOST.fullmatch(host)) or "%" in host:
-        raise ConfigError(f"{where}: has no host, or none that could be one: {_shown(text)}")
+        raise ConfigError(f"{where}: has no valid host: {_shown(text)}")
     if port == 0:
-        raise ConfigError(f"{where}: 0 is no port")
+        raise ConfigError(f"{where}: 0 is not a port")
     if "?" in text or "#" in text:
-        raise ConfigError(f"{where}: no query and no fragment: take {_shown(text)}")
+        raise ConfigError(f"{where}: must have no query and no fragment; use {_shown(text)}")
     return parts
 
 
@@ -136,7 +136,7 @@ def _check_key(remote: Remote, where: str) -> None:
     if key is None:
         return
     if key.source == "env" and not _VARIABLE.fullmatch(key.name):
-        # Whoever writes a key in place of a variable's name must not find it in a log.
+        # The name may be the key itself, written here by mistake, so the message must not quote it.
         raise ConfigError(f"{where}: key.name: must be the name of an environment variable (not the key itself)")
     if key.source == "file" and not Path(key.name).is_absolute():
         raise ConfigError(f"{where}: key.name: must be an absolute path, not {key.name!r:.200}")
@@ -192,7 +192,7 @@ def _check_numbers(remote: Remote, where: str) -> None:
 
 
 def check_budget(budget: Budget, where: str) -> None:
-    """Raise ConfigError, which begins with `where`, for what cannot be a budget."""
+    """Raise ConfigError, which begins with `where`, if a budget is not valid."""
     _check_each(where, asdict(budget), lambda value: value >= 0, "0 or more")
 
 
@@ -206,6 +206,6 @@ def _check_each(where: str, values: dict[str, float | None], is_right: Callable[
 def _check_order(limits: Limits, where: str) -> None:
     if limits.total_s < limits.first_token_s:
         raise ConfigError(
-            f"{where}: limits.total_s: {limits.total_s:g} s are over before limits.first_token_s "
+            f"{where}: limits.total_s: {limits.total_s:g} s is less than limits.first_token_s "
             f"({limits.first_token_s:g} s)"
         )

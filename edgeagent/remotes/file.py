@@ -1,4 +1,4 @@
-"""remotes.json: read strictly, changed by one process at a time, and read again by a running daemon when it changed."""
+"""remotes.json: read strictly, changed by one process at a time, and read again by a running daemon after a change."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class _Named(Struct):
 
 
 class RemotesFile:
-    """The remotes of a state folder, read again when the file has changed.
+    """The remotes of a state folder. The file is read again when it has changed.
 
-    While the file cannot be trusted or understood there are none, and `trouble` says why.
+    While the file cannot be trusted or understood, there are no remotes, and `trouble` says why.
     """
 
     def __init__(self, state_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,18 +58,18 @@ class RemotesFile:
 
     @property
     def trouble(self) -> str:
-        """Why no remote is used, and what to do; empty where the file can be trusted."""
+        """Why no remote is used, and what to do; empty if the file can be trusted and understood."""
         self._refresh()
         return self._trouble
 
     @property
     def revision(self) -> int:
-        """A number that differs after every change of a remote, and each time that the owner writes the file."""
+        """A number that changes with every change of a remote, and each time that the file is written."""
         self._refresh()
         return self._revision
 
     def find(self, name: str) -> Remote | None:
-        """Return the remote of this name; None where there is none, or while there is trouble."""
+        """Return the remote of this name; None if there is none, or while there is trouble."""
         self._refresh()
         return self._by_name.get(name)
 
@@ -120,7 +120,7 @@ def load_remotes(state_dir: Path) -> tuple[Remote, ...]:
 
 
 def add_remote(state_dir: Path, remote: Remote) -> Remote:
-    """Add a remote, in place of one of the same name; return it as it was written. A running daemon follows."""
+    """Add a remote, or replace the one of the same name. Return it as written. A running daemon follows the change."""
     remote = checked(remote)
     with changing(state_dir / _LOCK_FILE, "edgeagent remote"):
         known = load_remotes(state_dir)
@@ -135,7 +135,7 @@ def add_remote(state_dir: Path, remote: Remote) -> Remote:
 
 
 def remove_remote(state_dir: Path, name: str) -> None:
-    """Remove a remote; raise ConfigError where there is none of this name."""
+    """Remove a remote; raise ConfigError if there is none of this name."""
     with changing(state_dir / _LOCK_FILE, "edgeagent remote"):
         known = load_remotes(state_dir)
         find_among(known, name)
@@ -143,7 +143,7 @@ def remove_remote(state_dir: Path, name: str) -> None:
 
 
 def find_among(remotes: Sequence[Remote], name: str) -> Remote:
-    """Return the remote of this name; raise ConfigError, which names those there are."""
+    """Return the remote of this name; raise ConfigError, which lists the known names, if there is none."""
     for remote in remotes:
         if remote.name == name:
             return remote
@@ -154,7 +154,7 @@ def find_among(remotes: Sequence[Remote], name: str) -> Remote:
 
 
 def described(remote: Remote) -> dict[str, Any]:
-    """Return a remote for JSON, as it stands in the file."""
+    """Return a remote as a dict for JSON, as it is in the file."""
     fields: dict[str, Any] = msgspec.to_builtins(remote)
     return fields
 
@@ -180,4 +180,4 @@ def _complaint(path: Path, name: str, error: Exception) -> ConfigError:
     problem, _, place = str(error).partition(" - at `$")
     field = place.rstrip("`").lstrip(".")
     parts = [part for part in (str(path), name, field, problem[:1].lower() + problem[1:]) if part]
-    return ConfigError(f"{': '.join(parts)}; mend it, or delete the file and add the remotes again")
+    return ConfigError(f"{': '.join(parts)}; fix it, or delete the file and add the remotes again")

@@ -1,4 +1,4 @@
-"""Finds a remote's API key where the owner put it. It is never in edgeagent's files, arguments or messages."""
+"""Finds a remote's API key where the owner put it. The key is never in edgeagent's files, arguments or messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeagent.runtime_file import read_private
 KEYRING_SERVICE = "edgeagent"
 MAX_KEY_CHARS = 8192
 RETRY_S = 10.0
-"""How long the keyring is not asked again for a key that it did not give."""
+"""Seconds until the keyring is asked again for a key that it did not give."""
 
 
 class KeyFinder:
@@ -33,7 +33,7 @@ class KeyFinder:
         self._asking: set[str] = set()
 
     def __call__(self, key: Key) -> str:
-        """Return a key; raise ConfigError, which says where it was looked for and what to do."""
+        """Return a key; raise ConfigError, which says where it was searched for and what to do."""
         match key.source:
             case "env":
                 return _checked(os.environ.get(key.name), f"the environment variable {key.name}", _SET_IT)
@@ -43,7 +43,7 @@ class KeyFinder:
                 return self._kept(key.name)
 
     def forget(self, key: Key) -> None:
-        """Look a key up again the next time: a remote has refused it."""
+        """Drop a key that a remote has refused, so that it is looked up again next time."""
         self._from_keyring.pop(key.name, None)
         self._missing.pop(key.name, None)
 
@@ -74,7 +74,7 @@ _ASKED = "the system's keyring has not given the remote's key yet; unlock it if 
 
 
 def store_key(name: str, value: str) -> None:
-    """Put a remote's key into the system's keyring; raise ConfigError where that cannot be."""
+    """Put a remote's key into the system's keyring; raise ConfigError if that fails."""
     try:
         import keyring
     except ImportError:
@@ -84,17 +84,17 @@ def store_key(name: str, value: str) -> None:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"the system's keyring takes no key ({type(error).__name__}); unlock it") from None
+        raise ConfigError(f"the system's keyring cannot store the key ({type(error).__name__}); unlock it") from None
 
 
 def _checked(value: str | None, where: str, advice: str) -> str:
-    """Return a key without blanks around it; raise ConfigError for one that no HTTP header can carry."""
+    """Return a key without surrounding blanks; raise ConfigError if it cannot be sent in an HTTP header."""
     key = (value or "").strip()
     if not key:
-        raise ConfigError(f"the remote's key is looked for in {where}, which is {_lack(value)}; {advice}")
+        raise ConfigError(f"the remote's key should be in {where}, which is {_lack(value)}; {advice}")
     if len(key) > MAX_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
-            f"what is in {where} is no key: one is ASCII without blanks, at most {MAX_KEY_CHARS} characters"
+            f"{where} has no valid key: a key is ASCII without blanks, at most {MAX_KEY_CHARS} characters"
         )
     return key
 
@@ -106,7 +106,7 @@ def _lack(value: str | None) -> str:
 def _from_file(path: Path) -> str:
     content = read_private(path)
     if content is None:
-        raise ConfigError(f"the remote's key is looked for in {path}, which does not exist; write it there (chmod 600)")
+        raise ConfigError(f"the remote's key should be in {path}, which does not exist; write it there (chmod 600)")
     return _checked(content.decode("utf-8", errors="replace"), str(path), "write the key into it")
 
 

@@ -1,4 +1,4 @@
-"""Where a request goes: `build` composes the router of a daemon from its configuration."""
+"""Routing of requests to backends. `build` creates the router of a daemon from its configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build(config: Config) -> Router:
-    """Return the router with its backends, not started. The imports are here, to keep the package's own quick."""
+    """Return the router and its backends, not started. Imports are local so that importing the package stays fast."""
     from edgeagent.backends.local import LocalBackend
     from edgeagent.router.outside import Outside
     from edgeagent.router.policy import targets_of
@@ -39,7 +39,7 @@ def build(config: Config) -> Router:
         for part in split_paths(path):
             outside.policy.check_model(part, sha256_of)
         header = validate_model(path)
-        uses.note(path)  # a worker is given the file next
+        uses.note(path)  # a worker loads the file next
         return header
 
     def check_adapter(path: Path) -> None:

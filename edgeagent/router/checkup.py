@@ -1,7 +1,7 @@
-"""Tries a remote for its owner: name, connection, TLS, models and one token, with the time of each.
+"""The test of a remote for its owner: name lookup, connection, TLS, models and one token, with the time of each.
 
-It sends a greeting, and nothing of a client's. Like any request it needs a mode that lets requests leave,
-and has a row in the egress ledger.
+It sends a greeting and no client's data. Like any request, it needs a mode that lets requests leave the machine, and
+it gets a row in the egress ledger.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MIN_RESPONSE_TOKENS = 16
 class Checkup(Struct):
     """The result for one endpoint. Times are in seconds, None for stages that were not reached; `problem` says why.
 
-    `models` are those that the remote lists, `model` the one that gave a token.
+    `models` are those that the remote lists; `model` is the one that gave a token.
     """
 
     url: str
@@ -52,7 +52,7 @@ class Checkup(Struct):
 
 
 async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> list[dict[str, Any]]:
-    """Try every endpoint of a remote, and return its Checkup for JSON.
+    """Try every endpoint of a remote, and return a Checkup for each, ready for JSON.
 
     Raise ConfigError if the mode lets nothing leave, or a TLS file cannot be used.
     """
@@ -110,7 +110,7 @@ async def _try(this: _Try) -> None:
 
 
 async def _ask_for_models(this: _Try) -> str:
-    """Fill in the times of the connection and the models' names; return who owns the first, as the remote says."""
+    """Fill in the connection's times and the models' names. Return the owner that the remote states for the first."""
     began_s = time.monotonic()
     permit = ProbePermit(this.remote.name, this.mode)
     async with asyncio.timeout(this.remote.limits.first_token_s):
@@ -134,7 +134,7 @@ async def _ask_for_models(this: _Try) -> str:
 
 
 def _choose_model(remote: Remote, checkup: Checkup) -> str:
-    """Return the model to ask for a token; say what is missing."""
+    """Return the model to ask for a token, "" if there is none. Record the models that are missing."""
     missing = [name for name in remote.models.values() if name not in checkup.models]
     if missing:
         have = ", ".join(checkup.models[:10]) or "none"
@@ -183,7 +183,7 @@ def _body(remote: Remote, model: str, owner: str) -> tuple[str, dict[str, Any]]:
 
 
 def _usage(content: bytes) -> tuple[int, int]:
-    """Return the tokens of the prompt and the answer, as the remote counts them; raise a Failure for no answer."""
+    """Return the remote's token counts of the prompt and the answer; raise a Failure if `content` is no answer."""
     try:
         answer = msgspec.json.decode(content)
         if not ("choices" in answer or "output" in answer):

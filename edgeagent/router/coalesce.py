@@ -1,7 +1,7 @@
-"""Requests that must get the same answer share one stream of a remote while it runs: the remote is paid once.
+"""Sharing of remote streams: requests that must get the same answer read one running stream, which is paid for once.
 
-A later request gets the stream from its beginning and opens no connection. Each request is read and cancelled on its
-own; the remote is stopped when the last one has ended. Nothing is kept of a stream that has ended.
+A later request reads the stream from its beginning and opens no connection. Each request is read and cancelled on its
+own, and the remote's stream is stopped when the last one has ended. Nothing is kept of a stream that has ended.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from edgeagent.types import (
 Steps = AsyncGenerator[Step, None]
 
 COALESCED = "coalesced"
-"""The reason in the placement of an answer for which nothing was sent: another request's stream was followed."""
-# A stream with more steps takes no more readers, so that its beginning need not be kept.
+"""The placement reason of an answer for which nothing was sent, because it followed another request's stream."""
+# A stream with more steps takes no more readers, so that its first steps need not be kept.
 _MAX_KEPT_STEPS = 8192
 
 
 class SharedStreams:
-    """The remote streams that others may follow."""
+    """The running remote streams that other requests may follow."""
 
     def __init__(self, clock: Callable[[], float], max_kept_steps: int = _MAX_KEPT_STEPS) -> None:
         self._clock = clock
@@ -50,21 +50,21 @@ class SharedStreams:
     def steps(
         self, backend: Backend, request: GenerateRequest, permit: Permit | None, so_far: AnswerSoFar | None
     ) -> Steps:
-        """Return the steps of a request at a backend, as Backend.generate; from a stream that runs, if one does."""
+        """Return the steps of a request, as Backend.generate does; read them from a running stream if one matches."""
         key = None if permit is None else _key(backend, request, so_far)
         if key is None:
             return backend.generate(request, permit, so_far)
         return self._follow(key, backend, request, permit, so_far)
 
     def can_follow(self, backend: Backend, request: GenerateRequest, so_far: AnswerSoFar | None) -> bool:
-        """Whether a stream runs at a backend that a request would follow, so that it needs no place there."""
+        """Whether a request would follow a stream that runs at a backend, so that it takes no capacity there."""
         if not any(stream.backend == backend.name for stream in self._open.values()):
             return False
         key = _key(backend, request, so_far)
         return key is not None and self._running(key) is not None
 
     def num_starting(self, backend: str) -> int:
-        """Return how many streams are about to start on a backend, which does not count them yet."""
+        """Return how many streams are about to start on a backend that does not count them yet."""
         return sum(stream.backend == backend and not stream.has_begun for stream in self._open.values())
 
     def cancel(self, backend: Backend, request_id: str) -> None:
@@ -114,7 +114,7 @@ class SharedStreams:
 
 
 class _Link:
-    """A step, and where the next one hangs. Links that every reader has passed are freed."""
+    """A step and a link to the next one. Links that every reader has passed are freed."""
 
     __slots__ = ("next", "step")
 
@@ -124,7 +124,7 @@ class _Link:
 
 
 class _Reader:
-    """One request's view of a stream. That of a later request tells it in that request's own times."""
+    """One request's view of a stream. A request that joined later gets its own times instead of the first request's."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Reader:
         self._usage = Usage(num_output_tokens=0 if so_far is None else so_far.num_tokens)
 
     def take(self, step: Step) -> Step:
-        """Return a step as this request gets it."""
+        """Return a step as this request should get it."""
         usage = self._usage
         self._usage = replace(usage, num_output_tokens=usage.num_output_tokens + len(step.tokens))
         for delta in step.deltas:
@@ -159,7 +159,7 @@ class _Reader:
         return replace(step, deltas=tuple(map(self._told, step.deltas)), at_s=self._clock())
 
     def cancelled(self) -> Step:
-        """Return the end of what was cancelled while others read on."""
+        """Return the terminal step of a request that was cancelled while others still read the stream."""
         finished = Finished(FinishReason.CANCELLED, self._usage, Timings())
         return Step((self._told(finished),), at_s=self._clock())
 
@@ -179,7 +179,7 @@ class _Reader:
 class _Stream:
     """One request's steps at a remote, for several readers. A reader that has read all of them waits for the next.
 
-    The remote is asked for more only while a reader waits, so the quickest one sets the pace.
+    The next step is read from the remote only while a reader waits, so the fastest reader sets the pace.
     """
 
     def __init__(self, key: Hashable, backend: str, request_id: str, steps: Steps, max_kept_steps: int) -> None:
@@ -199,11 +199,11 @@ class _Stream:
 
     @property
     def is_too_long(self) -> bool:
-        """Whether its beginning must not be kept for further readers."""
+        """Whether the stream is too long to keep its first steps for further readers."""
         return self._num_steps > self._max_kept_steps
 
     async def read(self, reader: _Reader) -> Steps:
-        """Yield the steps to one more reader, from the first one on."""
+        """Add a reader, and yield all steps to it from the first one."""
         link = self.first
         assert link is not None, "a stream that takes no more readers is in no list"
         self.readers[reader.request_id] = reader
@@ -213,7 +213,7 @@ class _Stream:
                     link = link.next
                     yield reader.take(link.step)
                 elif self._error is not None:
-                    # Each reader gets its own copy: those who catch it write into it.
+                    # Each reader gets a copy, since the code that catches the error changes it.
                     raise copy.copy(self._error)
                 elif self.is_over:
                     return
@@ -224,7 +224,7 @@ class _Stream:
             del self.readers[reader.request_id]
 
     def leave(self, request_id: str) -> bool:
-        """Remove a reader that was cancelled; False if no other one reads on."""
+        """End the view of a cancelled reader. Return False, and change nothing, if no other reader continues."""
         others = [reader for reader in self.readers.values() if reader.request_id != request_id]
         if all(reader.left.done() for reader in others):
             return False
@@ -233,7 +233,7 @@ class _Stream:
         return True
 
     async def stop(self) -> None:
-        """End it at the remote."""
+        """Stop the stream at the remote."""
         if self._pulling is not None:
             self._pulling.cancel()
             await asyncio.wait([self._pulling])
@@ -259,10 +259,11 @@ class _Stream:
 
 
 def _key(backend: Backend, request: GenerateRequest, so_far: AnswerSoFar | None) -> Hashable | None:
-    """Return what requests have in common that get the same answer at a backend; None for one that shares nothing.
+    """Return a key that is equal for requests with the same answer from a backend; None if a request shares nothing.
 
-    A changed remote has another backend of the same name. What does not reach the remote may differ; the client
-    and its partition may not. A request that is not to be kept, or has a deadline of its own, shares nothing.
+    The key has the backend itself and not its name, since a changed remote gets a new backend of the same name. Fields
+    that do not reach the remote may differ; the client and its cache partition must not. A request shares nothing if
+    its answer varies, if its answer must not be kept, or if it has its own timeout.
     """
     sampling, cache = request.sampling, request.cache
     is_the_same_each_time = sampling.temperature == 0 or sampling.seed is not None

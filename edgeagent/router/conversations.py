@@ -1,4 +1,4 @@
-"""On which backend each conversation runs, so that it stays there until the reason has gone. It knows no estimates."""
+"""The backend that each conversation ran on last. The policy decides, from estimates, whether it stays there."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Conversation = tuple[str, str]
 
 
 class Conversations:
-    """The backends of the conversations that ran last."""
+    """The backends of the most recent conversations."""
 
     def __init__(self, max_conversations: int = _MAX_CONVERSATIONS) -> None:
         self._max = max_conversations
         self._backends: OrderedDict[Conversation, str] = OrderedDict()
 
     def find(self, request: GenerateRequest) -> str | None:
-        """Return the backend that the conversation of a request ran on last."""
+        """Return the backend that a request's conversation ran on last; None if it is unknown."""
         return self._backends.get(conversation_of(request))
 
     def note(self, request: GenerateRequest, backend: str) -> None:
-        """Note that a request runs on a backend."""
+        """Record that a request's conversation runs on a backend."""
         key = conversation_of(request)
         self._backends[key] = backend
         self._backends.move_to_end(key)
@@ -33,5 +33,5 @@ class Conversations:
 
 
 def conversation_of(request: GenerateRequest) -> Conversation:
-    """Return what all requests of one conversation share: its lane, or else how it begins; and its client."""
+    """Return what all requests of a conversation share: the cache partition, and the lane or the first messages."""
     return request.cache.partition, request.cache.lane or beginning_of(request) or request.id

@@ -1,4 +1,4 @@
-"""The delivered part of an answer, from all places that produced a part. Another place can continue from it."""
+"""The delivered part of an answer, from all places that produced some of it. Another place can continue from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CONTENT = (TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta)
 
 
 class Delivery:
-    """One answer and its delivery to the client. It may move from one place to another."""
+    """One answer and its delivery to the client. The answer may move from one place to another."""
 
     def __init__(self, request: GenerateRequest, clock: Callable[[], float] = time.monotonic) -> None:
         self._request = request
@@ -45,7 +45,7 @@ class Delivery:
         self._started: Started | None = None
         self._first_token_s: float | None = None
         self._handovers: tuple[Handover, ...] = ()
-        self._placement: Placement | None = None  # where it runs, as the place reported it
+        self._placement: Placement | None = None  # where the answer runs, as reported by that place
         self._is_at_seam = False
         self.route: Route | None = None
         self.num_tokens = 0
@@ -76,25 +76,25 @@ class Delivery:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has its maximum number of tokens and lacks only its end."""
+        """Whether the answer has its maximum number of tokens, so that only its terminal event is missing."""
         limit = self._request.max_tokens
         return self.has_content and limit is not None and self.num_tokens >= limit
 
     def begin(self, route: Route) -> None:
-        """Note where it runs from now on."""
+        """Set the route that the answer takes from now on."""
         self.route, self._placement = route, None
         self._is_at_seam = self.has_content
         if not self.has_content:
             self.num_tokens = 0
 
     def move(self, target: str, reason: str) -> None:
-        """Note that another place continues the answer."""
+        """Record that another place continues the answer."""
         assert self.route is not None
         self._handovers += (Handover(self.route.backend, target, self.num_tokens, reason),)
         metrics.handovers_total.labels(self.route.backend, target, reason).inc()
 
     def take(self, step: Step) -> Step | None:
-        """Note a step of the current place, and return what the client should get of it; None if nothing."""
+        """Record a step of the current place. Return the part that the client should get; None if there is none."""
         if self._is_at_seam:
             # A place may repeat the end of the delivered part. The client must not get that twice.
             self._is_at_seam = not any(isinstance(delta, _CONTENT) for delta in step.deltas)
@@ -108,11 +108,11 @@ class Delivery:
         return replace(step, deltas=deltas) if deltas or step.tokens else None
 
     def cancelled(self) -> Step:
-        """Return the end of an answer that was cancelled between two places."""
+        """Return the terminal step of an answer that was cancelled between two places."""
         return self._ended(FinishReason.CANCELLED)
 
     def cut_at_limit(self) -> Step:
-        """Return the end of an answer that has its maximum number of tokens."""
+        """Return the terminal step of an answer that has its maximum number of tokens."""
         return self._ended(FinishReason.LENGTH)
 
     def _ended(self, reason: FinishReason) -> Step:
@@ -153,9 +153,9 @@ class Delivery:
                 return delta
 
     def _finished(self, finished: Finished) -> Finished:
-        """Add where the answer ended, and its times over all places. The cached tokens are those of the first place.
+        """Add the answer's route and its times over all places. The cached tokens are those of the first place.
 
-        Stage times are known only of the place that gave the first token; others are left out.
+        Stage times are known only for the place that gave the first token. If another place finished, they are 0.
         """
         assert self.route is not None
         timings = replace(
@@ -178,7 +178,7 @@ class Delivery:
 
     @property
     def placement(self) -> Placement:
-        """Where it runs, as the place reported it, or else as the router knows it."""
+        """Where the answer runs: as the place reported it, or else as the router chose it."""
         assert self.route is not None
         if self._placement is None:
             return Placement(self.route.backend, self._request.model, self.route.reason)

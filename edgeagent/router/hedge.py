@@ -1,4 +1,4 @@
-"""Two places for one answer: the second starts when the first has given nothing for a while; the first token wins."""
+"""Hedging: if the first place is silent for a while, a second one starts too, and the first to give content wins."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BEFORE_CONTENT = (Started, PromptProgress, Interrupted)
 
 
 def has_content(step: Step) -> bool:
-    """Whether a step has any of the answer itself, or its end."""
+    """Whether a step has a part of the answer itself, or its end."""
     return any(not isinstance(delta, _BEFORE_CONTENT) for delta in step.deltas)
 
 
 class HedgeBudget:
-    """How many requests may be sent to two places: a fraction of those that might be."""
+    """Limits hedged requests, which run at two places, to a fraction of the requests that qualify."""
 
     def __init__(self, fraction: float = 0.1, max_saved: float = 2.0) -> None:
         self._fraction = fraction
@@ -28,11 +28,11 @@ class HedgeBudget:
         self._saved = 1.0
 
     def earn(self) -> None:
-        """Note a request that might be hedged."""
+        """Count a request that qualifies for a hedge."""
         self._saved = min(self._max_saved, self._saved + self._fraction)
 
     def spend(self) -> bool:
-        """Take what one hedge costs; False where that is not there."""
+        """Take one hedge from the budget; return False if the budget does not allow one."""
         if self._saved < 1.0:
             return False
         self._saved -= 1.0
@@ -40,7 +40,7 @@ class HedgeBudget:
 
 
 class _Runner:
-    """One place's steps up to its first content."""
+    """The steps of one place, up to its first content."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
@@ -52,7 +52,7 @@ class _Runner:
         return asyncio.ensure_future(anext(self.steps))
 
     def look(self) -> bool:
-        """Take the step that has come; whether it has content."""
+        """Take the step that has arrived, and return whether it has content. A failure is kept in `error`."""
         try:
             step = self.task.result()
         except EdgeAgentError as error:
@@ -65,7 +65,7 @@ class _Runner:
         return False
 
     async def close(self) -> None:
-        """End it; what it would have said, an error too, is of no interest."""
+        """End the place's stream, and ignore any further step or error from it."""
         self.task.cancel()
         with suppress(asyncio.CancelledError, StopAsyncIteration, EdgeAgentError):
             await self.task
@@ -75,9 +75,10 @@ class _Runner:
 async def race(
     first: Steps, start_second: Callable[[], Steps | None], after_s: float, choose: Callable[[int], None]
 ) -> Steps:
-    """Yield the steps of the place that has content first; `choose` is told which (0 or 1) before its first step.
+    """Yield the steps of the place that gives content first. `choose` gets its index (0 or 1) before its first step.
 
-    The other one is closed. Where both fail, the first one's error is raised.
+    `start_second` is called once `after_s` seconds have passed without content from the first place. The losing place
+    is closed. If both fail, the first one's error is raised.
     """
     runners = [_Runner(first)]
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""One request and the places that it runs at, from its acceptance to its one end.
+"""The run of one request over one or more places, from its acceptance to its terminal event.
 
-If a place fails before the first content, another place is tried. After that, another place continues the answer behind
-what was delivered, or one error ends it that says how much that was.
+If a place fails before the first content, another place is tried. If a place fails later, another place continues the
+answer after the delivered part, or one error ends it and says how much was delivered.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from edgeagent.types import Finished, GenerateRequest, Interrupted, Step, replac
 Steps = AsyncGenerator[Step, None]
 
 WORKER_LOST = "worker_lost"
-# Each place is tried once, but a worker may be lost, then a remote, then its successor.
+# A place that failed is not tried again, but an answer can move from a lost worker to a remote and to the next worker.
 _MAX_ATTEMPTS = 12
 
 
 class Journey:
-    """Generates for one request. `is_cancelled` is set from outside, where it was cancelled politely."""
+    """Generates the answer to one request. The router sets `is_cancelled` when the request is cancelled."""
 
     def __init__(self, request: GenerateRequest, placing: Placing, clock: Callable[[], float]) -> None:
         self._request = request
@@ -37,15 +37,15 @@ class Journey:
         self._failed: set[str] = set()
         self._errors: list[EdgeAgentError] = []
         self._broken: EdgeAgentError | None = None  # the failure that interrupted the client's answer
-        self._num_before = 0  # tokens that the client had when the attempt began, and
-        self._began_s = clock()  # when that was
+        self._num_before = 0  # tokens that the client had when this attempt began
+        self._began_s = clock()  # when this attempt began
         self._elsewhere: Order | None = None
         self._is_placed = False
         self._is_over = False
         self.is_cancelled = False
 
     async def steps(self) -> Steps:
-        """Yield the answer's steps; the last one ends it, or an EdgeAgentError is raised."""
+        """Yield the answer's steps. The last one has the terminal event; if there is none, raise an EdgeAgentError."""
         order = self._choose()
         for _ in range(_MAX_ATTEMPTS):
             self._delivery.begin(order.routes[0])
@@ -70,10 +70,10 @@ class Journey:
         raise self._failure()
 
     async def _attempt(self, order: Order) -> Steps:
-        """Run at the first place of an order. If it returns without an end, the answer continues elsewhere.
+        """Run at the first place of an order. If this returns without a terminal event, the answer continues elsewhere.
 
-        Steps before the first content are held back while there is another place to try: clients are told where the
-        answer comes from, not where it was tried.
+        While there is another place to try, steps before the first content are held back. So clients are told where
+        the answer comes from, not where it was tried.
         """
         request = self._timed()
         held: list[Step] | None = None
@@ -104,7 +104,7 @@ class Journey:
                     return
 
     def _source(self, order: Order, request: GenerateRequest) -> Steps:
-        """Return the steps of the first place, or of the second if that is started too and is sooner."""
+        """Return the steps of the first place, or of the second if it is started as a hedge and answers sooner."""
         first = self._steps_at(order.routes[0], request)
         if order.hedge_after_s is None or self._delivery.has_content:
             return first
@@ -125,7 +125,7 @@ class Journey:
         return self._placing.streams.steps(backend, request, route.permit, self._delivery.so_far)
 
     def _timed(self) -> GenerateRequest:
-        """Return the request with what is left of its time."""
+        """Return the request with its remaining time as its timeout; raise RequestTimeout if no time remains."""
         if self._deadline_s is None or not self._errors:
             return self._request
         left_s = self._deadline_s - self._clock()
@@ -134,7 +134,7 @@ class Journey:
         return replace(self._request, timeout_s=left_s)
 
     def _choose(self) -> Order:
-        """Return the places that are left; raise the failure that is told where none is."""
+        """Return the order of the places that have not failed; raise the client's error if there are none."""
         try:
             return self._placing.choose(self._request, self._failed, self._delivery.so_far)
         except EdgeAgentError as error:
@@ -146,7 +146,7 @@ class Journey:
             raise self._failure() from None
 
     def _goes_on_elsewhere(self) -> bool:
-        """Whether another place continues an answer whose worker died sooner than the worker's successor."""
+        """Whether another place continues a dead worker's answer sooner than the next worker. Set `_elsewhere`."""
         if self.is_cancelled or (self._delivery.has_content and self._delivery.why_bound):
             return False
         so_far = self._delivery.so_far
@@ -157,7 +157,7 @@ class Journey:
         return self._elsewhere is not None
 
     def _judged(self, error: EdgeAgentError) -> str:
-        """Note a place's failure and return its code; raise it if no other place may continue."""
+        """Record a place's failure and return its code; raise the client's error if no other place may continue."""
         route = self._delivery.route
         assert route is not None
         self._errors.append(error)
@@ -173,7 +173,10 @@ class Journey:
         return error.code
 
     def _failure(self) -> EdgeAgentError:
-        """Return the one error that ends the request: its deadline, or the error of the preferred place."""
+        """Return the one error that ends the request.
+
+        It is the timeout if it passed, else the failure that interrupted the answer, else the preferred place's error.
+        """
         last = self._errors[-1]
         if isinstance(last, RequestTimeout):
             last.num_delivered_tokens = self._delivery.num_tokens
@@ -188,5 +191,5 @@ class Journey:
 
 
 def _is_interrupted(step: Step) -> bool:
-    """Whether the worker was lost behind what the step has; what may stand behind that came from its successor."""
+    """Whether the worker was lost after this step. Steps that follow it come from the worker's successor."""
     return bool(step.deltas) and isinstance(step.deltas[-1], Interrupted)

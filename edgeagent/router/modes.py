@@ -1,4 +1,4 @@
-"""Which mode holds for a request: of the machine's, the credential's and the request's own, the strictest."""
+"""The route mode of a request: the strictest of the machine's, the credential's and the request's own mode."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _RANKS = {mode: rank for rank, mode in enumerate(RouteMode)}
 
 
 def strictest(*modes: RouteMode | None) -> RouteMode | None:
-    """Return the strictest of several modes. None is no restriction; it is returned if all modes are None."""
+    """Return the strictest of several modes. None means no restriction; return None if all modes are None."""
     return min((mode for mode in modes if mode is not None), key=_RANKS.__getitem__, default=None)
 
 
 def machine_mode(config: Config, remotes: Sequence[Remote], policy: RouteMode | None) -> RouteMode:
-    """Return the machine's mode. `remotes`: those that may be used; `policy`: the mode of the machine's policy."""
+    """Return the machine's mode. `remotes` are the usable remotes; `policy` is the mode of the machine's policy."""
     if not remotes:
         return RouteMode.LOCAL_ONLY
     option = RouteMode.PREFER_LOCAL if config.route == "auto" else RouteMode(config.route)

@@ -1,4 +1,4 @@
-"""What a daemon has for the world outside: the owner's remotes under the machine's policy, their keys, the ledger."""
+"""What a daemon needs to use remotes: the owner's remotes under the machine's policy, their keys, and the ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeagent.types import RouteMode
 
 
 class Outside:
-    """Follows the owner's remotes and the machine's policy; opens no connection. `close` releases the ledger."""
+    """Follows the owner's remotes and the machine's policy. It opens no connection. `close` releases the ledger."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -29,12 +29,12 @@ class Outside:
 
     @property
     def revision(self) -> tuple[int, int]:
-        """A value that differs after every change of a remote or of the policy, and where remotes are added again."""
+        """A value that changes with every change of a remote or the policy, and with every write of remotes.json."""
         return self.file.revision, self.policy.revision
 
     @property
     def remotes(self) -> tuple[Remote, ...]:
-        """The remotes that may be used, as the policy lets them be reached."""
+        """The remotes that may be used, with the CA and the proxy that the policy sets."""
         if (revision := self.revision) != self._revision:
             policy = self.policy.policy
             allowed = [remote for remote in self.file.remotes if not self.policy.why_not(remote)]
@@ -43,12 +43,12 @@ class Outside:
 
     @property
     def mode(self) -> RouteMode:
-        """The machine's mode at this moment."""
+        """The machine's current mode."""
         return machine_mode(self._config, self.remotes, self.policy.policy.route)
 
     @property
     def why_local(self) -> str:
-        """Why the machine's policy keeps every request here; empty where it does not, or no remote was added."""
+        """Why the machine's policy keeps all requests on this machine; empty if it does not, or without remotes."""
         if not self.file.remotes:
             return ""
         if why := self.policy.why_local:

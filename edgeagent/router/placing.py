@@ -1,6 +1,6 @@
-"""Decides where a request runs now: asks the backends for estimates and the policy for an order.
+"""The choice of where a request runs now, from the backends' estimates and the policy's order.
 
-It remembers only where conversations run, and awaits nothing.
+Nothing here awaits. The only state is where conversations run, the hedge budget and the shared streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeagent.types import AnswerSoFar, GenerateRequest, RouteMode, replace
 
 
 class Placing:
-    """Chooses places for requests. It reads the machine's mode for each decision."""
+    """Chooses backends for requests. It reads the machine's mode again for each decision."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Placing:
         why_local: Callable[[], str] = lambda: "",
         targets: Targets = TARGETS,
     ) -> None:
-        """`why_local` returns why the machine's policy keeps every request on this machine; empty if it does not."""
+        """`why_local` returns why the machine's policy keeps all requests on this machine, or "" if it does not."""
         self.backends = backends
         self._remotes = remotes
         self.conversations = Conversations()
@@ -44,23 +44,23 @@ class Placing:
         self._targets = targets
 
     def mode(self, request: GenerateRequest) -> RouteMode:
-        """Return the mode that holds for a request now."""
+        """Return the mode that applies to a request now."""
         machine = self._machine_mode()
         return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
 
     def is_kept_here(self, request: GenerateRequest) -> bool:
-        """Whether the request may not leave although there are remotes, or would be if the policy allowed them."""
+        """Whether a request must stay on this machine although there are remotes, allowed by the policy or not."""
         is_bound = self.mode(request) is RouteMode.LOCAL_ONLY
         return is_bound and (any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local()))
 
     def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
-        """Return whether a request may use a second place now. If so, it is counted in the budget of hedges."""
+        """Whether a request may use a second place now. If it may, one hedge is taken from the budget."""
         mode = self.mode(request)
         is_there = order.routes[1].backend in self.backends
         return mode is not RouteMode.LOCAL_ONLY and is_there and self.hedges.spend()
 
     def note(self, request: GenerateRequest, route: Route, reason: str, first_token_s: float) -> None:
-        """Note that an answer has begun on a route, after this time, with the reason that its client was told."""
+        """Record that an answer has begun on a route, after `first_token_s`. `reason` is the one sent to the client."""
         self.conversations.note(request, route.backend)
         metrics.placements_total.labels(route.backend, reason).inc()
         if route.expected_s is not None and reason != COALESCED:
@@ -69,7 +69,7 @@ class Placing:
     def choose(
         self, request: GenerateRequest, without: Collection[str] = (), so_far: AnswerSoFar | None = None
     ) -> Order:
-        """Return the routes of a request, without some backends. If there is none, raise the error for the client.
+        """Return the routes of a request, except to backends in `without`; raise the client's error if there are none.
 
         `so_far` is the delivered part of the answer.
         """
@@ -97,7 +97,7 @@ class Placing:
         return order
 
     def _warm(self, order: Order, estimates: Mapping[str, Estimate]) -> None:
-        """Warm the remote that is likely to be needed, and probe unreachable remotes that are needed."""
+        """Open connections to the remote that is likely to be needed, or to unreachable remotes that are needed now."""
         if self._remotes is None:
             return
         if order.is_fallback_likely:
@@ -108,7 +108,7 @@ class Placing:
                     self._remotes.warm(name)
 
     def sooner_elsewhere(self, request: GenerateRequest, route: Route, without: Collection[str]) -> Order | None:
-        """Return the routes to continue an answer on, if its worker died and they are faster than the next worker."""
+        """Return the routes that continue a dead worker's answer sooner than its successor; None if there are none."""
         mode = self.mode(request)
         estimates, _ = self._estimates(request, mode, without, None)
         local = estimates.pop(route.backend, None)
@@ -121,9 +121,10 @@ class Placing:
     def _estimates(
         self, request: GenerateRequest, mode: RouteMode, without: Collection[str], so_far: AnswerSoFar | None
     ) -> tuple[dict[str, Estimate], EdgeAgentError | None]:
-        """Return the estimates of backends that know the model, and the first error of the others.
+        """Return the estimates of the backends that know the model, and one error of the others.
 
-        Remotes are not asked if the request must stay here, nor this machine if it must leave.
+        The error is the first BackendUnavailable, or else the first ModelNotFound. Remotes are not asked if the request
+        must stay on this machine, and this machine is not asked if the request must leave it.
         """
         estimates: dict[str, Estimate] = {}
         unknown: ModelNotFound | None = None
@@ -154,7 +155,7 @@ def _no_route(
     *,
     is_alone: bool,
 ) -> EdgeAgentError:
-    """Return the error for the client. `is_alone`: there is neither a local model nor a remote."""
+    """Return the client's error. `is_alone`: the daemon has neither a local model nor a remote."""
     if is_alone:
         return BackendUnavailable(
             "the daemon has no model of its own and no remote; start it with a model (`edgeagent serve MODEL`), "
@@ -179,6 +180,6 @@ def _no_route(
 def _full(estimates: Mapping[str, Estimate]) -> Overloaded:
     num_live = sum(estimate.num_live for estimate in estimates.values())
     return Overloaded(
-        f"{num_live} requests are running or waiting and no more are taken; try again later",
+        f"{num_live} requests are running or waiting and no more are accepted; try again later",
         retry_after_s=min(estimate.retry_after_s for estimate in estimates.values()),
     )

@@ -1,6 +1,7 @@
-"""Decides which backends may serve a request, in which order, and why. Pure: it sees estimates, never backends.
+"""The routing policy: which backends may serve a request, in which order, and why.
 
-This is the one place that lets a request off the machine: it alone makes permits.
+Its functions are pure: they see estimates, never backends. Only this module lets a client's request leave the machine,
+because only it creates permits for one. (An owner's test of a remote, in `checkup`, creates its own.)
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tie
 
 # A conversation returns to this machine once its estimates are below this part of the target.
 _COMFORT = 0.5
-# The assumed time of a remote that was never measured: about a round trip and a short prompt.
+# The assumed time to the first token of a remote that was never measured: about a round trip and a short prompt.
 _UNKNOWN_FIRST_TOKEN_S = 0.5
-# The assumed time of a local model that is not loaded yet, since loading takes long.
+# The assumed time to the first token of a local model that is not loaded yet, since loading takes long.
 _UNLOADED_FIRST_TOKEN_S = 3.0
 REMOTE_PREFIX = "remote:"
-"""What the names of backends on other machines begin with."""
+"""The prefix of the names of backends on other machines."""
 LOCAL_FAILED = "local_failed"
-"""The reason of a request that leaves because this machine was tried for it first."""
+"""The reason of a route to a remote that is taken after this machine failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The latency that a tier asks for: seconds to the first token, and from one token to the next."""
+    """The latency target of a tier: seconds to the first token, and seconds from one token to the next."""
 
     first_token_s: float
     token_s: float
@@ -50,17 +51,17 @@ TARGETS = targets_of(RouterConfig())
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A backend, the reason for its place in the order, and the permit to use it if it is not on this machine."""
+    """A backend, the reason for its place in the order, and, for a remote, the permit to use it."""
 
     backend: str
     reason: str
     permit: Permit | None = None
     expected_s: float | None = None
-    """The predicted time to the first token."""
+    """The predicted time to the first token, in seconds."""
 
     @property
     def is_local(self) -> bool:
-        """Whether nothing leaves the machine."""
+        """Whether the request stays on this machine."""
         return self.permit is None
 
 
@@ -68,8 +69,8 @@ class Route:
 class Order:
     """The routes that a request may take, best first; empty if nothing can serve it.
 
-    `hedge_after_s`: start the second route as well if the first has given no token by then. `is_fallback_likely`: this
-    machine is near its limits, so that the next remote should be ready.
+    `hedge_after_s`: start the second route too if the first has given no content within this time.
+    `is_fallback_likely`: this machine is near its limits, so connections to the next remote should be open.
     """
 
     routes: tuple[Route, ...]
@@ -86,19 +87,21 @@ def choose_routes(
     has_failed: bool = False,
     targets: Targets = TARGETS,
 ) -> Order:
-    """Return where a request may run. `placed` is the backend that its conversation runs on.
+    """Return the routes that a request may take, best first.
 
-    `has_failed`: this machine was tried for the request and failed, so that its estimate is left out.
+    `placed` is the backend that the request's conversation ran on last. `has_failed`: this machine has already failed
+    this request, so `estimates` does not include it.
 
-    1. local_only: this machine, whatever is expected of it; its own error says what is wrong.
-    2. remote_only: the remotes without obstacle, the quickest first.
+    1. local_only: this machine, whatever its estimate. Its own error says what is wrong.
+    2. remote_only: the remotes without an obstacle. The conversation's own remote comes first, then the fastest.
     3. prefer_remote: as 2, then this machine.
     4. prefer_local, and this machine meets the tier's target: this machine, then the remotes as in 2. If this machine
-       is near the target, a realtime request is hedged. A conversation on a remote returns to this machine once its
-       estimates are half of the target.
-    5. prefer_local otherwise: the remotes that meet the target, then all other places by predicted first token.
-    Places that cannot serve the request are left out. This machine stays in if there is no other place. If no place can
-    serve the request, remotes are tried whose obstacle may have gone.
+       is close to missing the target, a realtime request is hedged. A conversation on a remote returns to this machine
+       only when this machine's estimates are at most half of the target.
+    5. prefer_local otherwise: the remotes that meet the target, then all other places by predicted time to first token.
+
+    Places that cannot serve the request are left out. This machine is kept if there is no other place. If no place can
+    serve the request, the remotes whose obstacle may have gone are tried.
     """
     target = targets[request.tier]
     here = [estimate for estimate in estimates if estimate.is_local]
@@ -127,7 +130,7 @@ def choose_routes(
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where a request may run: on this machine, and on remotes, the quickest first."""
+    """The places where a request may run: this machine, and remotes in order of preference."""
 
     request: GenerateRequest
     mode: RouteMode
@@ -139,12 +142,12 @@ class _Places:
         return tuple(_remote_route(self.request, self.mode, estimate, reason) for estimate in chosen)
 
     def home(self, reason: str) -> tuple[Route, ...]:
-        """Return the route that stays on this machine; none if only a remote can serve the request."""
+        """Return the routes that stay on this machine; empty if only a remote can serve the request."""
         able = [each for each in self.here if not self.remotes or not _obstacle(each)]
         return tuple(Route(each.backend, reason, None, each.first_token_s) for each in able)
 
     def local_first(self, local: Estimate, target: Target) -> Order:
-        """Return case 4 of choose_routes."""
+        """Return the order of case 4 in choose_routes."""
         routes = self.home("prefer_local") + self.away(self.remotes, LOCAL_FAILED)
         if len(routes) == 1:
             return Order(routes)
@@ -154,7 +157,7 @@ class _Places:
         return Order(routes, _COMFORT * target.first_token_s if is_hedged else None, is_likely)
 
     def target_first(self, target: Target, away_reason: str, home_reason: str) -> Order:
-        """Return case 5 of choose_routes."""
+        """Return the order of case 5 in choose_routes."""
         meeting = [estimate for estimate in self.remotes if not why_bound(estimate, target)]
         missing = [estimate for estimate in self.remotes if estimate not in meeting]
         rest = [(_first_token_s(each), self.home(home_reason)) for each in self.here]
@@ -164,12 +167,12 @@ class _Places:
 
 
 def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
-    """Return permission to probe a remote; None if nothing may leave the machine."""
+    """Return the permit to probe a remote; None if nothing may leave the machine."""
     return None if mode is RouteMode.LOCAL_ONLY else ProbePermit(remote, mode)
 
 
 def why_bound(estimate: Estimate, target: Target) -> str:
-    """Return, in one word, why a place does not meet a target; empty if it does, or if too little is known."""
+    """Return a one-word reason why a place misses a target; empty if it meets the target or too little is known."""
     if obstacle := _obstacle(estimate):
         return obstacle
     if estimate.strain:
@@ -180,7 +183,7 @@ def why_bound(estimate: Estimate, target: Target) -> str:
 
 
 def is_sooner(remote: Estimate, local: Estimate) -> bool:
-    """Whether an answer whose worker died continues sooner on a remote than on the next worker."""
+    """Whether a remote would continue the answer of a dead worker sooner than the restarted worker would."""
     if _obstacle(remote):
         return False
     return _obstacle(local) != "" or local.first_token_s is None or _first_token_s(remote) < local.first_token_s

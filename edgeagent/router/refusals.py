@@ -1,4 +1,4 @@
-"""Decides after which failures another place is tried, and which error a client gets if none can serve."""
+"""Rules for failures: after which ones another place is tried, and which error the client gets if none can serve."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ from edgeagent.errors import (
 from edgeagent.router.policy import REMOTE_PREFIX
 from edgeagent.types import GenerateRequest
 
-_USUAL_BYTES = 4  # of a token
+_USUAL_BYTES = 4  # per token
 
-# One place may lack what another has.
+# Errors that mean that this place lacks something that another place may have.
 _LACKS = (ContextLengthExceeded, NotSupported)
 _LOCAL_FAILURES = (BackendUnavailable, Overloaded, ModelLoading, ModelLoadFailed, WorkerCrashed, ModelNotFound)
 
 
 def is_final(error: EdgeAgentError, *, is_local: bool) -> bool:
-    """Whether no other place may be tried: the request is wrong, as found on this machine, or its deadline passed."""
+    """Whether no other place may be tried: this machine found the request invalid, or its timeout passed."""
     if isinstance(error, RequestTimeout):
         return True
     return is_local and isinstance(error, InvalidRequest) and not lacks(error)
 
 
 def lacks(error: EdgeAgentError) -> bool:
-    """Whether a place lacks what another may have."""
+    """Whether an error means that a place lacks something that another place may have."""
     return isinstance(error, _LACKS)
 
 
 def most_telling(errors: Sequence[EdgeAgentError]) -> EdgeAgentError:
-    """Return the error that a client is told, of those of all places that were tried: the preferred place's.
+    """Return which of the errors of all tried places the client gets: the most preferred place's.
 
-    That a place cannot do something, or that a remote's context is too short, is told only where no place could have.
+    Errors that say that a place lacks a feature, or that a remote's context is too short, are returned only if there
+    are no others.
     """
     return next((error for error in errors if not _is_lack_elsewhere(error)), errors[0])
 
@@ -56,9 +57,9 @@ def _is_lack_elsewhere(error: EdgeAgentError) -> bool:
 
 
 def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded | None:
-    """Return what is told where the places left are full: that, unless a place failed that might have served.
+    """Return the client's error if all remaining places are full; None if another place that could serve has failed.
 
-    Remotes that lack something, are full themselves or cannot be reached are named as the reason why none of them did.
+    Its message adds the errors of the remotes that were tried: they lack something, are full, or cannot be reached.
     """
     if not all(isinstance(error, (*_LACKS, RemoteUnavailable, Overloaded)) for error in errors):
         return None
@@ -67,9 +68,10 @@ def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded 
 
 
 def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> EdgeAgentError:
-    """Return the error of a request that failed here and was not allowed to leave, with what would have left.
+    """Return the error of a request that failed here and may not leave; it says how much would have been sent.
 
-    `why` is the machine's policy's reason, if it is the policy that keeps it here.
+    `why` is the reason from the machine's policy, or empty if the policy is not what keeps the request here. An error
+    that is not a failure of this machine is returned unchanged.
     """
     if not isinstance(error, _LOCAL_FAILURES):
         return error

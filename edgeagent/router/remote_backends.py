@@ -1,6 +1,6 @@
-"""Creates and removes the backends of the owner's remotes when the file of remotes or the machine's policy changes.
+"""The backends of the owner's remotes, created and removed as the file of remotes or the machine's policy changes.
 
-If a remote is removed, its streams end there at once, and continue elsewhere if their mode allows it.
+If a remote is removed, its streams end there at once and continue elsewhere if their mode allows it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteBackends:
-    """Keeps `backends` equal to the file of remotes. The router shares `backends`."""
+    """Keeps the remotes in `backends` equal to the file of remotes. The router shares this mapping."""
 
     def __init__(self, outside: Outside, backends: MutableMapping[str, Backend]) -> None:
         self._outside = outside
@@ -40,7 +40,7 @@ class RemoteBackends:
         self._lag_s = _lag_s()
 
     def start(self) -> None:
-        """Begin to follow the file."""
+        """Start following the file."""
         self.refresh()
         self._warm_if_alone()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="remotes")
@@ -69,7 +69,7 @@ class RemoteBackends:
                 backend.warm()
 
     def refresh(self) -> None:
-        """Apply changes of the files. It takes a few microseconds if there are none."""
+        """Apply changes of the files. This takes a few microseconds if there are none."""
         if self._revision != (revision := self._outside.revision):
             self._revision = revision
             self._follow({f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._outside.remotes})
@@ -79,7 +79,7 @@ class RemoteBackends:
         self._mode = mode
 
     def _follow(self, wanted: dict[str, Remote]) -> None:
-        """Stop the backends of changed or removed remotes, make new ones, and let the others try their keys."""
+        """Stop the backends of changed or removed remotes, make new ones, and let the others try refused keys again."""
         gone = [backend for name, backend in self._own.items() if wanted.get(name) != backend.remote]
         for backend in gone:
             logger.info("%s was changed or removed", backend.name)
@@ -119,7 +119,8 @@ class RemoteBackends:
 def _lag_s() -> float:
     """Return how far a clock that runs while the machine sleeps is ahead of the monotonic clock.
 
-    On systems without such a clock it uses the wall clock. If that is set, idle connections are reopened without need.
+    On systems without such a clock it uses the wall clock. If that clock is set, idle connections are reopened
+    unnecessarily.
     """
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return (time.time() if boot is None else time.clock_gettime(boot)) - time.monotonic()

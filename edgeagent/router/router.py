@@ -1,6 +1,6 @@
-"""Takes each request to a backend, and to another where that fails: estimates, policy, the backend's own steps.
+"""The router: runs each request on a backend, and on another one if that fails.
 
-The wire calls it the service. The decisions are pure functions in policy; here are their effects.
+The API uses it as its service. The decisions are pure functions in `policy`; this module carries them out.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from edgeagent.types import (
 Steps = AsyncGenerator[Step, None]
 
 
-# For how long a model that a remote serves is not looked for on this machine again.
+# How long this machine's disk is not searched again for a model that a remote serves.
 _ABSENT_S = 5.0
 _MAX_ABSENT = 1024
 
 NO_MODEL = "none"
-"""The name of no model: what `model` is set to where a daemon serves remote models alone."""
+"""The value of `model` for a daemon that serves remote models only."""
 
 
 class Router:
-    """All backends as one; its `generate` and `cancel` keep the contract of backends.base.Backend.
+    """All backends behind one interface. `generate` and `cancel` keep the contract of backends.base.Backend.
 
-    `machine_mode` is asked before each attempt: what the owner withdraws holds from the next one on.
+    `machine_mode` is called before each attempt, so a permission that the owner withdraws ends with the next attempt.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
         targets: Targets = TARGETS,
     ) -> None:
-        """Without `outside` there are no remotes of an owner's file, and without `machine_mode` its mode holds."""
+        """Without `outside` there are no remotes. Without `machine_mode` the mode is that of `outside`."""
         self._backends = {backend.name: backend for backend in backends}
         self.outside = outside
         self._given_mode = machine_mode
@@ -70,7 +70,7 @@ class Router:
         self._absent: dict[str, float] = {}
 
     async def start(self) -> None:
-        """Start every backend; raise what keeps one from starting."""
+        """Start every backend; raise the error of the first one that cannot start."""
         if self._remotes is not None:
             self._remotes.start()
         for backend in list(self._backends.values()):
@@ -86,11 +86,11 @@ class Router:
             self.outside.close()
 
     def remotes(self) -> list[RemoteStatus]:
-        """Return how the remotes stand that requests may go to."""
+        """Return the states of the remotes that requests may go to."""
         return [] if self._remotes is None else self._remotes.statuses()
 
     def mode(self) -> RouteMode:
-        """Return the machine's own mode, at this moment."""
+        """Return the machine's current mode."""
         if self._given_mode is not None:
             return self._given_mode()
         return RouteMode.LOCAL_ONLY if self.outside is None else self.outside.mode
@@ -99,7 +99,7 @@ class Router:
         return "" if self.outside is None else self.outside.why_local
 
     def models(self) -> list[ModelStatus]:
-        """Return the models that a request may name, each once: this machine's first."""
+        """Return the models that a request may name, without duplicates, this machine's first."""
         models: dict[str, ModelStatus] = {}
         for backend in self._open_backends():
             for model in backend.models():
@@ -107,14 +107,14 @@ class Router:
         return list(models.values())
 
     def _open_backends(self) -> list[Backend]:
-        """Return the backends that the machine's mode lets requests go to."""
+        """Return the backends that requests may go to in the machine's current mode."""
         is_bound = self.mode() is RouteMode.LOCAL_ONLY
         return [
             backend for name, backend in self._backends.items() if not (is_bound and name.startswith(REMOTE_PREFIX))
         ]
 
     def reload(self, model: str) -> None:
-        """Reload a model; this ends a quarantine too. Its live requests continue. Raise ModelNotFound."""
+        """Reload a model and end its quarantine. Its live requests continue. Raise ModelNotFound if it is unknown."""
         unknown: ModelNotFound | None = None
         for backend in self._backends.values():
             try:
@@ -124,7 +124,7 @@ class Router:
         raise unknown or ModelNotFound(f"model {model!r} not found")
 
     def default_model(self) -> str:
-        """Return the name of the model that serves a request which names none."""
+        """Return the name of the model that serves requests without a model name."""
         backends = self._open_backends()
         for backend in backends:
             try:
@@ -132,15 +132,15 @@ class Router:
             except ModelNotFound:
                 continue
             except BackendUnavailable:
-                if not backend.name.startswith(REMOTE_PREFIX):  # it is starting
+                if not backend.name.startswith(REMOTE_PREFIX):  # the local backend is still starting
                     return backend.default_model()
         try:
             return backends[0].default_model() if backends else NO_MODEL
-        except ModelNotFound:  # of a remote that has not listed its models
+        except ModelNotFound:  # a remote that has not listed its models yet
             return NO_MODEL
 
     def find_model(self, name: str) -> str:
-        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
+        """Return the canonical name of a model, given any of its names; raise ModelNotFound or BackendUnavailable."""
         unknown: EdgeAgentError | None = None
         for backend in self._open_backends():
             try:
@@ -150,7 +150,7 @@ class Router:
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`, also for a model that is here and was not asked for yet; nothing is loaded by this."""
+        """Do as `find_model`, but also search the disk for a model that no request has named yet. Load nothing."""
         with suppress(EdgeAgentError):
             known = self.find_model(name)
             if self._is_local(name) or self._absent.get(name, 0.0) > self._clock():
@@ -168,7 +168,7 @@ class Router:
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
     def _is_local(self, name: str) -> bool:
-        """Whether this machine knows a model of that name without reading its disk."""
+        """Whether this machine knows a model of that name, without reading the disk."""
         for backend in self._backends.values():
             if not backend.name.startswith(REMOTE_PREFIX):
                 with suppress(EdgeAgentError):
@@ -176,13 +176,13 @@ class Router:
         return False
 
     def _note_absent(self, name: str) -> None:
-        """Note that a remote's model is not on this machine, so that not each request for it reads the disk."""
+        """Remember that a remote's model is not on this machine, so that most requests for it do not read the disk."""
         if len(self._absent) >= _MAX_ABSENT:
             self._absent.clear()
         self._absent[name] = self._clock() + _ABSENT_S
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0; where it serves, return how many requests must end before that."""
+        """Stop a model's worker and return 0. If it is busy, return how many requests must end before it stops."""
         unknown: ModelNotFound | None = None
         for backend in self._backends.values():
             try:
@@ -192,14 +192,14 @@ class Router:
         raise unknown or ModelNotFound(f"model {model!r} not found")
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text where the model is; raise ModelNotFound."""
+        """Answer a question about text on the backend that has the model; raise ModelNotFound if none has it."""
         unknown: ModelNotFound | None = None
         try:
             model = await self.locate(model)
-        except ModelNotFound as error:  # it tells near names
+        except ModelNotFound as error:  # its message suggests similar names
             unknown = error
         except EdgeAgentError:
-            pass  # the backends say what is wrong
+            pass  # the backends raise a better error below
         for backend in self._open_backends():
             try:
                 return await backend.ask(model, query)
@@ -208,16 +208,17 @@ class Router:
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
     def _name_of(self, model: str) -> str:
-        """Return a model's one name, by which remotes have aliases for it too; the given one where none is known."""
+        """Return a model's canonical name, which remotes map to their own; the given name if no backend knows it."""
         for backend in self._open_backends():
             with suppress(EdgeAgentError):
                 return backend.find_model(model)
         return model
 
     async def _located(self, request: GenerateRequest) -> bool:
-        """Look for a request's model on this machine, if it is not known; return False if it was cancelled meanwhile.
+        """Search for a request's model if it is not known yet. Return False if the request was cancelled meanwhile.
 
-        Raise ModelNotFound; where there are remotes, placing the request says what is wrong.
+        Raise ModelNotFound if there are no remotes. If there are some, usable or forbidden by the machine's policy, the
+        error is raised later, by the choice of a route.
         """
         self._locating.add(request.id)
         try:
@@ -234,7 +235,7 @@ class Router:
             self._locating.discard(request.id)
 
     def cancel(self, request_id: str) -> None:
-        """End a live request politely, at each place; an unknown or finished id is ignored."""
+        """Cancel a live request on every backend, so that it ends with a terminal event. Ignore unknown ids."""
         self._locating.discard(request_id)
         if request_id in self._live:
             self._live[request_id].is_cancelled = True
@@ -242,9 +243,9 @@ class Router:
             self._placing.streams.cancel(backend, request_id)
 
     async def generate(self, request: GenerateRequest) -> Steps:
-        """Run a request where the policy says, and elsewhere where that fails; the terminal event says where and why.
+        """Run a request where the policy decides, and elsewhere if that fails. The terminal event says where and why.
 
-        From the decision to the backend's acceptance nothing is awaited, so that a burst is counted exactly.
+        Nothing is awaited between the decision and the backend's acceptance, so a burst of requests is counted exactly.
         """
         if not await self._located(request):
             ended = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="cancelled"))

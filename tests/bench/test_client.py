@@ -185,7 +185,7 @@ async def test_nobody_there_is_said(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://[", "ftp://127.0.0.1", "http://", "http://127.0.0.1:x", ""])
 async def test_what_is_no_url_is_said(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no server's URL"):
+    with pytest.raises(ConfigError, match="is not a server's URL"):
         await find_server(Address(url))
 
 

@@ -232,7 +232,7 @@ def test_a_port_for_others_is_not_said_to_be_taken(monkeypatch: pytest.MonkeyPat
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
-    with pytest.raises(StartError, match="is not for this user; choose one above 1023") as caught:
+    with pytest.raises(StartError, match="needs more rights; choose one above 1023") as caught:
         bind("127.0.0.1", 80)
     assert caught.value.exit_code == ExitCode.PORT_TAKEN
 

@@ -103,7 +103,7 @@ def test_a_wrong_row_is_named_with_its_field(rows: list[Any], message: str, tmp_
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"remotes": 1}', b'{"remotes": [], "x": 1}', b"[" * 10_000])
 def test_what_is_no_file_of_remotes_is_refused(content: bytes, tmp_path: Path) -> None:
     write_private(tmp_path / REMOTES_FILE, content)
-    with pytest.raises(ConfigError, match=f"{REMOTES_FILE}: .*mend it, or delete the file"):
+    with pytest.raises(ConfigError, match=f"{REMOTES_FILE}: .*fix it, or delete the file"):
         load_remotes(tmp_path)
 
 

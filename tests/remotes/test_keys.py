@@ -32,7 +32,7 @@ def test_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("value", ["two words", "sk-hush-é", "sk-hush\r\nX: y", "hush" * 3000])
 def test_what_no_header_can_carry_is_no_key(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_KEY", value)
-    with pytest.raises(ConfigError, match="variable GPU_KEY is no key") as raised:
+    with pytest.raises(ConfigError, match="variable GPU_KEY has no valid key") as raised:
         KeyFinder()(Key("env", "GPU_KEY"))
     assert "hush" not in raised.value.message
 

@@ -76,7 +76,7 @@ def test_what_lies_there_already_is_refused(tmp_path: Path, plant: Callable[[Pat
     tmp_path.chmod(0o700)
     path = tmp_path / "s"
     plant(path)
-    with pytest.raises(StartError, match="no socket of ours"), unix_listener(path):
+    with pytest.raises(StartError, match="not this user's socket"), unix_listener(path):
         pass
     assert os.path.lexists(path)
 
@@ -85,7 +85,7 @@ def test_a_link_to_a_socket_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with unix_listener(tmp_path / "real"):
         (tmp_path / "s").symlink_to(tmp_path / "real")
-        with pytest.raises(StartError, match="no socket of ours"), unix_listener(tmp_path / "s"):
+        with pytest.raises(StartError, match="not this user's socket"), unix_listener(tmp_path / "s"):
             pass
 
 

@@ -1,4 +1,4 @@
-"""`edgeagent bench`: measures a server, or two by turns. Finds them, shows how far it is, prints the report."""
+"""`edgeagent bench`: measures a server, or two in alternation. It finds them, shows progress and prints the report."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def bench(
 
 
 def _plotter(file: Path | None) -> Callable[[Run], None]:
-    """Return a function that draws a measurement into this file, if there is one; raise at once if it cannot."""
+    """Return a function that draws a measurement into `file`, or does nothing without one.
+
+    Raise ConfigError now if the file could not be written.
+    """
     from edgeagent.bench.plot import check_plot, save_plot
 
     if file is None:
@@ -94,7 +97,7 @@ def _plotter(file: Path | None) -> Callable[[Run], None]:
 async def _servers(
     wanted: Sequence[tuple[Address, str | None]], transport: flags.Transport, restart: Callable[[], None] | None
 ) -> list[Server]:
-    """Find the servers, by address and model; `restart` belongs to the first."""
+    """Find the servers by address and model. `restart` restarts the first one."""
     from edgeagent.bench.client import find_server
 
     ours, *others = [await find_server(address, transport, model) for address, model in wanted]
@@ -108,7 +111,7 @@ def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:
 
 
 def _is_interrupted(runner: asyncio.Runner, run: Run, progress: Progress) -> bool:
-    """Run the measurement; return whether Ctrl-C ended it."""
+    """Run the measurement, and return whether Ctrl-C ended it."""
     from edgeagent.bench.measure import measure
 
     try:
@@ -128,9 +131,10 @@ def _address(
     *,
     is_killed: bool,
 ) -> Iterator[tuple[Address, str | None, Callable[[], None] | None]]:
-    """Yield what to measure and the model to ask for: the URL, else the daemon that runs, else one of our own.
+    """Yield the server to measure, the model to request, and a function that restarts the server or None.
 
-    A daemon that `is_killed` is always our own, and comes with a function that kills it and starts it again.
+    The server is the URL, else the running daemon, else a temporary one. If `is_killed`, it is always a temporary one,
+    since only that may be killed. Only a temporary one has the function, which kills it and starts it again.
     """
     from edgeagent.cli.daemon.private import killable_daemon
     from edgeagent.cli.link import address_of
@@ -149,7 +153,7 @@ def _address(
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
     starting = killable_daemon(flags, lambda text: progress(text, 0, 0), owner=settings.state_dir)
     with starting as (address, restart):
-        # The daemon names a model file in its own way, and serves just this one.
+        # The daemon serves only this model, and gives a model file a name of its own, so no name is requested.
         yield address, None, restart
 
 
@@ -163,7 +167,7 @@ def _print(run: Run, *, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Progress]:
-    """Yield a display of a measurement's progress on stderr: a bar on a terminal, elsewhere a line for each stage."""
+    """Yield a function that shows progress on stderr: a bar on a terminal, otherwise a line for each stage."""
     if not sys.stderr.isatty():
         yield _lines()
         return

@@ -1,4 +1,4 @@
-"""The flags of `edgeagent bench`: what may be given, and its help."""
+"""The flags of `edgeagent bench`, and its help text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ one only at its end. parallel: several streams at once. hol: how long a new long
 that the server adds to the model's work, before the first token and after each token.
 
 These run only if you name them. idle: memory of open WebSockets. restart: kill a daemon, start it again, and repeat the
-prompts. shared-prefix: many conversations with one system prompt, and the bytes that are kept of them. conversations:
+prompts. shared-prefix: many conversations with one system prompt, and how many bytes are cached. conversations:
 the next turns of many conversations in rotation. beginnings: new conversations, one after another. chat: many turns of
 one conversation. speculate: no drafts, drafts of fixed lengths and the server's choice, for chat, edits, code and
 words. All but idle and speculate leave their prompts in the server's prefix cache.
@@ -40,7 +40,7 @@ early shorten a round, and the report counts them. Ctrl-C prints the measurement
 
 
 class ScenarioName(StrEnum):
-    """The scenarios by name, known before the module that measures them is imported."""
+    """The names of the scenarios, so that the modules that measure them need not be imported."""
 
     DECODE = "decode"
     TTFT = "ttft"
@@ -72,7 +72,7 @@ Scenarios = Annotated[
         help=f"What to measure; may be repeated. {', '.join(ScenarioName)}. Default: the first six.",
     ),
 ]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How often to measure.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How many rounds to measure.")]
 PromptTokens = Annotated[
     int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of long prompts: ttft, hol, caches, chats.")
 ]
@@ -80,13 +80,13 @@ MaxTokens = Annotated[
     int, typer.Option("--max-tokens", min=8, metavar="N", help="Length of the answers of decode, parallel and chat.")
 ]
 Parallel = Annotated[
-    int, typer.Option("--parallel", min=2, metavar="N", help="Streams of parallel; in hol, N - 1 and the long prompt.")
+    int, typer.Option("--parallel", min=2, metavar="N", help="Streams in parallel; hol has N - 1 and the long prompt.")
 ]
-Connections = Annotated[int, typer.Option("--connections", min=1, metavar="N", help="Number of WebSockets of idle.")]
+Connections = Annotated[int, typer.Option("--connections", min=1, metavar="N", help="WebSockets in idle.")]
 Conversations = Annotated[
     int,
     typer.Option(
-        "--conversations", min=2, metavar="N", help="Number of them: for beginnings, conversations, shared-prefix."
+        "--conversations", min=2, metavar="N", help="How many of them: beginnings, conversations, shared-prefix."
     ),
 ]
 TransportFlag = Annotated[

@@ -1,4 +1,7 @@
-"""A conversation in the terminal: prompts in, answers streamed out, Ctrl-C cancels. Knows only the client."""
+"""A conversation in the terminal: it reads prompts, streams answers, and cancels them on Ctrl-C.
+
+It depends on the client only, not on the daemon.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +29,19 @@ Ctrl-C     cancels an answer, or clears the line'''
 HINT = "(Ctrl-C again or Ctrl-D leaves)"
 REMOTE = "remote:"
 QUIET_S = 1.0
-"""How long no event comes before the daemon is asked why."""
+"""Seconds without an event after which the daemon is asked for the reason."""
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-# A terminal obeys these: an answer could change its title, its clipboard or the lines above.
+# Control characters that a terminal executes. With them, an answer could change its title, clipboard or earlier lines.
 _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
-_CONTROLS[ord("\r")] = ""  # of a line's end, mostly
+_CONTROLS[ord("\r")] = ""  # mostly a part of a line end
 
 
 class Chat:
-    """One conversation. `fields` go with every request (model, instructions, temperature ...).
+    """One conversation. `fields` are sent with every request (model, instructions, temperature ...).
 
-    The event loop runs only while an answer does, so that input() and Ctrl-C behave as in any terminal program; a
-    connection that the daemon closed meanwhile is opened again by the client. `look` returns, on a thread of its own,
-    why no answer comes ("builtin: loading 40%"; empty while it is being computed); that is shown on a terminal.
+    The event loop runs only during an answer, so that input() and Ctrl-C behave as in any terminal program. If the
+    daemon closes the connection between answers, the client reopens it. `look` is called in a thread and returns why no
+    answer comes ("builtin: loading 40%", or "" if it is being computed); the reason is shown on a terminal.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Chat:
         """Send a question, stream the answer to `output` if given, and return it. Its status may be "cancelled"."""
         answer = self._runner.run(self._stream(prompt, output))
         self._last_answer = answer
-        # A cancelled answer is no part of the conversation: the next question follows the last whole one.
+        # A cancelled answer is not part of the conversation. The next question follows the last complete answer.
         if answer.status in ("completed", "incomplete") and answer.response_id:
             self._last_id = answer.response_id
         return answer
@@ -88,7 +91,7 @@ class Chat:
                 is_hinted = self._turn(prompt)
 
     def _turn(self, prompt: str) -> bool:
-        """Answer a question; return whether Ctrl-C cancelled the answer, so that another one leaves."""
+        """Answer a question. Return whether Ctrl-C cancelled the answer, so that the next Ctrl-C leaves the chat."""
         try:
             answer = self.answer(prompt, sys.stdout)
         except EdgeAgentError as error:
@@ -133,7 +136,7 @@ class Chat:
 
     @asynccontextmanager
     async def _explained(self, printer: _Printer) -> AsyncIterator[None]:
-        """On a terminal, show the reason of the wait whenever no event comes."""
+        """On a terminal, show the reason for the wait while no events come."""
         if not printer.waiting.is_seen:
             yield
             return
@@ -155,14 +158,14 @@ class Chat:
 
 
 def _remote(answer: Answer) -> str:
-    """Return that an answer came from another machine, and why; empty where it did not."""
+    """Return text that says that a remote gave the answer, and why; empty if no remote did."""
     served_by, reason = answer.edgeagent.get("route", ""), answer.edgeagent.get("reason", "")
     name = str(served_by).removeprefix(REMOTE)
     return "" if name == served_by else f"(answered by {name}: {reason})"
 
 
 class _Printer:
-    """Writes deltas as they come; reasoning is dim, and only shown on a terminal."""
+    """Writes deltas as they arrive. Reasoning is dim, and is shown only on a terminal."""
 
     def __init__(self, output: TextIO | None) -> None:
         self._output = output
@@ -174,7 +177,7 @@ class _Printer:
         self.waiting = PassingLine()
 
     def wait(self, reason: str) -> None:
-        """Show the reason of the wait below the answer so far; empty: there is no wait."""
+        """Show the reason for the wait below the answer so far. An empty reason removes it."""
         if reason and self._is_in_line and self._is_terminal:
             self._write("\n", dim=False)
         self.waiting.show(reason)
@@ -196,7 +199,7 @@ class _Printer:
         if self._output is None:
             return
         if dim != self._is_dim:
-            # A dumb terminal would show the escapes themselves.
+            # A dumb terminal would print the escape sequences.
             begin, end = ("", "") if os.environ.get("TERM") == "dumb" else (DIM, PLAIN)
             self._output.write(begin if dim else f"{end}\n")
             self._is_dim = dim

@@ -1,6 +1,7 @@
-"""Reads what a person types: with editing, pasting of several lines and a history where the terminal can.
+"""Reads what a user types, with editing, pasting of several lines and a history if the terminal supports that.
 
-A question of several lines is pasted, or typed between two lines of three quotes. On a dumb terminal a line is a line.
+A question of several lines is pasted, or typed between two lines of three quotes. On a dumb terminal there is no
+editing beyond the system's.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ MAX_HISTORY_BYTES = 1 << 20
 
 
 class LineReader(Protocol):
-    """Gives one question after the other."""
+    """Reads questions, one at a time."""
 
     def read(self) -> str:
-        """Return what was typed; raise EOFError at the end, KeyboardInterrupt for Ctrl-C where nothing was typed."""
+        """Return the typed text; raise EOFError at the end, KeyboardInterrupt for Ctrl-C if nothing was typed."""
         ...
 
 
 def make_reader(history_file: Path | None) -> LineReader:
-    """Return the reader that suits the terminal; `history_file` keeps the typed lines (None: they are not kept)."""
+    """Return the best reader for the terminal. `history_file` keeps the typed lines; if None, they are not kept."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         return PlainReader()
     try:
         return TerminalReader(history_file)
-    except Exception:  # a console that the library cannot draw on (Windows has several kinds); it finds that out itself
+    except Exception:  # the library raises this for a console that it cannot draw on (Windows has several kinds)
         return PlainReader()
 
 
 class PlainReader:
-    """Lines as the system reads them."""
+    """Reads lines with Python's `input`."""
 
     def __init__(self) -> None:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 gives input() editing
 
     def read(self) -> str:
-        """See LineReader; a line that is half typed is dropped by Ctrl-C."""
+        """See LineReader. Ctrl-C drops a half-typed line."""
         while True:
             try:
                 text = input(PROMPT)
@@ -63,15 +64,15 @@ class PlainReader:
 
 
 class TerminalReader:
-    """Lines from a terminal that can be drawn on."""
+    """Reads lines with prompt_toolkit, from a terminal that it can draw on."""
 
     def __init__(self, history_file: Path | None) -> None:
-        # 60 ms, which only a chat needs to wait for.
+        # Imported here, since it takes 60 ms and only a chat needs it.
         from prompt_toolkit import PromptSession
 
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
-            multiline=True,  # Enter is ours, and pasted lines stay together
+            multiline=True,  # `_keys` handles Enter, so pasted lines stay together
             prompt_continuation=CONTINUATION,
             key_bindings=_keys(),
             history=_history(history_file),
@@ -84,13 +85,13 @@ class TerminalReader:
 
 
 def is_open(text: str) -> bool:
-    """Whether a text begins with three quotes that nothing closes yet."""
+    """Whether a text begins with three quotes that are not closed yet."""
     text = text.strip()
     return text.startswith(QUOTES) and not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
 
 
 def unquoted(text: str) -> str:
-    """Return a text without blanks around it, and without the quotes of a block."""
+    """Return a text without surrounding blanks and without the quotes of a block."""
     text = text.strip()
     if text.startswith(QUOTES) and text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES):
         text = text[len(QUOTES) : -len(QUOTES)].strip()
@@ -131,7 +132,7 @@ def _history(file: Path | None) -> History:
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class LenientHistory(FileHistory):
-        """Lines in a file. If it cannot be written any more, or read, the chat goes on without."""
+        """A history in a file. If the file can no longer be read or written, the chat continues without it."""
 
         def load_history_strings(self) -> Iterable[str]:
             try:
@@ -143,14 +144,17 @@ def _history(file: Path | None) -> History:
             with contextlib.suppress(OSError):
                 super().store_string(string)
 
-    # If the folder cannot be written, the chat works, but the lines of this session are not kept.
+    # If the file cannot be written, the chat works, but the lines of this session are not kept.
     if file is None or not _is_ready(file):
         return InMemoryHistory()
     return LenientHistory(file)
 
 
 def _is_ready(file: Path) -> bool:
-    """Make the file where there is none, for this user alone, and cut off the older half of one that is too long."""
+    """Create the file if it is missing, private to this user, and drop the older lines if it is too long.
+
+    Return False if the file cannot be used.
+    """
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -171,7 +175,7 @@ def _is_ready(file: Path) -> bool:
 
 
 def _half_typed() -> bool:
-    """Whether the line that Ctrl-C ended had text, where that can be told."""
+    """Whether the line that Ctrl-C ended had text; False if that is unknown."""
     with contextlib.suppress(ImportError):
         import readline
 

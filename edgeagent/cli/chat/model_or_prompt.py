@@ -1,8 +1,8 @@
-"""Tells the model from the question among the arguments of `edgeagent run`.
+"""Finds out which arguments of `edgeagent run` are the model and which are the question.
 
-1. A single argument that reads like a name is a model (`llama3.2`, `org/repo:Q4_0`, `hello`); any other is a question
+1. A single argument that looks like a name is a model (`llama3.2`, `org/repo:Q4_0`, `hello`). Any other is a question
    (`Hello!`, `What now?`), unless a file has that name or it ends in .gguf.
-2. Of several arguments the first is the model, and the others are the question.
+2. If there are several arguments, the first is the model, and the others are the question.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[\w.:/\\~@+-]+", re.ASCII)
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, str | None]:
-    """Return the model and the question, None for what is not given."""
+    """Return the model and the question; each is None if it is not given."""
     if not arguments:
         return None, None
     first, *words = arguments
@@ -33,9 +33,10 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, str | None]:
 def check_model(
     name: str, question: str | None, known: Collection[str], means_a_model: Callable[[str], bool] = lambda _: False
 ) -> None:
-    """Raise BadParameter unless this can be a model: a known name (also with a :QUANT), a path or org/repo.
+    """Raise BadParameter unless `name` can be a model: a known name (also with a :QUANT), a path or org/repo.
 
-    `question`: the words after it, for the advice. `means_a_model` accepts other spellings of known names.
+    `question` is the text after the name, which the advice quotes. `means_a_model` accepts other spellings of known
+    names.
     """
     if name in known or name.rpartition(":")[0] in known or _is_there(name) or means_a_model(name):
         return
@@ -47,7 +48,7 @@ def check_model(
 
 
 def _as_question(typed: str) -> str:
-    # A terminal would obey control characters.
+    # A terminal would execute control characters.
     shown = "".join(char if char.isprintable() else " " for char in typed)
     text = " ".join(shown.replace('"', "'").split())
     short = textwrap.shorten(text, 60, placeholder=" ...") or text[:60]
@@ -63,7 +64,7 @@ def _has_blanks(text: str) -> bool:
 
 
 def _is_there(text: str) -> bool:
-    """Whether there is a file or folder of that name; what no file system takes for a name is a question."""
+    """Whether a file or folder has this name; False if no file system allows the name."""
     try:
         return text != "" and Path(text).exists()
     except (OSError, ValueError):

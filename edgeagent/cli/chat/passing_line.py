@@ -1,4 +1,4 @@
-"""A line on stderr that says what a command waits for. The next line overwrites it. It is shown only on a terminal."""
+"""A line on stderr that says what a command waits for. Later output overwrites it. It is shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class PassingLine:
-    """Shows one text at a time, and none in the end."""
+    """Shows one text at a time. At the end, the line is empty."""
 
     def __init__(self) -> None:
         self._shown = ""
@@ -28,14 +28,14 @@ class PassingLine:
         return sys.stderr.isatty()
 
     def show(self, text: str) -> None:
-        """Show a text in place of the one before; an empty one leaves the cursor at the start of an empty line."""
+        """Show a text in place of the one before. An empty text leaves the cursor at the start of an empty line."""
         if not self.is_seen:
             return
-        # A line that the terminal breaks could not be overwritten.
+        # A line that wraps could not be overwritten.
         width = shutil.get_terminal_size().columns - 1
         text = text[: width - len("^C")]
         if text != self._shown:
-            # The whole line is emptied: the terminal may have written ^C after the text.
+            # Clear the whole line, since the terminal may have written ^C after the text.
             line = f"{text:<{len(self._shown)}}" if text else f"{'':{width}}\r"
             print(f"\r{line}", end="", file=sys.stderr, flush=True)  # noqa: T201
             self._shown = text

@@ -33,7 +33,7 @@ from edgeagent.store.names.parsing import is_path
 from edgeagent.store.resolve import Library
 
 DEFAULT_MODEL = "default"
-"""The name by which clients may ask for the daemon's own model."""
+"""The name by which clients may request the daemon's default model."""
 HISTORY_FILE = "history"
 """The file in the state folder with the lines typed in chats."""
 
@@ -53,7 +53,7 @@ Temperature = Annotated[
     typer.Option("--temperature", min=0, max=2, metavar="N", help="0 always takes the most probable token."),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Tokens of the longest answer.")
+    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="The most tokens in an answer.")
 ]
 Route = Annotated[
     Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None,
@@ -119,7 +119,7 @@ def run(
 
 
 def _model_and_question(arguments: list[str], prompt: str | None, settings: Config) -> tuple[str | None, str | None]:
-    """Return the model, None for the default one, and the question, None for a chat."""
+    """Return the model and the question. The model is None for the default one, the question None for a chat."""
     model, question = split_arguments(arguments)
     if model is not None:
         library = Library.of(settings)
@@ -136,7 +136,7 @@ def _answer(chat: Chat, question: str, *, as_json: bool) -> None:
 
 
 def _served_here(settings: Config) -> set[str]:
-    """Return the names of what is served, by the daemon that runs or one that is started."""
+    """Return the names of the models that the running daemon serves, or that a started one would serve."""
     names = {DEFAULT_MODEL, settings.model}
     found = find_daemon(settings.state_dir)
     if found is not None:
@@ -160,7 +160,7 @@ def _piped() -> str:
 
 
 def _whole(text: str) -> str:
-    """Return text with a question mark for each byte that is not UTF-8, which Python decodes as a lone surrogate."""
+    """Return text with "?" for each byte that is not UTF-8. Python decodes such a byte as a lone surrogate."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -168,9 +168,9 @@ def _whole(text: str) -> str:
 def _daemon(
     model: str | None, settings: Config, config: Path | None, *, leaves_traces: bool
 ) -> Iterator[tuple[Address, str | None]]:
-    """Yield a daemon that serves the model, and the name it has there (None: the daemon's default).
+    """Yield the address of a daemon that serves the model, and the model's name there (None for its default model).
 
-    If a temporary one is started and `leaves_traces`, the date is noted as the model's last load.
+    If a temporary daemon is started and `leaves_traces`, the date is recorded as the model's last load.
     """
     found = find_daemon(settings.state_dir)
     if found is not None:
@@ -191,12 +191,12 @@ def _daemon(
 
 
 def _served_name(address: Address, model: str | None) -> str | None:
-    """Return the name that a model has at a daemon; None where that daemon would not serve it."""
+    """Return the name that a model has at a daemon; None if the model is None or the daemon would not serve it."""
     if model is None:
         return None
     entries = ask(address, "/v1/models")["data"]
     if is_path(model):
-        # Clients cannot name paths. A model that is not loaded may be another file with the same name.
+        # Clients cannot request paths. A model that is not loaded may be another file with the same name.
         stem = Path(model).stem
         return next((each["id"] for each in entries if each["id"] == stem and _is_in_use(each)), None)
     if any(entry["id"] == model for entry in entries):

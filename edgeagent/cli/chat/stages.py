@@ -1,4 +1,4 @@
-"""A table of where the time of an answer went, from what its terminal event carries."""
+"""A table of how the time of an answer was spent, from the data in its terminal event."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STAGES = {
 
 
 def stage_table(answers: Mapping[str, Answer]) -> str:
-    """Return milliseconds by stage, one column for each titled answer, and below them tokens and speed."""
+    """Return a table of milliseconds by stage, then tokens and speed, with one titled column for each answer."""
     columns = list(answers.values())
     rows = [["milliseconds", *answers]]
     for stage, meaning in STAGES.items():

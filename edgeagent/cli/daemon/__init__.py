@@ -1,1 +1,1 @@
-"""The commands that start the daemon, or ask it and change what it has."""
+"""The commands that start the daemon, show its state, or change it."""

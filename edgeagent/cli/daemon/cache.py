@@ -1,6 +1,6 @@
-"""`edgeagent cache`: show, delete, and fill ahead of time what is kept of prompts.
+"""`edgeagent cache`: show, purge and warm the prompt cache.
 
-Listing and purging work without a daemon too, on the folder itself.
+Listing and purging also work without a daemon, directly on the folder.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def list_parts(as_json: AsJson = False, state_dir: StateDir = None, config: Conf
 def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Delete all cached prompts, or one client's.
 
-    In memory and on disk. Running requests continue.
+    They are deleted in memory and on disk. Running requests continue.
     """
     settings = _settings(state_dir, config)
     note = _stranger_note(client, settings) if client else ""
@@ -87,7 +87,7 @@ def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile 
             raise EdgeAgentError(f"cannot remove everything from {settings.cache_dir}: {error.strerror}") from None
     if note:
         typer.echo(wrapped(note), err=True)
-    typer.echo("Forgotten." if client is None else f"Forgotten: the prompts of {client or 'the owner'}.")
+    typer.echo("Deleted." if client is None else f"Deleted: the prompts of {client or 'the owner'}.")
 
 
 @cache_app.command("warm")
@@ -101,7 +101,7 @@ def warm(
 ) -> None:
     """Compute a prompt ahead of time and keep it.
 
-    A request that begins with it finds it there. FILE is a system prompt, or JSON.
+    Requests that begin with this prompt find it in the cache. FILE is a system prompt, or JSON.
     """
     settings = _settings(state_dir, config)
     body = {**_prompt(file), "client": client or "", "pin": pin}
@@ -112,7 +112,7 @@ def warm(
     if as_json:
         typer.echo(json.dumps(usage, indent=2))
         return
-    typer.echo(f"{usage['num_prompt_tokens']} tokens are kept, of which {computed} were computed now.")
+    typer.echo(f"{usage['num_prompt_tokens']} tokens are kept; {computed} of them were computed now.")
 
 
 def _is_known(client: str, settings: Config) -> bool:
@@ -123,7 +123,7 @@ def _is_known(client: str, settings: Config) -> bool:
 def _stranger_note(client: str, settings: Config) -> str:
     """Return a note for the user if a client has no token and nothing on disk; otherwise "".
 
-    It is not an error: a client whose token was removed may still have prompts in memory.
+    This is not an error, since a client whose token was removed may still have prompts in memory.
     """
     try:
         kept = {part.about.client for part in cache_folder.list_parts(settings.cache_dir) if part.about is not None}
@@ -131,7 +131,7 @@ def _stranger_note(client: str, settings: Config) -> str:
         return ""  # the purge itself reports problems of the folder
     if client in kept or _is_known(client, settings):
         return ""
-    return f"No client is named {client!r:.80}, and nothing of one was on disk; see `edgeagent cache list`."
+    return f"No client is named {client!r:.80}, and none had prompts on disk; see `edgeagent cache list`."
 
 
 def _prompt(file: Path) -> dict[str, Any]:
@@ -148,9 +148,9 @@ def _prompt(file: Path) -> dict[str, Any]:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{file} is no JSON: {error}") from None
+        raise ConfigError(f"{file} is not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise ConfigError(f"{file} must hold an object with messages (and tools), or with prompt")
+        raise ConfigError(f"{file} must be an object with messages (and tools), or with prompt")
     return fields
 
 

@@ -1,4 +1,4 @@
-"""What was chosen for a model on its machine, and by which measurements, as lines for people."""
+"""The settings that were chosen for a model on its machine, and the measurements behind them, as lines for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeagent ps`, `load` and `unload`: which models the running daemon has loaded, one more, or one less."""
+"""`edgeagent ps`, `load` and `unload`: list the running daemon's loaded models, load one, or unload one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from edgeagent.config_sources import load_config
 from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon, no_daemon
 
-# A load from a slow disk takes minutes; the daemon gives up before this.
+# Loading from a slow disk takes minutes. The daemon gives up before this time.
 LOAD_TIMEOUT_S = 900.0
 COLUMNS = ("model", "state", "memory", "context", "unused for", "unloaded")
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model.")]
 KeepAlive = Annotated[
-    str, typer.Option("--keep-alive", metavar="TIME", help="How long it stays without use: 5m, 1h; -1 forever.")
+    str, typer.Option("--keep-alive", metavar="TIME", help="How long it stays loaded without use: 5m, 1h; -1: forever.")
 ]
 
 
@@ -46,13 +46,13 @@ def load(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Load a model into the running daemon, beside the others; returns when it is ready."""
+    """Load a model into the running daemon, beside its other models. Returns when the model is ready."""
     query = {"model": model} | ({"keep_alive": keep_alive} if keep_alive else {})
     path = f"/edgeagent/load?{urlencode(query)}"
     try:
         answer = ask(_daemon(state_dir, config), path, "POST", timeout_s=LOAD_TIMEOUT_S)
     except KeyboardInterrupt:
-        complain(f"interrupted; the daemon continues to load {model}: `edgeagent unload {model}` ends that")
+        complain(f"interrupted; the daemon continues to load {model}; `edgeagent unload {model}` stops that")
         raise typer.Exit(130) from None
     typer.echo(json.dumps(answer) if as_json else f"{answer['model']} is loaded ({answer['took_s']:.1f} s).")
 

@@ -1,4 +1,4 @@
-"""A daemon started for the occasion: a child process with its own state folder and port, stopped afterwards."""
+"""A temporary daemon for one command: a child process with its own state folder and port, stopped afterwards."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon
 from edgeagent.store.lent_records import lend_records
 
-# How often a daemon is asked whether its model is ready: no event tells that. The daemon sets the limit of the wait: it
-# gives a load up that makes no progress (engine.load_timeout_s), and a daemon that has ended is asked no more.
+# How often a daemon is asked whether its model is ready, since no event reports that. There is no timeout here: the
+# daemon gives up a load that makes no progress (engine.load_timeout_s), and the wait ends when the daemon ends.
 POLL_S = 0.05
 STOP_TIMEOUT_S = 15.0
 
@@ -33,9 +33,9 @@ def private_daemon(
 ) -> Iterator[Address]:
     """Start `edgeagent serve` with these flags, wait until its model is ready, and stop it at the end.
 
-    `progress` is told what is being waited for. The daemon knows the names for models of `owner`, a state folder.
-    It also stops when this process dies without clean-up, since its standard input then closes. Raises
-    BackendUnavailable with the end of its log when it does not come up.
+    `progress` is called with what is being waited for. The daemon knows the model names of the state folder `owner`.
+    It also stops if this process dies without clean-up, since its standard input then closes. Raise BackendUnavailable
+    with the error in its log, or with the log's end, if it does not start.
     """
     with killable_daemon(flags, progress, owner=owner) as (address, _):
         yield address
@@ -45,8 +45,8 @@ def private_daemon(
 def killable_daemon(
     flags: Sequence[str], progress: Callable[[str], None], *, owner: Path | None = None
 ) -> Iterator[tuple[Address, Callable[[], None]]]:
-    """As `private_daemon`; yield a function, too, that kills it with its workers and starts it again in its place."""
-    # On Windows the log is still open when the folder goes, for as long as the daemon's last worker takes to end.
+    """Like `private_daemon`, but also yield a function that kills the daemon and its workers and starts it again."""
+    # On Windows the log may still be open when the folder is removed, until the daemon's last worker has ended.
     with tempfile.TemporaryDirectory(prefix="edgeagent-", ignore_cleanup_errors=True) as folder:
         state_dir, log = Path(folder, "state"), Path(folder, "daemon.log")
         if owner is not None:
@@ -69,14 +69,14 @@ def killable_daemon(
 
 
 def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None:
-    """Wait while a daemon loads its model, and report its progress; other errors are left to the request."""
+    """Wait while a daemon loads its model, and report the progress. Ignore errors; the request will report them."""
     with contextlib.suppress(EdgeAgentError):
         while not _is_ready(address, progress):
             time.sleep(POLL_S)
 
 
 def load_in_progress(address: Address) -> str:
-    """Return the progress of a load; empty if the model answers, or if the daemon does not."""
+    """Return the progress of a load as text; empty if a model is ready, or if the daemon does not answer."""
     told = [""]
     with contextlib.suppress(EdgeAgentError):
         _is_ready(address, told.append)
@@ -84,7 +84,7 @@ def load_in_progress(address: Address) -> str:
 
 
 def kill(daemon: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all it has started, without a stop; return when none of them is left."""
+    """Kill a process and all its descendants without a normal stop; return when all have ended."""
     try:
         workers = psutil.Process(daemon.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -100,7 +100,7 @@ def kill(daemon: subprocess.Popen[bytes]) -> None:
 def _start(state_dir: Path, flags: Sequence[str], output: int, *, port: int = 0) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "edgeagent", "serve", *flags, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--state-dir", str(state_dir), "--until-stdin-closes"]
-    # A group of its own: Ctrl-C in the terminal cancels an answer and must not reach the daemon.
+    # The daemon gets its own process group. Ctrl-C in the terminal cancels an answer and must not reach the daemon.
     flag = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
     return subprocess.Popen(  # noqa: S603 our own command
         command,
@@ -129,7 +129,7 @@ def _wait_until_ready(
 
 
 def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
-    """Tell whether the model answers. Raises the error it failed to load with."""
+    """Whether a model is ready. Raise its load error if it failed, and report progress otherwise."""
     status = ask(address, "/edgeagent/status")
     for model in status["models"]:
         match model["state"]:
@@ -156,7 +156,7 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """Return the error that the daemon printed, or else the end of its output."""
+    """Return the last error that the daemon printed, or else the end of its output."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     reasons = [line for line in lines if line.startswith("error: ")]
     return reasons[-1].removeprefix("error: ") if reasons else "\n".join(lines[-15:])

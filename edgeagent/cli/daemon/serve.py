@@ -23,7 +23,7 @@ def _serve(
 
     MODEL is a path to a .gguf, org/repo[:QUANT] of a model that was pulled, or builtin.
     """
-    # fastapi and uvicorn are not needed to print help or complain about a flag.
+    # Imported here, since help and errors about flags do not need fastapi and uvicorn.
     from edgeagent.daemon import serve
 
     if until_stdin_closes:
@@ -32,14 +32,14 @@ def _serve(
 
 
 def _stop_at_end_of_input() -> None:
-    """Stop the daemon when the process that started it is gone: its end of the pipe closes even without a clean-up."""
-    # Not through sys.stdin: its lock, held by a waiting thread, makes the interpreter abort at exit.
+    """Stop the daemon when its parent process is gone: stdin closes then, even if the parent was killed."""
+    # Do not use sys.stdin: a waiting thread would hold its lock, which makes the interpreter abort at exit.
     while os.read(STDIN, 4096):
         pass
     if os.name == "nt":
-        signal.raise_signal(signal.SIGTERM)  # os.kill would end the process there without a handler
+        signal.raise_signal(signal.SIGTERM)  # on Windows os.kill would end the process without calling the handler
     else:
-        os.kill(os.getpid(), signal.SIGTERM)  # the signal goes to the main thread and interrupts its sleep
+        os.kill(os.getpid(), signal.SIGTERM)  # the signal interrupts the main thread's sleep
 
 
 serve = with_declared_options(_serve, positional="model")

@@ -1,4 +1,4 @@
-"""`edgeagent status`, `reload` and `stop`: show the running daemon, load its model again, end it."""
+"""`edgeagent status`, `reload` and `stop`: show the running daemon, reload its model, stop it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
 
 POLL_S = 0.05
 STOP_MARGIN_S = 10.0
-"""What a daemon may take to end beyond the time it grants live requests."""
+"""How many seconds a daemon may take to end beyond the time that it gives live requests."""
 
 ExplainChoices = Annotated[
     bool, typer.Option("--explain-choices", help="Show the settings chosen for each model on this machine, and why.")
@@ -83,7 +83,7 @@ def status(
 
 
 def reload(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model; the daemon's own without it.")] = "",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model; default: the daemon's own.")] = "",
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
@@ -94,7 +94,7 @@ def reload(
         raise no_daemon(state_dir)
     path = f"/edgeagent/reload?{urlencode({'model': model})}" if model else "/edgeagent/reload"
     answer = ask(address_of(found), path, "POST", accept=frozenset({202}))
-    typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows how far it is.")
+    typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows the progress.")
 
 
 def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
@@ -116,7 +116,7 @@ def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
 
 
 def _is_gone_within(seconds: float, process: psutil.Process) -> bool:
-    # Not Process.wait: it counts an ended process as running until its parent has collected it.
+    # Process.wait would count an ended process as running until its parent has collected it.
     deadline = time.monotonic() + seconds
     while _is_running(process):
         if time.monotonic() >= deadline:
@@ -175,12 +175,12 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
         lines.append(f"{model['name']}: {model['cause']}")
     if model.get("retry_after_s") is not None:
         when = f"in {duration(model['retry_after_s'])} or later" if model["retry_after_s"] else "from now on"
-        lines.append(f"{model['name']}: tried again by a request {when}, or at once by `edgeagent reload`")
+        lines.append(f"{model['name']}: loaded again by a request {when}, or at once by `edgeagent reload`")
     return lines
 
 
 def _route_lines(route: Mapping[str, Any] | None) -> list[str]:
-    """Return where requests may run, and which remotes are not used; nothing of a daemon that has no remotes."""
+    """Return lines that say where requests may run and which remotes are used; none if the daemon has no remotes."""
     if route is None or not (route["remotes"] or route["trouble"]):
         return []
     names = [f"{remote['name']} ({remote['trouble'] or _use(remote)})" for remote in route["remotes"]]
@@ -195,7 +195,7 @@ def _use(remote: Mapping[str, Any]) -> str:
 
 
 def _place(facts: Mapping[str, Any]) -> str:
-    """Return where a model's layers are; llama.cpp has a number below 0, or one too many, for all of them."""
+    """Return where a model's layers are. In llama.cpp, a negative number or one of at least `num_layers` means all."""
     on_gpu, num_layers = facts["num_gpu_layers"], facts["num_layers"]
     if on_gpu < 0 or on_gpu >= num_layers > 0:
         return f"all {num_layers} layers on the GPU"

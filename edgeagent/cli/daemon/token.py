@@ -1,4 +1,4 @@
-"""`edgeagent token`: the owner's token replaced, and tokens for clients that may do less. A running daemon follows."""
+"""`edgeagent token`: replace the owner's token, and manage tokens of clients. A running daemon follows the changes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _folder(state_dir: Path | None, config: Path | None) -> Path:
 
 
 def _made(folder: Path) -> Path:
-    # Where it cannot be made, the file in it cannot be written, and that error says so.
+    # If the folder cannot be created, writing the file in it fails, and that error says why.
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder

@@ -1,1 +1,1 @@
-"""The commands about this machine: its settings, its policy, what is installed, and what is wrong."""
+"""The commands about this machine: its settings, its policy, the installed versions, and problems."""

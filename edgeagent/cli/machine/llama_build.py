@@ -1,6 +1,7 @@
-"""Which llama.cpp is installed. `python -m edgeagent.cli.machine.llama_build` prints its commit.
+"""The version of the installed llama.cpp. `python -m edgeagent.cli.machine.llama_build` prints its commit.
 
-A process of its own because native code compiled for another CPU ends the process that loads it.
+The commit is read in a child process, since native code that was compiled for another CPU ends the process that loads
+it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ UNKNOWN = "unknown"
 
 
 def llama_cpp_commit() -> str:
-    """Return the commit that the installed llama.cpp was built from, or why it is unknown."""
+    """Return the commit that the installed llama.cpp was built from, or text that says that it is unknown and why."""
     command = [sys.executable, "-m", "edgeagent.cli.machine.llama_build"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30)  # noqa: S603 our own module
     if answer.returncode == 0:
@@ -34,7 +35,7 @@ def _commit_of_library() -> str:
     library = ctypes.CDLL(str(next(folder / name for name in names if (folder / name).exists())))
     library.ggml_commit.restype = ctypes.c_char_p
     commit: bytes = library.ggml_commit()
-    # "-dirty" only says that the package's copy of the sources carries no repository.
+    # "-dirty" means only that the package's copy of the sources has no git repository.
     return commit.decode().removesuffix("-dirty")
 
 

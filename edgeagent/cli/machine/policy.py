@@ -1,4 +1,4 @@
-"""`edgeagent policy`: the machine's policy as its file has it, and what it leaves of a user's options and remotes."""
+"""`edgeagent policy`: the machine's policy as in its file, and its effect on a user's options and remotes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _print(report: Mapping[str, Any]) -> None:
         typer.echo("\n" + table(("field", "value"), _rows(report["policy"]), left_columns=2))
     if (effective := report.get("effective")) is None:
         return
-    typer.echo("\n" + wrapped("What holds, with the options and remotes of this user:"))
+    typer.echo("\n" + wrapped("In force, with the options and remotes of this user:"))
     remotes = effective.pop("remotes")
     typer.echo(table(("what", "value"), _rows(effective), left_columns=2))
     for remote in remotes:

@@ -1,1 +1,1 @@
-"""The commands about models: what is here, what fits, and how models are fetched, made and deleted."""
+"""The commands about models: list them, check what fits, and download, quantize or delete them."""

@@ -1,4 +1,4 @@
-"""`edgeagent rm`, `prune`, `cp` and `import`: what is done with the models on this machine. Asks before it deletes."""
+"""`edgeagent rm`, `prune`, `cp` and `import`: change the models on this machine. They ask before they delete."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def remove(
         return
     typer.echo(f"{size_text(sum(removal.freed_bytes for removal in removals))} are free again.")
     for name, path in left.items():
-        typer.echo(wrapped(f"Another model of that name is here: {name} means {path} now."))
+        typer.echo(wrapped(f"Another model has the name {name}, which now means {path}."))
 
 
 def prune(
@@ -89,7 +89,7 @@ def prune(
         typer.echo(json.dumps(records, indent=2))
         return
     if len(deleted) < len(leftovers):
-        typer.echo(f"{len(leftovers) - len(deleted)} stay: a download is under way, or they cannot be deleted.")
+        typer.echo(f"{len(leftovers) - len(deleted)} are kept: a download is running, or they cannot be deleted.")
     freed = size_text(sum(each.size_bytes for each in deleted))
     typer.echo(f"{freed} are free again." if leftovers else "There is nothing to delete.")
 
@@ -109,7 +109,7 @@ def copy(
     if as_json:
         typer.echo(json.dumps({"alias": alias, "name": target}, indent=2))
         return
-    typer.echo(f"{alias} means {target} now. `edgeagent rm {alias}` takes that back.")
+    typer.echo(f"{alias} means {target} now. `edgeagent rm {alias}` removes this name.")
 
 
 def import_models(
@@ -157,7 +157,7 @@ def _chosen(found: Sequence[Adoptable], names: Sequence[str]) -> list[Adoptable]
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"there is no {name} to import; {near_names(name, known)}" if known else "nothing is there"
+                f"there is no {name} to import; {near_names(name, known)}" if known else "no model was found"
             )
     return [model for model in found if model.name in names]
 
@@ -166,12 +166,12 @@ def _checked(source: str) -> str:
     from edgeagent.store.adoption import SOURCES
 
     if source not in SOURCES and not Path(source).exists():
-        raise ConfigError(f"{source} is none of {', '.join(SOURCES)}, and no such file or folder exists")
+        raise ConfigError(f"{source} is not one of {', '.join(SOURCES)}, and no such file or folder exists")
     return source
 
 
 def _import(shelf: Shelf, model: Adoptable) -> bool | EdgeAgentError:
-    """Import a model; return whether it is new, or why it cannot be used."""
+    """Import a model. Return whether it is new, or the error if it cannot be used."""
     try:
         return shelf.adopt(model, _progress(model))
     except EdgeAgentError as error:
@@ -180,7 +180,7 @@ def _import(shelf: Shelf, model: Adoptable) -> bool | EdgeAgentError:
 
 
 def _progress(model: Adoptable) -> Callable[[int], None] | None:
-    """Return what shows how much of a file was checked; None where stderr is no terminal."""
+    """Return a function that shows how much of a file was checked; None if stderr is not a terminal."""
     if terminal_width(sys.stderr) is None or not model.size_bytes:
         return None
     percents = -1
@@ -227,7 +227,7 @@ def _removal_record(removal: Removal, left: Path | None) -> dict[str, object]:
 
 
 def _told(removal: Removal) -> str:
-    """Return in words what a removal will do."""
+    """Return text that says what a removal will do."""
     also = f", and its names {', '.join(removal.aliases)}" if removal.aliases else ""
     if not removal.files:
         return f"{removal.name}: the name{also}; no file is deleted"
@@ -235,10 +235,10 @@ def _told(removal: Removal) -> str:
 
 
 def _agree(question: str, *, yes: bool) -> None:
-    """Ask; raise where the answer is no, or cannot be given."""
+    """Ask the user for consent. Raise typer.Exit for a no, and ConfigError if there is no terminal to ask on."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError("this needs a yes, and this is not a terminal; read the above, and repeat with --yes")
+        raise ConfigError("this needs your consent, and this is not a terminal; read the above, repeat with --yes")
     if not typer.confirm(question, default=False, err=True):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`edgeagent fit`: whether a model fits into this machine's memory, or another's, and what would fit instead."""
+"""`edgeagent fit`: whether a model fits into the memory of this or another machine, and what would fit instead."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def fit(
 
 
 def _room(ram: str | None, vram: str | None, engine: EngineConfig) -> Room:
-    """Return the memory of a machine: of this one where no sizes are given."""
+    """Return the free memory of a machine: the given sizes, or else those of this machine."""
     import psutil
 
     from edgeagent.doctor.native import ask_native
@@ -72,7 +72,7 @@ def _room(ram: str | None, vram: str | None, engine: EngineConfig) -> Room:
     from edgeagent.fit.placement import Room
 
     if vram is None:
-        # Those of another machine are not known.
+        # If --ram describes another machine, its GPUs are not known.
         gpus = gpus_of(ask_native().devices, engine.main_gpu) if ram is None else ()
     else:
         sizes = [size for size in map(_size, vram.split(",")) if size]
@@ -92,7 +92,7 @@ def _size(text: str) -> int:
 
 
 def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeader]:
-    """Return the headers of a model that is here, and of its draft if that is here too."""
+    """Return the header of a local model, and the header of its draft if that is local too."""
     from edgeagent.errors import ModelDamaged
     from edgeagent.store.gguf.header import validate_model
     from edgeagent.store.resolve import Library
@@ -111,11 +111,11 @@ def _say(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[Choi
         ("files", need.weights_bytes),
         ("matrices, rearranged for the processor", need.repacked_bytes),
         (f"KV cells, {plan.num_cells:,} tokens in {_kv_types(plan.config)}", need.kv_bytes),
-        ("ready for blocks of cells", need.blocks_bytes),
+        ("reserved for blocks of KV cells", need.blocks_bytes),
         ("rows of logits", need.outputs_bytes),
         ("buffers", need.buffers_bytes),
         ("process", need.worker_bytes),
-        ("together, without a GPU", need.total_bytes),
+        ("total, without a GPU", need.total_bytes),
     ]
     typer.echo(aligned([(text, memory_text(num_bytes)) for text, num_bytes in parts if num_bytes]))
     for choice in choices:
@@ -129,7 +129,7 @@ def _say(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[Choi
         typer.echo(f"With --ctx {longest} it would.")
     others = _suggestions(plan)
     if others:
-        typer.echo(wrapped(f"Of the catalog these fit: {', '.join(others)}. `edgeagent pull NAME` downloads one."))
+        typer.echo(wrapped(f"These catalog models fit: {', '.join(others)}. `edgeagent pull NAME` downloads one."))
 
 
 def _kv_types(engine: EngineConfig) -> str:
@@ -138,10 +138,10 @@ def _kv_types(engine: EngineConfig) -> str:
 
 
 def _suggestions(plan: Plan) -> list[str]:
-    """Return the largest chat models of the catalog that would fit, by about what they weigh."""
+    """Return the names of the catalog's largest chat models that would fit, judged by their approximate file sizes."""
     from edgeagent.store.names.catalog import load_catalog
 
-    # The other half is for cells and buffers.
+    # Half of the memory is for KV cells and buffers.
     room_gb = (plan.room.ram_bytes + sum(gpu.free_bytes for gpu in plan.room.gpus)) / 1e9 / 2
     entries = [
         entry

@@ -1,4 +1,4 @@
-"""Whether models fit into this machine's memory when nothing else is in it, for lists of them. `fit` says more."""
+"""Whether models fit into this machine's memory if nothing else uses it, for lists of models. See `fit` for details."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from edgeagent.config import EngineConfig
     from edgeagent.store.gguf.header import GgufHeader
 
-# Of a file that is not here: matrices are kept twice, and there are cells, buffers and the process.
+# For a file that is not on this machine: its matrices are kept twice, plus bytes for cells, buffers and the process.
 _TIMES_FILE, _BESIDE_BYTES = 2, 1 << 30
 
 
 def fitting_context(header: GgufHeader, engine: EngineConfig) -> int:
-    """Return the tokens of context that a model would have in this machine's memory, without GPUs; 0: too large."""
+    """Return the tokens of context that a model would have in this machine's memory, without GPUs; 0 if too large."""
     from edgeagent.fit.placement import Room
     from edgeagent.fit.plan import make_plan
 

@@ -1,4 +1,4 @@
-"""`edgeagent list` and `edgeagent show`: which models are on this machine, what each is, and what could be fetched."""
+"""`edgeagent list` and `edgeagent show`: the models on this machine, facts about each, and the catalog."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def show(
 
 
 def list_catalog(settings: Config, *, as_json: bool) -> None:
-    """Print what the catalog has, and whether it is here."""
+    """Print the catalog's models, and whether each is on this machine."""
     from edgeagent.store.names.catalog import load_catalog
     from edgeagent.store.resolve import Library
 
@@ -161,7 +161,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _lines(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what is known of a model, each with its heading."""
+    """Return the known facts about a model, each with its heading."""
     texts = {
         "name": record["name"],
         "also": ", ".join(record.get("aliases") or ()),
@@ -214,7 +214,7 @@ def _catalog_facts(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def _entry_of(name: str) -> CatalogEntry | None:
-    """Return the catalog's entry that a name means, by a short name or by its repository."""
+    """Return the catalog entry that a name refers to, by short name or repository; None if there is none."""
     from edgeagent.errors import EdgeAgentError
     from edgeagent.store.names.catalog import load_catalog, match_entry
     from edgeagent.store.names.parsing import CatalogName, HubName, parse_name
@@ -241,7 +241,7 @@ def _fits(entry: CatalogEntry) -> bool | None:
 
 
 def _fitting(record: dict[str, Any], *, in_words: bool = False) -> str:
-    """Return whether a model fits here, or with which context, where that is shorter than the usual one."""
+    """Return whether a model fits into this machine, or the context that fits if it is shorter than usual."""
     from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
 
     cells = record.get("fitting_context")

@@ -1,4 +1,4 @@
-"""The options that the commands about models share, and the configuration that these give."""
+"""The options that the commands about models share, and the configuration that results from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", hel
 
 
 def settings_of(models_dir: Path | None, state_dir: Path | None, file: Path | None) -> Config:
-    """Return the configuration of a command that works on models."""
+    """Return the configuration for a command about models. Arguments that are not None override it."""
     from edgeagent.config_sources import load_config
 
     flags = {"store.models_dir": models_dir, "state_dir": state_dir}

@@ -1,4 +1,4 @@
-"""`edgeagent pull`: models brought to this machine. Draws; the store acts."""
+"""`edgeagent pull`: downloads models. This module shows the progress; the store does the work."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def pull(
 
 
 def _pull(puller: Puller, name: str, *, as_json: bool) -> PulledModel | None:
-    """Pull one model and show that; return None where it failed."""
+    """Pull one model and show the progress. Return None if it failed."""
     from edgeagent.cli.models.pull_display import pull_display
     from edgeagent.errors import EdgeAgentError
 

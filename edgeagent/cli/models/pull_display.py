@@ -1,4 +1,4 @@
-"""How a pull looks: a bar on a terminal, lines in a log (both on stderr), JSON lines for programs (on stdout)."""
+"""Displays of a pull: a bar on a terminal, lines in a log (both on stderr), JSON lines for programs (on stdout)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERBS = {"waiting": "waiting for another pull of", "downloading": "downloading",
 
 
 class PullDisplay(Protocol):
-    """Where a pull is shown."""
+    """Shows a pull."""
 
     def progress(self, progress: Progress) -> None: ...
 
@@ -37,7 +37,7 @@ class PullDisplay(Protocol):
 
 
 def pull_display(name: str, *, as_json: bool) -> AbstractContextManager[PullDisplay]:
-    """Return what shows the pull of one model."""
+    """Return the display for the pull of one model."""
     return progress_display(name, as_json=as_json, json_lines=JsonDisplay, lines=LineDisplay, bar=BarDisplay)
 
 
@@ -78,7 +78,7 @@ class JsonDisplay:
 
 
 class LineDisplay:
-    """Plain lines on stderr, one for every tenth of the way."""
+    """Plain lines on stderr, one for every 10 %."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -116,7 +116,7 @@ class LineDisplay:
 
 
 class BarDisplay(LineDisplay, AbstractContextManager["BarDisplay"]):
-    """A bar with speed and remaining time, which leaves the terminal when its model is done."""
+    """A bar with speed and remaining time, which is removed when its model is done."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -134,7 +134,7 @@ class BarDisplay(LineDisplay, AbstractContextManager["BarDisplay"]):
     def progress(self, progress: Progress) -> None:
         self._count(progress)
         if self._task is None or self._stage != (progress.stage, progress.file):
-            # A bar of its own for each stage and file: the speed of one says nothing of the next.
+            # Each stage and file has its own bar, since the speed of one does not apply to the next.
             if self._task is not None:
                 self._bars.remove_task(self._task)
             self._stage = (progress.stage, progress.file)
@@ -169,7 +169,7 @@ def _bars() -> Bars:
     from rich.progress import Progress as Bars
     from rich.table import Column
 
-    # The name gives way on a narrow terminal: what is beside it always fits.
+    # On a narrow terminal the name is shortened, so that the other columns always fit.
     columns = (
         TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=12),

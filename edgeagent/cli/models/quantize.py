@@ -1,4 +1,7 @@
-"""`edgeagent quantize`: makes a smaller copy of a model. Draws; the store and a process of its own act."""
+"""`edgeagent quantize`: makes a smaller copy of a model.
+
+This module only reads the options and shows the progress. The store plans, and a child process does the work.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ def quantize(
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM do as Ctrl-C does: the unfinished file goes."""
+    """Make SIGTERM act like Ctrl-C, so that the unfinished file is removed."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -91,8 +94,8 @@ def _check_source(planned: Plan, *, allow_requantize: bool, as_json: bool) -> No
         return
     if not allow_requantize:
         raise InvalidRequest(
-            f"{planned.name} is quantized already ({planned.quantized_before}): a copy of a copy is worse than one of "
-            "the F16 or BF16 model; take that, or pass --allow-requantize"
+            f"{planned.name} is quantized already ({planned.quantized_before}): a copy of it is worse than a copy of "
+            "the F16 or BF16 model; use that model, or pass --allow-requantize"
         )
     if not as_json:
         before = planned.quantized_before
@@ -116,14 +119,14 @@ def _run(planned: Plan, display: Display, *, force: bool, threads: int, is_enclo
 
 
 def _name(planned: Plan, models_dir: Path | None) -> str:
-    """Return what the result is called: by its name in the models' folder, else by its path."""
+    """Return the name of the result: its stem if it is in the models folder, else its path."""
     if models_dir is not None and planned.target.resolve().is_relative_to(models_dir.resolve()):
         return planned.target.stem
     return str(planned.target.resolve())
 
 
 class Display(Protocol):
-    """Where progress is shown."""
+    """Shows progress."""
 
     def show(self, done: int, total: int) -> None: ...
 
@@ -134,7 +137,7 @@ def _display(planned: Plan, *, as_json: bool) -> AbstractContextManager[Display]
 
 
 class LineDisplay:
-    """Plain lines on stderr, one for every tenth of the way."""
+    """Plain lines on stderr, one for every 10 %."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -152,14 +155,14 @@ class LineDisplay:
 
 
 class JsonDisplay(LineDisplay):
-    """The same as JSON on stdout."""
+    """The same progress, as JSON lines on stdout."""
 
     def _print(self, _percent: int, done: int, total: int) -> None:
         typer.echo(json.dumps({"event": "progress", "num_tensors": done, "num_tensors_total": total}))
 
 
 class BarDisplay(AbstractContextManager["BarDisplay"]):
-    """A bar on a terminal, which leaves it at the end."""
+    """A bar on a terminal, which is removed at the end."""
 
     def __init__(self, name: str) -> None:
         from rich.console import Console
@@ -180,12 +183,12 @@ class BarDisplay(AbstractContextManager["BarDisplay"]):
         self._task = self._bars.add_task(f"writing {name}", total=None)
 
     def __enter__(self) -> BarDisplay:
-        """Draw it."""
+        """Draw the bar."""
         self._bars.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Remove it."""
+        """Remove the bar."""
         self._bars.stop()
 
     def show(self, done: int, total: int) -> None:

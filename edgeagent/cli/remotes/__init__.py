@@ -1,1 +1,1 @@
-"""The commands about remotes: which there are, what they may take, and what was sent to them."""
+"""The commands about remotes: list and change them, set their limits, and show what was sent to them."""

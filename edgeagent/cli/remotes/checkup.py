@@ -1,4 +1,4 @@
-"""How `edgeagent remote test` prints what it found of an endpoint."""
+"""The output of `edgeagent remote test` for one endpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MAX_NAMED = 8
 
 
 def checkup_lines(found: dict[str, Any]) -> list[str]:
-    """Return lines for people: how far it came, with times, and what is wrong."""
+    """Return lines for people: the stages that the test reached, with times, and any problem."""
     region = f" ({found['region']})" if found["region"] else ""
     stages = (("name", "name_s"), ("connect", "connect_s"), ("TLS", "tls_s"), ("models", "models_s"))
     times = [f"{word} {_milliseconds(found[field])}" for word, field in stages if found[field] is not None]

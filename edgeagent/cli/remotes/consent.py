@@ -1,4 +1,4 @@
-"""What an owner agrees to by adding a remote, in words."""
+"""The text of what an owner agrees to by adding a remote."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from edgeagent.remotes.check import host_of, is_loopback
 
 
 def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
-    """Return what may go where from now on. `before` is the remote that this one replaces, `route` the option's."""
+    """Return text that says what may be sent where from now on.
+
+    `before` is the remote that this one replaces, if any. `route` is the value of the option `route`.
+    """
     mode = "prefer_local" if route == "auto" else route
     hosts = ", ".join(_host(endpoint.url, endpoint.region) for endpoint in remote.endpoints)
     lines = [f"{remote.name} is at {hosts}."]
@@ -16,24 +19,24 @@ def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
     lines += [
         "",
         f"What goes there: {_WHEN[mode]}: its whole conversation (messages, tools, their results) and its settings, "
-        "the part of an answer that began here included.",
+        "including the part of an answer that began here.",
         "What stays here: all other conversations, stored responses, files, the names of this machine, of its users "
-        "and of its clients, and every request that says local_only or whose token does.",
+        "and of its clients, and every request whose own route, or whose token's route, is local_only.",
         f"Who can read it: {_readers(remote)}.",
         f"Key: {_key(remote.key)}. Price and budget: {_money(remote)}.",
     ]
     if any(endpoint.url.startswith("http:") and not is_loopback(endpoint.url) for endpoint in remote.endpoints):
-        lines.append("Not encrypted: everyone on the way can read prompts, answers and the key.")
+        lines.append("Not encrypted: others on the network can read prompts, answers and the key.")
     lines += [
         "",
-        "Each request that goes there is written down, without its content: `edgeagent egress`. "
-        f"`edgeagent remote rm {remote.name}` takes this back at once.",
+        "Each request that goes there is recorded without its content; `edgeagent egress` shows the records. "
+        f"`edgeagent remote rm {remote.name}` removes the remote at once.",
     ]
     return "\n".join(lines)
 
 
 _WHEN = {
-    "local_only": "nothing, as long as the daemon's route is local_only; then, each request that leaves",
+    "local_only": "nothing while the daemon's route is local_only; with another route, each request that leaves",
     "prefer_local": "each request that this machine cannot serve, or not in time",
     "prefer_remote": "each request, while the remote can serve it",
     "remote_only": "each request",
@@ -49,7 +52,7 @@ def _each_host(remote: Remote) -> str:
 
 
 def _readers(remote: Remote) -> str:
-    """Return who gets the prompts, what is known of them, and what is still to be found out."""
+    """Return text that says who gets the prompts, what the owner knows about them, and what is still unknown."""
     terms, is_told = remote.terms, remote.terms.training != "unknown"
     who = f"{terms.operator}, the operator of" if terms.operator else "the operator of"
     known = [f"keeps it for {terms.retention}"] if terms.retention else []

@@ -1,4 +1,4 @@
-"""`edgeagent egress`: shows what left this machine. It reads the ledger's files, so no daemon needs to run."""
+"""`edgeagent egress`: shows the requests that left this machine. It reads the ledger's files, without a daemon."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Totals:
 
 def egress(
     since: Annotated[
-        str, typer.Option("--since", metavar="WHEN", help="30m, 24h or 7d ago, or a time as 2026-11-22[T10:30] (UTC).")
+        str, typer.Option("--since", metavar="WHEN", help="30m, 24h or 7d ago, or a UTC time like 2026-11-22[T10:30].")
     ] = _RECENTLY,
     as_json: AsJson = False,
     export: Annotated[
@@ -88,7 +88,7 @@ def recent_egress(state_dir: Path) -> list[dict[str, object]]:
 
 
 def show_recent_egress(state_dir: Path) -> None:
-    """Print what left this machine in the last 24 hours."""
+    """Print the requests that left this machine in the last 24 hours."""
     _show(list(read_rows(folder_of(state_dir), _since(_RECENTLY, time.time()))), _RECENTLY)
 
 
@@ -143,7 +143,7 @@ def _opened(file: Path) -> Iterator[TextIO]:
 
 
 def _since(text: str, now_s: float) -> float:
-    """Return a time in seconds since 1970."""
+    """Return the time that --since means, in seconds since 1970; raise ConfigError if it is not valid."""
     if match := re.fullmatch(r"(\d{1,6})([mhd])", text):
         return max(0.0, now_s - int(match[1]) * _UNITS_S[match[2]])
     try:
@@ -151,6 +151,6 @@ def _since(text: str, now_s: float) -> float:
         return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError, OSError):
         raise ConfigError(
-            f"--since: must be as 30m, 24h or 7d, or a time as 2026-11-22T10:30, not {text!r:.80}; "
+            f"--since: must be like 30m, 24h or 7d, or a time like 2026-11-22T10:30, not {text!r:.80}; "
             f"rows are kept for {KEPT_DAYS} days"
         ) from None

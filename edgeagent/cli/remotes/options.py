@@ -1,4 +1,4 @@
-"""The options of `edgeagent remote add`. Those of several parts are read here; errors say how to write them."""
+"""The options of `edgeagent remote add`, and the parsing of options with several parts. Errors show the right form."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 from edgeagent.remotes import Budget, Endpoint, Key, Limits, Price
 
-NewName = Annotated[str, typer.Argument(metavar="NAME", help="A name of your own for it.")]
+NewName = Annotated[str, typer.Argument(metavar="NAME", help="A name of your choice for the remote.")]
 Urls = Annotated[
-    list[str], typer.Argument(metavar="URL", help="Base URLs of the same models, e.g. https://gpu.example/v1.")
+    list[str], typer.Argument(metavar="URL", help="Base URLs that serve the same models, e.g. https://gpu.example/v1.")
 ]
 KeyEnv = Annotated[
-    str | None, typer.Option("--key-env", metavar="VAR", help="The daemon's variable that holds the API key.")
+    str | None, typer.Option("--key-env", metavar="VAR", help="The daemon's environment variable with the API key.")
 ]
 KeyFile = Annotated[
-    Path | None, typer.Option("--key-file", metavar="FILE", help="The private file (0600) that holds it.")
+    Path | None, typer.Option("--key-file", metavar="FILE", help="The private file (0600) with the API key.")
 ]
-KeyKeyring = Annotated[bool, typer.Option("--key-keyring", help="The key is in the system's keyring; asks for it.")]
+KeyKeyring = Annotated[
+    bool, typer.Option("--key-keyring", help="Ask for the API key; keep it in the system's keyring.")
+]
 Models = Annotated[
     list[str],
     typer.Option(
         "--model",
         metavar="LOCAL=REMOTE",
-        help="Ask it for REMOTE where a client asks for LOCAL; repeat it. Without: for the name the client gives.",
+        help="The remote's name for the model LOCAL; may be repeated. Default: the name that the client uses.",
     ),
 ]
 Regions = Annotated[
-    list[str], typer.Option("--region", metavar="NAME", help="Its region; for several URLs, one for each.")
+    list[str], typer.Option("--region", metavar="NAME", help="The region of all URLs; or repeat it, once for each URL.")
 ]
 Operator = Annotated[str, typer.Option("--operator", metavar="NAME", help="Who runs it, for your own record.")]
 Retention = Annotated[
     str,
-    typer.Option("--retention", metavar="TEXT", help="How long it keeps prompts by what it says, e.g. 30 days."),
+    typer.Option("--retention", metavar="TEXT", help="How long the operator says it keeps prompts, e.g. 30 days."),
 ]
 Training = Annotated[
     Literal["unknown", "yes", "no"],
-    typer.Option("--training", help="Whether models are trained on them, by what it says.", show_default=False),
+    typer.Option("--training", help="Whether the operator says it trains models on prompts.", show_default=False),
 ]
 ContextLength = Annotated[
-    int, typer.Option("--ctx", metavar="N", help="Its context length in tokens; 0: what it says itself.")
+    int, typer.Option("--ctx", metavar="N", help="Its context length in tokens; 0: the length that it states.")
 ]
 Wire = Annotated[
     Literal["auto", "chat", "responses"],
@@ -59,25 +61,25 @@ Continues = Annotated[
         show_default=False,
     ),
 ]
-CaFile = Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="PEM file of the CA that it has.")]
-Pin = Annotated[str | None, typer.Option("--pin", metavar="SHA256", help="The one certificate that it may show.")]
+CaFile = Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="PEM file of the CA of its certificate.")]
+Pin = Annotated[str | None, typer.Option("--pin", metavar="SHA256", help="The only certificate to accept from it.")]
 ClientCert = Annotated[
-    Path | None, typer.Option("--client-cert", metavar="FILE", help="PEM file of the certificate to show it.")
+    Path | None, typer.Option("--client-cert", metavar="FILE", help="PEM file of the client certificate to send.")
 ]
 ClientKey = Annotated[
-    Path | None, typer.Option("--client-key", metavar="FILE", help="PEM file of that certificate's key.")
+    Path | None, typer.Option("--client-key", metavar="FILE", help="PEM file of the client certificate's key.")
 ]
 Proxy = Annotated[str | None, typer.Option("--proxy", metavar="URL", help="Reach it through this HTTP proxy.")]
 Prices = Annotated[
     str | None,
-    typer.Option("--price", metavar="PROMPT,OUTPUT", help="Money for a million tokens of each, e.g. 0.5,1.5."),
+    typer.Option("--price", metavar="PROMPT,OUTPUT", help="Prices of a million tokens of each kind, e.g. 0.5,1.5."),
 ]
 Budgets = Annotated[
     list[str],
     typer.Option(
         "--budget",
         metavar="KIND=N",
-        help="Most that a day (UTC) may take: tokens, money, client_tokens or client_money; repeat it.",
+        help="A limit for each day (UTC) of tokens, money, client_tokens or client_money; may be repeated.",
     ),
 ]
 LimitsGiven = Annotated[
@@ -85,11 +87,11 @@ LimitsGiven = Annotated[
     typer.Option(
         "--limit",
         metavar="KIND=N",
-        help="max_concurrent requests, or seconds: connect_s, first_token_s, idle_s, total_s; repeat it.",
+        help="max_concurrent requests, or connect_s, first_token_s, idle_s or total_s in seconds; may be repeated.",
     ),
 ]
 Plaintext = Annotated[
-    bool, typer.Option("--plaintext", help="Allow http:// to another machine: prompts can be read on the way.")
+    bool, typer.Option("--plaintext", help="Allow http:// to another machine: the network can read prompts.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Agree without being asked.")]
 
@@ -97,7 +99,7 @@ T = TypeVar("T", int, float)
 
 
 def key(name: str, variable: str | None, file: Path | None, *, is_in_keyring: bool) -> Key | None:
-    """Return where the key of the remote `name` is found; None where it needs none."""
+    """Return where the key of the remote `name` is found; None if no key option is given."""
     given: list[Key] = []
     if variable is not None:
         given.append(Key("env", variable))
@@ -111,7 +113,7 @@ def key(name: str, variable: str | None, file: Path | None, *, is_in_keyring: bo
 
 
 def models(aliases: Sequence[str]) -> dict[str, str]:
-    """Return the aliases of `--model LOCAL=REMOTE`."""
+    """Return the aliases that `--model LOCAL=REMOTE` sets."""
     return dict(_pair(alias, "--model", "LOCAL=REMOTE, e.g. builtin=meta-llama/Llama-3.1-8B") for alias in aliases)
 
 
@@ -124,7 +126,7 @@ def endpoints(urls: Sequence[str], regions: Sequence[str]) -> tuple[Endpoint, ..
 
 
 def price(text: str | None) -> Price:
-    """Return the prices of `--price PROMPT,OUTPUT`."""
+    """Return the prices that `--price PROMPT,OUTPUT` sets."""
     if text is None:
         return Price()
     prompt, comma, output = text.partition(",")
@@ -135,13 +137,13 @@ def price(text: str | None) -> Price:
 
 
 def budget(entries: Sequence[str]) -> Budget:
-    """Return the budget of `--budget KIND=N`."""
+    """Return the budget that `--budget KIND=N` sets."""
     whole, money = _kinds(entries, "--budget", ("tokens", "client_tokens"), ("money", "client_money"))
     return Budget(whole.get("tokens"), money.get("money"), whole.get("client_tokens"), money.get("client_money"))
 
 
 def limits(entries: Sequence[str]) -> Limits:
-    """Return the limits of `--limit KIND=N`; those that are not given keep their defaults."""
+    """Return the limits that `--limit KIND=N` sets. Limits that are not given keep their defaults."""
     usual = Limits()
     seconds = ("connect_s", "first_token_s", "idle_s", "total_s")
     whole, given = _kinds(entries, "--limit", ("max_concurrent",), seconds)

@@ -1,4 +1,4 @@
-"""`edgeagent remote`: the servers that may take requests which this machine cannot, or not soon enough."""
+"""`edgeagent remote`: the servers that may take requests which this machine cannot serve, or not soon enough."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _add(remote: Remote, settings: Config, *, is_asked: bool) -> None:
 
 
 def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
-    """Say what would leave this machine, and ask whether it may."""
+    """Print what would leave this machine, and ask for consent."""
     before = next((each for each in load_remotes(settings.state_dir) if each.name == remote.name), None)
     typer.echo(wrapped(consent_text(remote, before, settings.route)), err=True)
     if is_asked:
@@ -137,7 +137,7 @@ def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
 
 def _write_down(remote: Remote, settings: Config) -> None:
     """Add a remote to the file that the daemon follows."""
-    with contextlib.suppress(OSError):  # the error of writing into it says more
+    with contextlib.suppress(OSError):  # writing the file fails next, with a better error
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if remote.key is not None:
         _look_for_key(remote.key)
@@ -187,7 +187,7 @@ def list_remotes(as_json: AsJson = False, state_dir: StateDir = None, config: Co
     elif known:
         typer.echo(table(LIST_COLUMNS, [*map(_list_row, known)], left_columns=len(LIST_COLUMNS)))
     else:
-        typer.echo("There is no remote, so every request runs on this machine; `edgeagent remote add --help`.")
+        typer.echo("There is no remote, so every request runs on this machine; see `edgeagent remote add --help`.")
 
 
 @remote_app.command("rm")
@@ -220,7 +220,7 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
 
 
 def remarks(remote: Mapping[str, Any]) -> list[str]:
-    """Return what a table has no room for: what is wrong with a remote, and what it took today."""
+    """Return the facts that the table has no room for: problems of a remote, and today's tokens and money."""
     lines = []
     name = remote["name"]
     if remote["trouble"]:
@@ -279,15 +279,15 @@ def _budget_text(remote: Remote) -> str:
 
 def _ask_for_consent() -> None:
     if not sys.stdin.isatty():
-        raise ConfigError("a remote needs a yes, and this is not a terminal; read the above, and repeat with --yes")
+        raise ConfigError("a remote needs your consent, and this is not a terminal; read the above, repeat with --yes")
     if not typer.confirm("Let requests go there?", default=False, err=True):
         raise ConfigError("nothing was added")
 
 
 def _look_for_key(where: Key) -> None:
-    """Say where the key is missing, here; for the keyring, ask for it and put it there."""
+    """Print a note if the key is missing. For the keyring, first ask for the key and store it there."""
     if where.source == "keyring" and sys.stdin.isatty():
-        value = typer.prompt("The remote's API key (not shown; empty: it is there)", "", hide_input=True, err=True)
+        value = typer.prompt("The remote's API key (hidden; empty if it is stored)", "", hide_input=True, err=True)
         if value:
             store_key(where.name, value)
     try:
@@ -297,7 +297,7 @@ def _look_for_key(where: Key) -> None:
 
 
 def _mode_of_daemon(settings: Config) -> RouteMode | None:
-    """Return the mode of the running daemon, which may have a flag for it; None where none runs."""
+    """Return the mode of the running daemon, which a flag may have set; None if no daemon runs."""
     found = find_daemon(settings.state_dir)
     return None if found is None else RouteMode(ask(address_of(found), "/edgeagent/status")["route"]["mode"])
 

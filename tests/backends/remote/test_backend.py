@@ -399,7 +399,7 @@ async def test_a_key_that_is_not_found() -> None:
 
     def keys(key: object) -> str:
         if not found:
-            raise ConfigError("the remote's key is looked for in KEY, which is not set")
+            raise ConfigError("the remote's key should be in KEY, which is not set")
         return found[0]
 
     clock = Clock()
@@ -407,7 +407,7 @@ async def test_a_key_that_is_not_found() -> None:
         assert remote.estimate(REQUEST).obstacle == "no_key"
         got = await ask(remote)
         assert isinstance(got.error, RemoteUnavailable) and "not set" in got.error.message
-        assert remote.status().trouble == "the remote's key is looked for in KEY, which is not set"
+        assert remote.status().trouble == "the remote's key should be in KEY, which is not set"
         assert server.num_connections == 0
         found.append("k")
         clock.now_s += 10

@@ -151,7 +151,7 @@ def test_ctrl_c_prints_what_has_been_measured(
     ("arguments", "status", "message"),
     [
         (["bench", "http://127.0.0.1:1"], 1, "cannot be reached"),
-        (["bench", "nonsense://x"], 2, "is no server's URL"),
+        (["bench", "nonsense://x"], 2, "is not a server's URL"),
         (["bench", "http://127.0.0.1:1", "--plot", "missing/a.png"], 2, "--plot"),
         (["bench", "--scenario", "sleep"], 2, "sleep"),
         (["bench", "--rounds", "0"], 2, "--rounds"),

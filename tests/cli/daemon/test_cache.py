@@ -149,7 +149,7 @@ def test_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     (tmp_path / "prompt.json").write_text('{"prompt": "Once"}')
     add_client(tmp_path, "kiosk", [Scope.INFER])
     assert run(tmp_path, "warm", str(tmp_path / "prompt.txt"), "--pin", "--client", "kiosk") == 0
-    assert "900 tokens are kept, of which 800 were computed now." in capsys.readouterr().out
+    assert "900 tokens are kept; 800 of them were computed now." in capsys.readouterr().out
     assert run(tmp_path, "warm", str(tmp_path / "prompt.json")) == 0
     messages = [{"role": "system", "content": "Be brief."}]
     assert [body for _, body in daemon.asked] == [

@@ -191,7 +191,7 @@ def test_status_tells_of_a_quarantine_and_of_the_sandbox(
     out = capsys.readouterr().out
     assert "killer" in out and "quarantined" in out
     assert "killer: the process crashed too often (SIGSEGV)" in out
-    assert "killer: tried again by a request in 2 min or later, or at once by `edgeagent reload`" in out
+    assert "killer: loaded again by a request in 2 min or later, or at once by `edgeagent reload`" in out
     assert "builtin: sandbox: no network, no new privileges" in out
 
 
@@ -201,7 +201,7 @@ def test_reload_names_the_model(
     _found(monkeypatch, daemon)
     daemon.answers["/edgeagent/reload?model=a%2Fb"] = (202, {"status": "reloading", "model": "a/b"})
     assert main(["reload", "a/b"]) == 0
-    assert capsys.readouterr().out == "Loading a/b again; `edgeagent status` shows how far it is.\n"
+    assert capsys.readouterr().out == "Loading a/b again; `edgeagent status` shows the progress.\n"
     assert daemon.asked[-1] == ("POST", "/edgeagent/reload?model=a%2Fb", "Bearer secret")
 
 

@@ -81,7 +81,7 @@ def test_cp_then_rm_of_the_alias(run: Run, store: StoreConfig) -> None:
     lay(store, "household.gguf")
     assert run("cp", "household", "home")[:2] == (
         0,
-        "home means household now. `edgeagent rm home` takes that back.\n",
+        "home means household now. `edgeagent rm home` removes this name.\n",
     )
     assert json.loads(run("cp", "--json", "home", "casa")[1]) == {"alias": "casa", "name": "household"}
     assert run("show", "casa")[0] == 0
@@ -132,7 +132,7 @@ def test_import_of_a_damaged_model(run: Run, home: Path) -> None:
 def test_import_of_nothing(run: Run, tmp_path: Path, home: Path) -> None:
     assert run("import", "lmstudio")[:2] == (0, "No model was found in lmstudio.\n")
     status, _, err = run("import", "olama")
-    assert status == 2 and "olama is none of ollama, lmstudio, llama.cpp" in err
+    assert status == 2 and "olama is not one of ollama, lmstudio, llama.cpp" in err
     assert main(["import", "--help"]) == 0
 
 
@@ -140,7 +140,7 @@ def test_rm_says_what_a_name_means_afterwards(run: Run, store: StoreConfig) -> N
     lay(store, "m.gguf")
     deep = lay(store, "deep/m.gguf")
     status, out, _ = run("rm", "m", "--yes")
-    assert status == 0 and f"Another model of that name is here: m means {deep} now." in out
+    assert status == 0 and f"Another model has the name m, which now means {deep}." in out
     assert json.loads(run("rm", "m", "--yes", "--json")[1])[0]["means_now"] is None
 
 

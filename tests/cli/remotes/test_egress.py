@@ -76,7 +76,7 @@ def test_a_purge_leaves_no_row(tmp_path: Path, capsys: Output) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--since", "yesterday"], "--since: must be as 30m, 24h or 7d"),
+        (["--since", "yesterday"], "--since: must be like 30m, 24h or 7d"),
         (["--json", "--purge"], "give one of --json, --export and --purge"),
     ],
 )

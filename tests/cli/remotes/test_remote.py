@@ -131,7 +131,7 @@ def test_wrong_options_are_told(options: str, message: str, tmp_path: Path, caps
     [
         ("http://gpu.example", "--plaintext"),
         ("gpu.example", "must begin with https://"),
-        ("https://ann:hush@gpu.example", "no user name or password in a URL"),
+        ("https://ann:hush@gpu.example", "a URL must have no user name or password"),
     ],
 )
 def test_wrong_urls_are_told(url: str, message: str, tmp_path: Path, capsys: Output) -> None:
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_trusted_stops_every_command(tmp_path: Path, capsy
     (tmp_path / "remotes.json").chmod(0o600)
     for command in (["list"], ["rm", "gpu"], ["add", "gpu", "https://gpu.example", "--yes"]):
         assert main(["remote", *command, "--state-dir", str(tmp_path)]) == 2
-        assert "object missing required field `remotes`; mend it, or delete the file" in capsys.readouterr().err
+        assert "object missing required field `remotes`; fix it, or delete the file" in capsys.readouterr().err
 
 
 def test_the_consent_says_what_leaves_and_what_changes() -> None:
@@ -170,7 +170,7 @@ def test_the_consent_says_what_leaves_and_what_changes() -> None:
     text = consent_text(
         Remote("gpu", before.endpoints, key=Key("file", "/k"), price=Price(1.0, 2.0)), None, "local_only"
     )
-    assert "nothing, as long as the daemon's route is local_only" in text and "It replaces" not in text
+    assert "nothing while the daemon's route is local_only" in text and "It replaces" not in text
     assert "Key: in /k. Price and budget: 1 and 2 for a million tokens, no daily budget." in text
     assert "Not encrypted" not in text
 
