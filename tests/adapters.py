@@ -1,4 +1,4 @@
-"""Makes tiny LoRA adapters with random weights for tiny models, and copies of the models with those weights merged in."""
+"""Makes tiny LoRA adapters with random weights for tiny models, and models with those weights merged in."""
 
 from __future__ import annotations
 
