@@ -1,4 +1,4 @@
-"""llama-index: completion, chat, streams, tools and classes through its model for servers like OpenAI's."""
+"""llama-index: completion, chat, streams, tools and classes through its class for OpenAI-like servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELLO = [ChatMessage(role="user", content="Hello!")]
 
 
 class Timer(BaseModel):
-    """A timer that is asked for."""
+    """A timer that the user asks for."""
 
     minutes: int
 
