@@ -19,7 +19,7 @@ MODES = {
 
 
 class Timer(BaseModel):
-    """A timer that the user asks for."""
+    """A timer that is asked for."""
 
     minutes: int
 

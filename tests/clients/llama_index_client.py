@@ -25,7 +25,7 @@ HELLO = [ChatMessage(role="user", content="Hello!")]
 
 
 class Timer(BaseModel):
-    """A timer that the user asks for."""
+    """A timer that is asked for."""
 
     minutes: int
 

@@ -23,7 +23,7 @@ FLAT_TOOL: Any = {
 
 
 class Timer(BaseModel):
-    """A timer that the user asks for."""
+    """What is asked for."""
 
     minutes: int
 

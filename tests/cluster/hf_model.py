@@ -150,7 +150,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _write_safetensors(path: Path, weights: Weights) -> None:
-    """Write the safetensors format: the length of a JSON header, the header with each tensor's place, the bytes."""
+    """Write the safetensors format: the length of a JSON header, the header with all tensors' offsets, the bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, values in weights.items():

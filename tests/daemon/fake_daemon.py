@@ -47,7 +47,7 @@ class Unloadable(FakeBackend):
 
 
 class SlowToLoad(FakeBackend):
-    """A backend whose model loads in five looks after a first one (whether to listen), and then falls."""
+    """A backend whose model loads during six calls of `models`, is ready for one, and has failed afterwards."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ class Asked:
 
 
 class FaultServer:
-    """Answers each POST with the next of its scripts, the last one for ever, and each GET as `gets` says, else 404."""
+    """Answers each POST with the next script, and repeats the last one. Answers GET from `gets`, else with 404."""
 
     def __init__(self, *scripts: Script, gets: dict[str, Script] | None = None) -> None:
         self.scripts = list(scripts)

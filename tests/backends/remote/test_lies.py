@@ -156,7 +156,7 @@ def test_what_is_repeated_letter_by_letter_is_compared_once() -> None:
     ],
 )
 async def test_a_name_that_leads_astray(name: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An IPv4 address may come as IPv6; localhost, to which plain HTTP is sent, may lead to another machine."""
+    """An IPv6 form may hide an IPv4 address; localhost, to which plain HTTP is sent, may resolve to another machine."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(10, 1, 6, "", (address, 80))])
     assert await names.resolve(name, 80) == []
 
