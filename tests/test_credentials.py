@@ -165,7 +165,7 @@ def test_a_token_with_a_route_that_is_not_known_opens_nothing(route: bytes, tmp_
 
 
 def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise an addition could write back a client that was removed after the addition had read the file."""
+    """Changes must not overlap: an addition could otherwise write back a client that was just removed."""
     add_client(tmp_path, "removed", [Scope.INFER])
     with ThreadPoolExecutor() as pool:
         with changing(tmp_path / "clients.lock", "edgeagent token"):

@@ -1,4 +1,4 @@
-"""README is right: its dependencies, commands, links and figures; docs/figures.md follows its own rules."""
+"""README states the truth: its dependencies, commands, links and figures. docs/figures.md follows its own rules."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ FIELDS = [
 async def test_what_is_not_understood_is_refused(
     locked: Running, path: str, field: object, param: str, message: str
 ) -> None:
-    """If it were ignored, a misspelt `route` would let a request leave the machine."""
+    """A misspelt `route` that was ignored would let a request leave the machine."""
     headers = {"Authorization": f"Bearer {TOKENS['']}"}
     reply = await locked.http.post(f"{locked.url}{path}", json=BODIES[path] | {"edgeagent": field}, headers=headers)
     assert reply.status_code == 400

@@ -1,4 +1,4 @@
-"""Both transports against the daemon's own server with a fake backend, and against a scripted server like others."""
+"""Both transports, against the daemon's own server with a fake backend and against a server with scripted answers."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_within_a_round_its_median_counts() -> None:
 
 
 def test_a_round_that_only_one_side_has_makes_no_pair() -> None:
-    """As after Ctrl-C between the two servers, or for an answer without a rate on one side."""
+    """A round is missing on one side after Ctrl-C between the two servers, or if an answer has no rate."""
     compared = ratio([[1.0], [], [6.0], [9.0]], [[2.0], [5.0], []])
     assert compared == Ratio(1, 0.5, 0.5, 0.5)
     assert ratio([[1.0]], []) is None

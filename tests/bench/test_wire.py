@@ -1,4 +1,4 @@
-"""From arrival times to latencies, gaps and rates that favour no server."""
+"""Latencies, gaps and rates computed from arrival times, so that no server is favoured."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_the_quantizations_that_are_here(folder: Path) -> None:
     ],
 )
 def test_bash_is_given_the_part_behind_a_colon(folder: Path, words: list[str], expected: list[str]) -> None:
-    """With the script that `edgeagent --install-completion` installs, on the words that bash makes of a line."""
+    """Run the script that `edgeagent --install-completion` installs, on a line that bash splits at its colons."""
     download(folder, "models--org--repo", "model-Q4_K_M.gguf", "model-Q8_0.gguf")
     command = folder / "bin" / "edgeagent"
     command.parent.mkdir()

@@ -74,7 +74,7 @@ def kill_llama_server(setup: Setup) -> list[Figure]:
 
 
 def kill_edgeagent(setup: Setup) -> list[Figure]:
-    """The same kills, with two other edgeagents."""
+    """Kill -9 of the worker, then of one edgeagent after another, while all streams run."""
     first, second = (Desk(setup.model, setup.folder, *MANY, name=name) for name in ("edgeagent", "other-edgeagent"))
     return kill_pair(setup, first, second)
 
@@ -129,7 +129,7 @@ def arrivals_llama_server(setup: Setup) -> list[Figure]:
 
 
 def arrivals_scripted(setup: Setup) -> list[Figure]:
-    """The same rate, with a remote that uses no core: a program that sends a token every 20 ms."""
+    """Requests at three times this machine's rate; the remote is a program that sends a token every 20 ms."""
     engine = Scripted(setup.folder)
     with staged([engine], setup.model, setup.folder, *FEW) as stage:
         stage.add(engine)

@@ -156,7 +156,7 @@ class Story:
         say(f"It ran at {answer.route}: {answer.reason}; the first token after {answer.first_token_s * 1000:.0f} ms.")
 
     async def overflow(self) -> None:
-        """The same flood again: requests that this machine cannot take go to the cluster."""
+        """A second flood: requests that this machine cannot take go to the cluster."""
         burst = await self.client.ask_all(self.burst(), SHORT, edgeagent=LOCAL_FIRST)
         for answer in burst:
             whole(answer, SHORT)

@@ -208,7 +208,7 @@ async def test_other_machines_are_not_looked_up(monkeypatch: pytest.MonkeyPatch)
 
 @LINUX
 async def test_who_takes_over_a_port_is_not_who_had_it() -> None:
-    """Otherwise a client that leaves at once could have its last request attributed to the next client on its port."""
+    """The last request of a client that leaves at once must not be attributed to the next client on its port."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         leaver = socket.socket()
         leaver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -153,7 +153,7 @@ def test_off_unless_asked_for() -> None:
 async def test_the_web_framework_s_own_telemetry_is_off(
     monkeypatch: pytest.MonkeyPatch, exporter: InMemorySpanExporter
 ) -> None:
-    """It would record the texts of exceptions, and send them where the environment says."""
+    """FastAPI's telemetry would record the texts of exceptions, and send them where the environment says."""
     monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -182,7 +182,7 @@ def test_asked_for_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_spans_reach_a_collector() -> None:
-    """Over OTLP/HTTP, to a collector that is only a socket; the data names the spans and holds no content."""
+    """Spans go over OTLP/HTTP to a collector that is only a socket; the data names the spans and holds no content."""
     got = asyncio.Event()
     bodies: list[bytes] = []
 

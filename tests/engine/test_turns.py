@@ -110,7 +110,7 @@ def test_a_partition_is_purged_with_what_its_adapters_computed() -> None:
 
 
 def test_streams_of_two_adapters_advance_side_by_side() -> None:
-    """Neither waits until the other has ended."""
+    """Neither stream waits until the other has ended."""
     runner = FakeRunner(end_token=-1, num_cells=400)
     engine = make(runner, host_bytes=0)
     for number, adapter in enumerate(("", "1")):

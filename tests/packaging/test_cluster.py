@@ -181,7 +181,7 @@ class TestEverywhere:
             assert set(re.findall(r"\$\{?([A-Z_]+)\}?", text)) <= given, unit
 
     def test_an_engine_may_use_the_gpus_of_its_node(self) -> None:
-        """Each of these options hides all devices; ProtectClock does before systemd 252."""
+        """Each of these settings hides all devices (ProtectClock before systemd 252), so the unit must not have any."""
         lines = (CLUSTER / "systemd/vllm@.service").read_text(encoding="utf-8").splitlines()
         closing = ("PrivateDevices=", "DevicePolicy=", "DeviceAllow=", "ProtectClock=")
         assert not [line for line in lines if line.startswith(closing)]

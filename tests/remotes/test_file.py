@@ -187,7 +187,7 @@ def test_what_could_not_be_read_is_tried_again_after_a_while(tmp_path: Path, mon
 
 
 def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise an addition could write back a remote that was removed after the addition had read the file."""
+    """Changes must not overlap: an addition could otherwise write back a remote that was just removed."""
     add_remote(tmp_path, remote("removed"))
     with ThreadPoolExecutor() as pool:
         with changing(tmp_path / "remotes.lock", "edgeagent remote"):

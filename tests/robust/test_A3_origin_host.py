@@ -306,7 +306,7 @@ async def test_a_program_need_not_say_that_its_body_is_json(
     ],
 )
 async def test_a_page_must_say_so(daemon: Running, types: list[str], page: str) -> None:
-    """Otherwise any page could post to the daemon without a preflight, even if it cannot read the answer."""
+    """Without this rule, any page could post to the daemon without a preflight, even if it cannot read the answer."""
     assert (await post(daemon, HI, *types, page)).status == 415
 
 

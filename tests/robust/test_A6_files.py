@@ -128,7 +128,7 @@ def test_a_token_that_nobody_wrote(tmp_path: Path, content: str) -> None:
 @POSIX
 @pytest.mark.parametrize("mode", [0o777, 0o722, 0o770, 0o1777])
 def test_a_folder_that_others_can_write_into(tmp_path: Path, mode: int) -> None:
-    """They could restore a replaced file, and with it a removed token."""
+    """Users with write access could restore a replaced file, and with it a removed token."""
     ring, keys = make(tmp_path)
     tmp_path.chmod(mode)
     check_untrusted(tmp_path, ring, keys, "chmod 700")
@@ -146,7 +146,7 @@ def test_a_folder_of_another_user(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_file_that_cannot_be_read_at_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If reading failed for another reason than the file, it is tried again although the file has not changed."""
+    """A read that failed for another reason than the file is repeated, although the file has not changed."""
     ring, keys = make(tmp_path)
     owner = keys[Standing.HELD].encode()
     add_client(tmp_path, "more", [Scope.INFER])

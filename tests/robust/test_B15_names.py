@@ -120,7 +120,7 @@ def test_a_folder_that_leads_out(tmp_path: Path, snapshot: Path) -> None:
 
 
 def test_a_hard_link_is_not_trusted(tmp_path: Path, snapshot: Path) -> None:
-    """It looks like any file, but no sha256 vouches for it, so it is never loaded."""
+    """A hard link looks like any file, but no sha256 vouches for it, so it is never loaded."""
     outside = tmp_path / "outside.gguf"
     outside.write_bytes(b"GGUF")
     (snapshot / "model-Q4_0.gguf").hardlink_to(outside)

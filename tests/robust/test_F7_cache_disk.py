@@ -1,4 +1,4 @@
-"""Row F7, the prefix cache on disk: a full, broken or read-only disk stops writing and is reported; requests run on."""
+"""Row F7, the disk cache: a full, broken or read-only disk stops writing and is reported; requests continue."""
 
 from __future__ import annotations
 

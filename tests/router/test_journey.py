@@ -253,7 +253,7 @@ async def test_an_answer_that_has_all_its_tokens_ends_without_another_place() ->
 
 
 class TestAWorkerThatDied:
-    """Its successor continues its requests, unless a remote can do so sooner."""
+    """A new worker continues the requests of the dead one, unless a remote can do so sooner."""
 
     def dying(self, **estimate: Any) -> Place:
         rest = (TextDelta(" two"), TextDelta(" three"), TextDelta(" four"), finished(output=4))
@@ -453,7 +453,7 @@ class TestHedging:
     async def test_leave_that_ends_while_the_first_place_is_waited_for_ends_the_hedge(
         self, is_removed: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nothing is sent then, the answer comes from this machine, and no budget is used."""
+        """The hedge sends nothing, the answer comes from this machine, and no budget is used."""
         monkeypatch.setattr("edgeagent.router.policy._COMFORT", 0.0)
         gate, modes = Gate(), [RouteMode.PREFER_LOCAL]
         local, gpu = self.places(Started(7, 3), gate, *map(TextDelta, WORDS), finished())
@@ -512,7 +512,7 @@ def counted(metric: Counter | Histogram, **labels: str) -> float:
 
 
 async def test_an_answer_counts_once_as_placed_where_its_first_content_came_from() -> None:
-    """Its prediction is compared with the time since that place was asked, whatever earlier places took."""
+    """The prediction is compared with the time since that place was asked, whatever earlier places took."""
 
     class Timed(Place):
         """A place that waits before its first step."""

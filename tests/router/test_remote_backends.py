@@ -173,7 +173,7 @@ async def test_a_daemon_may_serve_remote_models_alone(tmp_path: Path) -> None:
 
 
 async def test_a_daemon_without_a_model_of_its_own_asks_its_remotes_what_they_serve(tmp_path: Path) -> None:
-    """Until they have answered, it serves no model, and says so instead of failing."""
+    """Until the remotes have answered, the daemon serves no model, and says so instead of failing."""
     add_remote(tmp_path, remote("http://127.0.0.1:1", models={}))
     async with router_at(tmp_path, model=NO_MODEL) as router:
         assert router.default_model() == NO_MODEL and router.models() == []

@@ -118,7 +118,7 @@ def _spelling(
 
 
 class Packer:
-    """Fills rows with whole conversations. A row takes the first that fits; the others wait for the next batch."""
+    """Fills rows with whole conversations. Each place takes the first that fits; the others wait for a later place."""
 
     def __init__(self, tokenizer: Tokenizer, seed: str, prompt_weight: float) -> None:
         self.encoder = Encoder(tokenizer, prompt_weight)

@@ -39,7 +39,7 @@ _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: how many answers of how many are right, and the bar if there is one."""
+    """One line of the table: the number of right answers, the total, and the bar if there is one."""
 
     name: str
     right: int

@@ -161,7 +161,7 @@ class Draw:
                 return value
 
     def belongs(self, value: str) -> bool:
-        """Return whether a value of an open class belongs to this split; both evaluation sets share one part."""
+        """Return whether a value of an open class belongs to this split. Development and test share one part."""
         return is_held_out(value) == (self.split != "train")
 
     def sample(self, source: Pool, count: int) -> list[Any]:

@@ -70,5 +70,5 @@ def test_whatever_may_pass_says_when_to_try_again(cls: type[EdgeAgentError]) -> 
     headers = error_headers(cls("x"))
     assert ("retry-after" in headers) is (http_status(cls("x")) in (429, 503))
     assert ("retry-after" in headers) is LOOKS[cls].may_pass
-    # No client is told to retry what cannot succeed, or told both to wait and not to retry.
+    # No client is told to retry what cannot succeed, or to wait for a retry that it must not make.
     assert not ("retry-after" in headers and headers.get("x-should-retry") == "false")

@@ -50,7 +50,7 @@ async def test_a_refused_connection() -> None:
 
 
 async def test_a_refused_connection_costs_no_try() -> None:
-    """Nothing was sent, so every other endpoint may be tried."""
+    """A refused connection sent nothing, so every other endpoint may be tried."""
     dead = [f"http://127.0.0.1:{free_port()}/v1" for _ in range(4)]
     async with faults(stream(answer("a"))) as server, backend(*dead, server.url) as remote:
         for number in range(3):

@@ -58,7 +58,7 @@ def test_counts_that_cannot_be(prompt: int, cached: int, output: int, counted: U
 
 @pytest.mark.parametrize("said", [{"timings": {"predicted_n": 10**12}}, {"usage": {"completion_tokens": 10**12}}])
 def test_an_answer_of_more_tokens_than_any(said: dict[str, Any]) -> None:
-    """Each counted token takes memory here."""
+    """Each counted token takes memory on this machine."""
     reader = ChatReader()
     read(reader, [ROLE + chunk({"content": "a"}, **said)])
     assert reader.tally.num_tokens == MAX_OUTPUT_TOKENS

@@ -155,7 +155,7 @@ def test_the_gap_below_an_idle_prefix_counts_what_is_neither_its_own_nor_live() 
 
 
 def test_below_a_prefix_that_a_live_sequence_shares_is_no_gap() -> None:
-    """Its cells stay where they are for the live sequence."""
+    """The cells of such a prefix stay where they are for the live sequence."""
     runner = FakeRunner()
     cache = make_cache(runner)
     compute(runner, cache, [1] * 6)

@@ -183,7 +183,7 @@ def test_beside_a_live_stream_idle_prefixes_are_read_out_little_by_little() -> N
 
 
 class CrowdedRunner(FakeRunner):
-    """Each token is multiplied with all used cells."""
+    """A runner on which each token is multiplied with all used cells."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(num_cells=8192, end_token=-1)

@@ -59,7 +59,7 @@ def test_a_former_choice_stands_until_another_is_clearly_better() -> None:
 
 
 def test_idle_texts_weigh_as_much_as_there_is_room_for_them() -> None:
-    """Plain attention is faster behind a prefix and slower beside other texts, so the number of texts decides."""
+    """Plain attention is faster after a prefix but slower beside other texts, so how many texts fit decides."""
     on = alike(1.0) | {Work.TURN_BEHIND: 1.5, Work.TOKEN_BEHIND: 1.5}
     off = alike(1.0) | {Work.TURN_BEHIND: 1.2, Work.TOKEN_BEHIND: 1.2, Work.TOKEN_BESIDE: 1.5}
     assert chosen(measured(on, off), room=Room(8192, 1)) == "off"

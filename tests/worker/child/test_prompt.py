@@ -146,7 +146,7 @@ def test_a_conversation_that_is_too_long_loses_its_front_where_that_is_wanted(to
 
 
 def test_the_next_turns_find_their_beginning_again(tools: Tools) -> None:
-    """Otherwise each turn of a long conversation would be computed from its first token."""
+    """If the turns found no common prefix, each would be computed from its first token."""
     reads = []
     for num_turns in range(20, 60):
         reads.append(tools.reader.read(ChatPrompt(conversation(num_turns), truncate=True)))

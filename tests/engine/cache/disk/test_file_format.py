@@ -50,7 +50,7 @@ def test_a_file_has_the_size_that_is_said(draft: bool) -> None:
     ],
 )
 def test_files_are_the_same_in_every_version(draft: bool, digest: str) -> None:
-    """Otherwise the files of earlier versions would be lost."""
+    """A changed format would lose the files of earlier versions."""
     _, block = make_chain(2, num_tokens=20, draft=draft)
     assert hashlib.sha256(content_of(block)).hexdigest() == digest
     root, parent, key = block.root.hex()[:16], block.parent.hex()[:32], block.key.hex()

@@ -61,7 +61,7 @@ def test_the_longest_unused_goes_first_and_children_before_parents() -> None:
 
 
 def test_of_two_that_are_alike_either_goes() -> None:
-    """They belong to two prompts, at the same position and with the same age."""
+    """The two blocks belong to different prompts, at the same position and with the same age."""
     blocks = [held(1), held(2)]
     for block in blocks:
         block.name = replace(block.name, start=0)
@@ -105,7 +105,7 @@ def test_how_much_longer_a_small_share_stays(age_s: float, first: int) -> None:
 
 @pytest.mark.parametrize(("age_s", "first"), [(990, 1), (1010, 2)])
 def test_a_draft_has_no_share_of_its_own(age_s: float, first: int) -> None:
-    """Otherwise a draft's blocks would outlive those of its model, which take eight times the space."""
+    """With a share of its own, a draft's blocks would outlive those of its model, which take eight times the space."""
     large = [held(number, age_s=1000) for number in (1, 3, 4, 5)]
     blocks = [*large, replace(held(2, age_s=age_s, root=1), is_draft=True)]
     assert victims(*blocks, num_bytes=100, max_bytes=400)[0] in ((1, 3, 4, 5) if first == 1 else (2,))

@@ -164,7 +164,7 @@ def test_a_step_gets_twenty_times_what_it_is_expected_to_take(told_s: float, lim
 
 
 def test_a_worker_that_gets_a_tenth_of_a_core_is_not_hung() -> None:
-    """Two tokens per second, and stopped most of the time: a step with 16 s of computing takes minutes."""
+    """A worker at two tokens per second that is mostly stopped: a step with 16 s of computing takes minutes."""
     watch = StepWatch(Patience(hang_timeout_s=60.0))
     for second in range(1, 1000):
         watch.on_pong(WorkerStatus(num_steps=second // 160, step_expected_s=2.0))
