@@ -1,7 +1,7 @@
-"""Make dist/offline: every wheel that edgeagent needs, for a machine of this kind without a network, and their list.
+"""Make dist/offline: every wheel that edgeagent needs on a machine of this kind without a network, and a list of them.
 
 The list, sbom.cdx.json, is a CycloneDX bill of materials: each package with its version, licence and SHA-256, and the
-commit of llama.cpp that its bindings were compiled from.
+commit of llama.cpp from which its bindings were compiled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> int:
         old.unlink()
     compiled = wheel_folder(read_stamp(STAMP))
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(TARGET)]
-    # The bindings are there already, compiled for this CPU.
+    # The bindings were compiled for this CPU before.
     status = subprocess.call([*wheel, "--find-links", str(compiled), "--prefer-binary", str(ROOT)])
     if status != 0:
         print("bundle: pip could not collect the wheels; see above", file=sys.stderr)
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def llama_cpp_commit() -> str:
-    """Return the commit of llama.cpp that is compiled here."""
+    """Return the commit of llama.cpp that this environment's bindings were compiled from."""
     code = "from edgeagent.engine.llama.bindings import commit; print(commit())"
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
@@ -90,7 +90,7 @@ def _component(path: Path) -> dict[str, Any]:
 
 
 def _licenses(expression: str | None, text: str | None, classifiers: list[str]) -> dict[str, Any]:
-    """Return a package's licence: as an expression, else in its own words, else by its classifiers."""
+    """Return a package's licence: its SPDX expression, else its free text, else its classifiers."""
     if expression:
         return {"licenses": [{"expression": expression}]}
     if text and "\n" not in text:

@@ -1,7 +1,7 @@
-"""What `make demo` runs: start the daemon with the bundled model, hold a short conversation with it, show the times.
+"""The script of `make demo`: start the daemon with the bundled model, hold a short conversation, and print the times.
 
-An answer, a follow-up that needs the one before, and a tool call that is answered and continued, over the WebSocket.
-Exits with 0 only when all of it happened.
+Over the WebSocket it shows an answer, a follow-up that depends on the previous turn, and a tool call that is answered
+and continued. Exits with 0 only if all of this happened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMER = {
 
 
 class DemoError(Exception):
-    """The demo did not show what it set out to show."""
+    """The demo did not show what it should show."""
 
 
 def main() -> int:
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 async def hold_conversation(client: Client) -> dict[str, Answer]:
-    """Hold the conversation and return the answers by title. Raises DemoError where the model does not do its part."""
+    """Hold the conversation and return the answers by title. Raises DemoError if the model does not play its part."""
     async with client:
         first = await say(client, "Hello, my name is Robin.")
         follow_up = await say(client, "What is my name?", previous_response_id=first.response_id)
@@ -81,7 +81,7 @@ async def say(client: Client, message: str | list[dict[str, str]], **fields: Any
 
 
 def run_tool(name: str, arguments: str) -> str:
-    """Do what the model asked for, as an application would, and return the result as text."""
+    """Execute the model's tool call, as an application would, and return the result as text."""
     if name != TIMER["name"]:
         raise DemoError(f"the model called {name!r}, which was not offered")
     try:
@@ -93,7 +93,7 @@ def run_tool(name: str, arguments: str) -> str:
 
 
 class _Waiting:
-    """Prints each new thing that is being waited for, once."""
+    """Prints the name of each new thing that the demo waits for, once."""
 
     def __init__(self) -> None:
         self._said = ""

@@ -1,7 +1,7 @@
-"""Make .venv: the project, editable, with its test tools, and llama.cpp compiled for this machine's CPU.
+"""Make .venv: the project in editable mode, its test tools, and llama.cpp compiled for this machine's CPU.
 
-Runs on the standard library alone. A stamp in .venv makes the second run instant; a changed CPU, interpreter,
-dependency list or set of build flags makes it work again. Compiled wheels are kept in the user's cache folder, so a
+The script needs only the standard library. A stamp in .venv makes the second run instant; another CPU, interpreter,
+dependency list or set of build flags causes a new setup. Compiled wheels are kept in the user's cache folder, so a
 second checkout does not compile.
 """
 
@@ -24,9 +24,9 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "edgeagent-setup.json"
 LOG = VENV / "edgeagent-setup.log"
 OLDEST_PYTHON = (3, 11)
-# Vision is not served, and its library doubles the compile time.
+# edgeagent does not serve vision, and the vision library doubles the compile time.
 DEFAULT_CMAKE_ARGS = "-DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"
-# GCC before 13 drops the stores that fill the tile configuration, so that the first matrix product ends the process
+# GCC before 13 drops the stores that fill the AMX tile configuration, so the first matrix product ends the process
 # (llama.cpp issue 20824, pull request 26954). Without AMX the same CPUs use AVX-512.
 NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
 COMPILER_HINT = """A C and C++ compiler is needed, once, to compile llama.cpp for this CPU:
@@ -38,7 +38,7 @@ COMPILER_HINT = """A C and C++ compiler is needed, once, to compile llama.cpp fo
 Then run make again."""
 
 
-# What pip's output says of the cause, and what can be done about it.
+# Patterns of pip's output that reveal a cause, and the remedy for each.
 HINTS = {
     "No CMAKE_C(XX)?_COMPILER could be found|CMAKE_C(XX)?_COMPILER not set|nmake": COMPILER_HINT,
     "No space left on device|Errno 28": "The disk is full: about 1.5 GB is needed while compiling.",
@@ -50,7 +50,7 @@ OTHERWISE = "Everything pip said is in {log}. Run make again once it is fixed."
 
 
 class SetupError(Exception):
-    """Setup cannot go on; the message says why and what to do."""
+    """Setup cannot continue; the message says why and what to do."""
 
 
 def main() -> int:
@@ -83,7 +83,7 @@ def use_newer_python() -> int:
 
 
 def describe_setup(pyproject: Path, cmake_args: str) -> dict[str, str]:
-    """Return everything that a finished .venv depends on; two equal descriptions need no work."""
+    """Return everything that a finished .venv depends on; if two descriptions are equal, there is nothing to do."""
     text = pyproject.read_text(encoding="utf-8")
     return {
         "dependencies": digest(relevant_part(text)),
@@ -114,9 +114,9 @@ def pinned_bindings(pyproject_text: str) -> str:
 
 
 def previous_cmake_args(stamp: Path) -> str:
-    """Return the build flags to use: CMAKE_ARGS where it is set, else those of the last setup, else the default.
+    """Return the build flags: CMAKE_ARGS if it is set, else those of the last setup, else the default.
 
-    So `CMAKE_ARGS=-DGGML_CUDA=on make setup` is said once, and a later plain `make test` keeps that build.
+    So `CMAKE_ARGS=-DGGML_CUDA=on make setup` is needed once, and a later plain `make test` keeps that build.
     """
     if "CMAKE_ARGS" in os.environ:
         return " ".join([DEFAULT_CMAKE_ARGS, *os.environ["CMAKE_ARGS"].split()])
@@ -124,13 +124,13 @@ def previous_cmake_args(stamp: Path) -> str:
 
 
 def for_this_cpu(cmake_args: str) -> str:
-    """Return build flags with those that this CPU needs, unless they have compiler flags of their own."""
+    """Return build flags with those that this CPU needs added, unless they already set compiler flags."""
     needs_none = "amx_int8" not in cpu_features() or "-DCMAKE_CXX_FLAGS" in cmake_args
     return cmake_args if needs_none else f"{cmake_args} {NO_AMX}"
 
 
 def cpu_fingerprint() -> str:
-    """Return a hash of what this CPU can do, as far as a compiler told -march=native would use it."""
+    """Return a hash of this CPU's features, as a compiler with -march=native would use them."""
     return digest("\n".join([platform.system(), platform.machine(), *cpu_features()]))
 
 
@@ -155,7 +155,7 @@ def digest(text: str) -> str:
 
 
 def read_stamp(stamp: Path) -> dict[str, str]:
-    """Return what the last finished setup was made for; empty where none finished."""
+    """Return the description stored by the last finished setup; empty if none finished."""
     try:
         content = json.loads(stamp.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -179,13 +179,13 @@ def cache_dir() -> Path:
 
 
 def wheel_folder(setup: dict[str, str]) -> Path:
-    """Return where the bindings compiled for this setup are kept: one folder for each thing that changes the code."""
+    """Return the folder of the bindings compiled for this setup; each CPU and each set of build flags has its own."""
     key = digest("\n".join([setup["cpu"], setup["cmake_args"], sys.platform]))
     return cache_dir() / "wheels" / "llama-cpp-python-{}-{}".format(setup["llama_cpp_python"], key)
 
 
 def set_up(wanted: dict[str, str]) -> None:
-    """Make or mend .venv; the stamp comes last, so that an interrupted setup is taken up again."""
+    """Make or repair .venv. The stamp is written last, so an interrupted setup continues in the next run."""
     done = read_stamp(STAMP)
     make_venv(done, wanted)
     STAMP.unlink(missing_ok=True)
@@ -193,7 +193,7 @@ def set_up(wanted: dict[str, str]) -> None:
     wheel = compiled_bindings(wanted)
     native = ("cpu", "cmake_args", "llama_cpp_python", "python")
     if any(done.get(key) != wanted[key] for key in native):
-        # --force-reinstall: the same version compiled for another CPU looks the same to pip.
+        # --force-reinstall: pip cannot see that the same version was compiled for another CPU.
         step("installing llama.cpp", "install", "--force-reinstall", "--no-deps", str(wheel))
     step("installing edgeagent and its test tools", "install", "--editable", f"{ROOT}[test]")
     STAMP.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
@@ -201,7 +201,7 @@ def set_up(wanted: dict[str, str]) -> None:
 
 
 def make_venv(done: dict[str, str], wanted: dict[str, str]) -> None:
-    """Create .venv, or create it again when the interpreter or the checkout's place changed."""
+    """Create .venv, or create it again if the interpreter or the checkout's path changed."""
     stale = bool(done) and any(done.get(key) != wanted[key] for key in ("python", "root"))
     if venv_python(VENV).exists() and not stale:
         return
@@ -214,9 +214,9 @@ def make_venv(done: dict[str, str], wanted: dict[str, str]) -> None:
 
 
 def compiled_bindings(setup: dict[str, str]) -> Path:
-    """Return the wheel of llama-cpp-python for this CPU, compiling it unless the cache holds it.
+    """Return the wheel of llama-cpp-python for this CPU; compile it if the cache does not hold it.
 
-    pip's own wheel cache does not know for which CPU a wheel was compiled, so it is not used.
+    pip's own wheel cache ignores the CPU that a wheel was compiled for, so it is not used.
     """
     folder = wheel_folder(setup)
     for wheel in sorted(folder.glob("llama_cpp_python-*.whl")):
@@ -224,7 +224,7 @@ def compiled_bindings(setup: dict[str, str]) -> Path:
     require_compiler()
     folder.parent.mkdir(parents=True, exist_ok=True)
     requirement = "llama-cpp-python=={}".format(setup["llama_cpp_python"])
-    # Built beside its final place and renamed: a wheel in the cache is always whole.
+    # Built beside its final path and renamed, so a wheel in the cache is always complete.
     with tempfile.TemporaryDirectory(dir=str(folder.parent), prefix="building-") as building:
         step(
             "compiling llama.cpp for this CPU, about 4 minutes on two cores",
@@ -238,7 +238,7 @@ def compiled_bindings(setup: dict[str, str]) -> Path:
 
 
 def require_compiler() -> None:
-    """Fail before anything is downloaded when there is surely no compiler."""
+    """Raise SetupError before any download if there is certainly no compiler."""
     if os.name == "nt" or os.environ.get("CXX"):
         return
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
@@ -246,7 +246,7 @@ def require_compiler() -> None:
 
 
 def step(title: str, *pip_arguments: str, environment: dict[str, str] | None = None) -> None:
-    """Run pip, its output in the log, with a line that shows the progress."""
+    """Run pip with its output in the log, and show progress in one line."""
     say(title)
     command = [str(venv_python(VENV)), "-m", "pip", "--disable-pip-version-check", "--no-input", *pip_arguments]
     began = time.monotonic()
@@ -269,7 +269,7 @@ def step(title: str, *pip_arguments: str, environment: dict[str, str] | None = N
 
 
 def wait_for(child: subprocess.Popen[bytes], offset: int, began: float) -> int:
-    """Wait for a child that writes to the log; say how far it is now and then."""
+    """Wait for a child process that writes to the log, and print its progress at intervals."""
     on_terminal = sys.stdout.isatty()
     interval = 1.0 if on_terminal else 30.0
     said = began
@@ -297,7 +297,7 @@ def compile_progress(offset: int) -> str:
 
 
 def explain_failure(title: str, log: str) -> str:
-    """Say what failed, show the end of pip's output, and what can be done about it."""
+    """Print what failed, the end of pip's output, and a remedy."""
     tail = "\n".join("  | " + line for line in log.strip().splitlines()[-20:])
     hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, log)), OTHERWISE).format(log=LOG)
     return f"{title} failed. The end of the log:\n{tail}\n{hint}"

@@ -44,7 +44,7 @@ WORDS = {
     r"\bcome(s)? home\b|\bcame home\b": "continue on this machine",
 }
 
-# Lists of words, and documents of the past.
+# Lists of words, and documents about the past.
 EXEMPT = ("packaging/words.py", "tests/test_words.py", "CHANGELOG.md")
 CHECKED = re.compile(r"(edgeagent/.*\.py|docs/.*\.md|packaging/.*\.(md|py)|models/builtin/README\.md|[A-Z]+\.md)")
 
@@ -63,10 +63,10 @@ class Finding:
 
 
 def findings(path: str, text: str) -> Iterator[Finding]:
-    """Yield what a file says in words of the list."""
+    """Yield the listed words that a text contains."""
     for first, part in _parts(path, text):
         for pattern, instead in WORDS.items():
-            # A phrase may be broken over two lines.
+            # A phrase may continue on the next line.
             for match in re.finditer(pattern.replace(" ", r"\s+"), part, re.IGNORECASE):
                 line = first + part.count("\n", 0, match.start())
                 yield Finding(path, line, " ".join(match.group().split()), instead)
@@ -75,7 +75,7 @@ def findings(path: str, text: str) -> Iterator[Finding]:
 def _parts(path: str, text: str) -> Iterable[tuple[int, str]]:
     """Return the texts to check, each with the number of its first line."""
     if not path.endswith(".py"):
-        # Line breaks stay, so that numbers are right.
+        # Line breaks are kept so that line numbers stay right.
         return [(1, re.sub(r"^```.*?^```", lambda code: "\n" * code.group().count("\n"), text, flags=re.S | re.M))]
     nodes = ast.walk(ast.parse(text))
     return [

@@ -1,4 +1,4 @@
-"""Makes tiny LoRA adapters with random weights for tiny models, and the same models with the weights merged in."""
+"""Makes tiny LoRA adapters with random weights for tiny models, and models with those weights merged in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_adapter(
 ) -> Path:
     """Write an adapter for a model to `path` and return it.
 
-    With `num_stacked` its matrices are stacks of so many: llama.cpp takes them, and aborts when it computes with them.
+    `num_stacked` stacks each matrix this many times: llama.cpp loads such a file, and aborts when it computes with it.
     """
     writer = GGUFWriter(path, "llama")
     writer.add_type(kind)
@@ -37,7 +37,7 @@ def make_adapter(
 
 
 def merge_adapter(path: Path, model: Path, *, seed: int = 0, std: float = 0.1) -> Path:
-    """Write a model of F32 weights with an adapter's weights merged in to `path` and return it."""
+    """Write a model of F32 weights, merged with an adapter's weights, to `path` and return it."""
     shutil.copyfile(model, path)
     matrices = _matrices(model, seed, std)
     reader = GGUFReader(path, "r+")

@@ -1,7 +1,7 @@
-"""Where tests run side by side (`pytest -n`), one that measures time runs alone: its mark `alone` keeps the others out.
+"""A lock for parallel test runs (`pytest -n`): a test with the mark `alone`, which measures time, runs by itself.
 
-Each test holds the room while it runs, together with others or alone. A test that needs it alone keeps new ones out
-while it waits, so that they do not overtake it for ever.
+Every test holds the lock while it runs, shared or exclusively. A test that waits for the exclusive lock blocks new
+ones, so that they do not overtake it forever.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Room:
-    """The room that the processes of one run share, through locks on files of a folder of theirs."""
+    """A lock that the processes of one test run share, through locks on files in one folder."""
 
     def __init__(self, folder: Path) -> None:
         with ExitStack() as files:
@@ -23,8 +23,8 @@ class Room:
 
     @contextmanager
     def held(self, *, alone: bool) -> Iterator[None]:
-        """Hold the room, alone or with others who do not need it alone."""
-        # The standard library has locks that can be shared on POSIX only.
+        """Hold the lock, exclusively or together with other tests that share it."""
+        # The standard library has shared file locks on POSIX only.
         if sys.platform == "win32":
             yield
             return

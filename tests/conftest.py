@@ -1,4 +1,4 @@
-"""Fixtures that several packages' tests share."""
+"""Fixtures and hooks that the tests of several packages share."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.rotation import pytest_collection_modifyitems, pytest_terminal_summar
 TinyModel = Callable[[MemoryKind], Path]
 
 ROOM = pytest.StashKey[Room]()
-# A CA whose key was thrown away. Reading the 140 of a system takes 20 ms for each client and for each daemon.
+# A CA whose key was discarded. Reading the 140 CAs of a system takes 20 ms for each client and each daemon.
 NOBODY = Path(__file__).parent / "nobody.pem"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Settle the day's share and the CAs; let a process of several meet the others in their temporary folder."""
+    """Set the random seed and the CAs; in a parallel run, join the other processes' lock in their temporary folder."""
     rotation.set_seed(config)
     os.environ["SSL_CERT_FILE"] = str(NOBODY)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A job in a shell's background ignores Ctrl-C, and so would every program that a test starts.
+        # Programs started from a shell's background job ignore Ctrl-C, and so would every program that a test starts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.disable()  # until all tests are there: hardly anything that collecting them makes is garbage
+    gc.disable()  # until all tests are collected, since collection creates almost no garbage
     if hasattr(config, "workerinput"):
         config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
         config.add_cleanup(config.stash[ROOM].close)
@@ -45,14 +45,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
-    """Set aside what a file's tests have left."""
+    """Exclude what a file's tests have left from garbage collection."""
     yield
     if nextitem is None or nextitem.path != item.path:
         _set_aside()
 
 
 def _set_aside() -> None:
-    """Keep all there is out of later collections of garbage: half a million objects, which tests collect among."""
+    """Exclude all existing objects, half a million, from later garbage collections, which slow the tests down."""
     gc.collect()
     gc.freeze()
 
@@ -68,7 +68,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(autouse=True)
 def _choices_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the engines of this process choose by default: a measured choice may be another one in each of two lives."""
+    """Make the engines of this process use default choices; measured ones may differ between two lives of an engine."""
     choosing = sys.modules.get("edgeagent.worker.child.generator.choosing")
     if choosing is not None:
         monkeypatch.setattr(choosing, "_measure", lambda *_: None)
@@ -76,7 +76,7 @@ def _choices_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def machine_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return where this process looks for the machine's policy; nothing is there yet."""
+    """Return the path at which this process looks for the machine's policy; there is no file yet."""
     path = tmp_path / "machine" / "policy.toml"
     path.parent.mkdir(mode=0o755)
     monkeypatch.setattr("edgeagent.machine_policy.file.policy_path", lambda: path)
@@ -85,7 +85,7 @@ def machine_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """Return a function from a memory kind to the path of a tiny random model of that kind, made once a session."""
+    """Return a function from a memory kind to the path of a tiny random model of that kind, made once per session."""
     folder = tmp_path_factory.mktemp("models")
     made: dict[MemoryKind, Path] = {}
 

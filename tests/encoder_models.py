@@ -1,6 +1,6 @@
-"""Makes tiny embedding and ranking models with random weights, of the architectures that read a text all at once.
+"""Makes tiny embedding and ranking models with random weights, of architectures that read a whole text at once.
 
-They mean nothing, but each token of a text changes its vector, wherever it stands.
+Their vectors have no meaning, but each token of a text changes them, at any position.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 from numpy.typing import NDArray
 
 WIDTH = 64
-_NUM_LAYERS = {"gemma-embedding": 6}  # one of six attends to the whole text, and there must be one
+_NUM_LAYERS = {"gemma-embedding": 6}  # one layer in six attends to the whole text, and there must be one
 _USUAL_LAYERS = 2
 NUM_HEADS = 4
 NUM_FFN = 128
@@ -24,7 +24,7 @@ PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _WORDS = ("the", "cat", "dog", "sleeps", "runs", "in", "on", "sun", "moon", "rain", "and", "house", "is")
 _CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
-# A piece that begins a word has this mark (a GGUF's form of BERT's "##").
+# A piece that starts a word has this mark (a GGUF's form of BERT's "##").
 PIECES = [*_SPECIAL, *(f"▁{word}" for word in (*_WORDS, *_CHARACTERS)), *_CHARACTERS]
 
 BERT, MODERN_BERT, NOMIC_BERT, GEMMA = "bert", "modern-bert", "nomic-bert", "gemma-embedding"
@@ -39,7 +39,7 @@ def make_encoder(
     context_length: int = CONTEXT_LENGTH,
     seed: int = 0,
 ) -> Path:
-    """Write a model to `path` and return it; with `PoolingType.RANK` it ranks."""
+    """Write a model to `path` and return it; with `PoolingType.RANK` it is a ranking model."""
     return _Encoder(path, architecture, pooling, context_length, seed).write()
 
 
@@ -80,7 +80,7 @@ class _Encoder:
         writer.add_layer_norm_eps(1e-12)
         writer.add_layer_norm_rms_eps(1e-6)
         writer.add_pooling_type(self._pooling)
-        if self._architecture != GEMMA:  # its files do not say so either
+        if self._architecture != GEMMA:  # real GEMMA files omit it too
             writer.add_causal_attention(False)
         if self._architecture != BERT:
             writer.add_rope_freq_base(10_000.0)

@@ -1,6 +1,7 @@
-"""How many examples hypothesis tries: all of a test's in the profile `full` (`make test-slow`), else a part of them.
+"""The number of examples that hypothesis tries: all in the profile `full` (`make test-slow`), else a part of them.
 
-An ordinary run tries the same ones each time; a whole run gives a share of the tests others (rotation.py).
+An ordinary run tries the same examples each time; a whole run gives other examples to a share of the tests
+(rotation.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, settings
 _PART = 3
 _FEWEST = 18
 
-# A busy machine makes any example slow.
+# On a busy machine any example may be slow.
 _SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("full", _SLOW, max_examples=100)
 settings.register_profile("quick", _SLOW, max_examples=100 // _PART, derandomize=True)
@@ -18,6 +19,6 @@ settings.load_profile("quick")
 
 
 def examples(number: int) -> int:
-    """Return how many of so many examples to try in this run; each run in the profile `full` tries others."""
+    """Return how many of `number` examples to try in this run; runs in the profile `full` try different ones."""
     is_full = settings.get_current_profile_name() == "full"
     return number if is_full else max(min(number, _FEWEST), number // _PART)

@@ -1,4 +1,4 @@
-"""The few fakes that tests share."""
+"""The few fakes that several packages' tests share."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from edgeagent.types import CacheStatus, MemoryKind
 
 
 def next_token(prefix: Sequence[int], num_vocab: int) -> int:
-    """The token a FakeRunner predicts after a prefix: a fixed function of all of it.
+    """Return the token that a FakeRunner predicts after a prefix: a fixed function of the whole prefix.
 
-    It holds what an adapter computed as other numbers than the tokens, see `computed`.
+    Tokens that an adapter computed have other numbers in `prefix`, see `computed`.
     """
     digest = hashlib.blake2b(np.asarray(prefix, np.int32).tobytes(), digest_size=4).digest()
     return int.from_bytes(digest, "little") % num_vocab
 
 
 def computed(token: int, adapter: str) -> int:
-    """What a FakeRunner's cell holds of a token: it depends on the adapter that computed it."""
+    """Return what a FakeRunner's cell holds for a token; it depends on the adapter that computed it."""
     return token + 1000 * (1 + int(adapter, 16)) if adapter else token
 
 
 class FakeRunner:
-    """A runner whose next token is a fixed function of the prefix, and which notices misuse of its memory."""
+    """A runner whose next token is a fixed function of the prefix, and which detects misuse of its memory."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class FakeRunner:
         end_token: int = 0,
         max_drafts: int | None = None,
     ) -> None:
-        """`max_drafts`: of a memory that is a state, how many drafts it can take back."""
+        """`max_drafts` is how many draft tokens a memory that is a state can take back."""
         self.memory_kind = memory_kind
         self.max_drafts = (max_drafts or 0) if memory_kind not in CUTTABLE else max_batch
         self._num_revocable: dict[int, int] = {}
@@ -59,7 +59,7 @@ class FakeRunner:
         self._outputs: list[Logits] = []
         self._adapter = ""
         self.adapters_used: list[str] = []
-        self.cancel_next: int | None = None  # let this many slices of the next batch through, then cancel it
+        self.cancel_next: int | None = None  # compute this many slices of the next batch, then cancel it
         self.refuse_next = False
         self.refuse_restores = False
         self.num_tokens_computed = 0
@@ -136,7 +136,7 @@ class FakeRunner:
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
         assert self.can_save(seq_id, start, end)
-        # What the state at `end` depends on is all that came before; attention's cells hold their own tokens only.
+        # A state depends on everything before `end`; the cells of attention hold their own tokens only.
         held = self._sequences[seq_id]
         kept = held[start:end] if self.memory_kind is MemoryKind.FULL_ATTENTION else held[:end]
         return memoryview(np.asarray([start, end, *kept], np.int32).tobytes())
@@ -172,7 +172,7 @@ class FakeRunner:
 
 
 def warm_costs(max_batch: int, batch_s: float = 0.0) -> CostModel:
-    """Return what a warm-up finds out: a batch takes so long, and a token a millisecond at most."""
+    """Return what a warm-up measures: `batch_s` for a full batch, and at most a millisecond for a token."""
     costs = CostModel(max_batch)
     costs.observe(StepShape.alone(1, 0), min(batch_s, 0.001))
     costs.observe(StepShape.alone(max_batch, 0), batch_s)
@@ -180,7 +180,7 @@ def warm_costs(max_batch: int, batch_s: float = 0.0) -> CostModel:
 
 
 class FakeClock:
-    """A clock that moves when it is told to."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -193,7 +193,7 @@ class FakeClock:
 
 
 class FakeTier:
-    """A tier without bounds; `lost` keys are in its index but cannot be read, as if their files were damaged."""
+    """A tier without a size limit; `lost` keys are in its index but cannot be read, as if their files were damaged."""
 
     def __init__(self) -> None:
         self.offered: list[tuple[Block, Importance]] = []
@@ -203,7 +203,7 @@ class FakeTier:
         self._told: set[BlockKey] = set()
 
     def come_back(self, block: Block) -> None:
-        """Have a block again that was lost; the next lookup is told of it."""
+        """Restore a lost block; the next lookup reports it."""
         self.blocks[block.key] = block
         self._told.discard(block.key)
 
@@ -257,4 +257,4 @@ class FakeTier:
         return CacheStatus(num_blocks=len(self.blocks))
 
     def close(self) -> None:
-        self._told.clear()  # who opens it next knows nothing
+        self._told.clear()  # the next process that opens it knows nothing

@@ -1,4 +1,4 @@
-"""A real worker in which preparing a prompt of 7 tokens, and tokenizing "hoard", take 128 MiB and do not end."""
+"""A real worker in which preparing a prompt of 7 tokens, or tokenizing "hoard", takes 128 MiB and never ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A local server that speaks as much of the Hugging Face hub's protocol as its client needs to find and fetch files.
+"""A local server for the part of the Hugging Face hub's protocol that its client needs to find and download files.
 
-Listing (/api/models/…), file metadata and content (/{repo}/resolve/{commit}/{file}, HEAD and GET with Range), and a
-storage host on another port that content is redirected to, as the hub's CDN is. Faults are set on it by the tests.
+It serves listings (/api/models/…), file metadata and content (/{repo}/resolve/{commit}/{file}, HEAD and GET with
+Range), and a storage host on another port, to which content requests are redirected, as to the hub's CDN. Tests set its
+faults.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ TOKEN = "hf_test_token"
 
 @dataclass
 class Faults:
-    """What the server does wrong. `cut_after` counts body bytes of one answer; `num_cuts` how often it is done.
+    """The server's faults.
 
-    With `hold_after`, an answer stops after so many bytes until the server's `release` is set, or it stops itself;
-    `num_holds` counts down how often (None: always). Content goes out in pieces of `piece_bytes`, `pause_s` apart.
+    `cut_after` is the number of body bytes of a cut answer; `num_cuts` how many answers are cut.
+
+    With `hold_after`, an answer pauses after this many bytes until the server's `release` is set or the server stops;
+    `num_holds` is how many answers pause (None: all). Content is sent in pieces of `piece_bytes`, `pause_s` apart.
     """
 
     cut_after: int | None = None
@@ -52,7 +55,7 @@ class Faults:
 
 @dataclass
 class Repo:
-    """A repository: files by name. `listed` replaces single fields of what is listed of a file."""
+    """A repository: files by name. `listed` replaces single fields in a file's listing."""
 
     files: dict[str, bytes]
     commit: str = "a" * 40
@@ -66,7 +69,7 @@ class Repo:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked; `authorization` is the header that came with it."""
+    """A request; `authorization` is its header."""
 
     host: str
     method: str
@@ -76,7 +79,7 @@ class Request:
 
 
 class HubServer:
-    """Two HTTP servers, the hub and its storage, and what they saw."""
+    """Two HTTP servers, the hub and its storage, and the requests that they received."""
 
     def __init__(self, repos: Mapping[str, Repo], *, redirect: bool) -> None:
         self.repos = dict(repos)
@@ -124,7 +127,7 @@ class HubServer:
 
 @contextmanager
 def hub_server(repos: Mapping[str, Repo] | None = None, *, redirect: bool = True) -> Iterator[HubServer]:
-    """Run a hub. With `redirect` content comes from the storage host, else from the hub itself."""
+    """Run a hub. With `redirect` the storage host sends the content, else the hub itself."""
     with HubServer(repos or {}, redirect=redirect).running() as server:
         yield server
 
@@ -136,7 +139,7 @@ def sha256(content: bytes) -> str:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        # A client that is killed or interrupted is what some tests are about.
+        # Some tests kill or interrupt the client on purpose.
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The invariants of the engine's parts, asserted from outside between steps. They read what is private to each part."""
+"""The invariants of the engine's parts, checked from outside between steps. They read private attributes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeagent.engine.speculation.draft_model import DraftModel
 
 @singledispatch
 def check_integrity(part: object) -> None:
-    """Assert every invariant of a part and of what it owns."""
+    """Assert every invariant of a part and of the parts that it owns."""
     raise NotImplementedError(f"no invariants of {type(part).__name__} are known")
 
 
@@ -83,7 +83,8 @@ def _(tier: HostTier) -> None:
     assert children == sorted(tier._entries)
     for entry in tier._entries.values():
         block = entry.block
-        # A block that the tier below loses may leave orphans here; no lookup finds them, and they are evicted later.
+        # If the tier below loses a block, its children may remain here; no lookup finds them, and they are evicted
+        # later.
         assert block.parent == block.root or block.parent in tier._entries or tier._below is not None
         assert tier._may_go(entry) == (entry.item is not None)
         assert (block.key in tier._backlog) <= entry.is_offered

@@ -1,6 +1,6 @@
 """Makes tiny GGUF models with random weights, one for each kind of memory, for tests that run llama.cpp itself.
 
-They mean nothing, but their greedy output is varied and depends on the whole context, the same on every run.
+Their output has no meaning, but it is varied, depends on the whole context, and is the same on every run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOGIT_STD = 3.0
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 INFILL_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-# Each merge is a pair of pieces; a piece must be merged before another merge uses it.
+# Each merge is a pair of pieces; a piece must be merged before another merge can use it.
 MERGES = [
     merge
     for line in (
@@ -89,11 +89,11 @@ def make_tiny_model(
 ) -> Path:
     """Write a model with this kind of memory to `path` and return it.
 
-    Matrices are not quantized unless `matrix_type` is: llama.cpp rounds what it multiplies with a quantized matrix, and
-    logits then follow the size of a step by a hundredth on some processors.
+    Matrices are quantized only if `matrix_type` is a quantized type: llama.cpp rounds what it multiplies with a
+    quantized matrix, and on some processors logits then change by a hundredth with the size of a step.
 
-    All share one vocabulary; with `infill` it has the tokens to fill gaps with too. Heads share the width; for
-    quantized KV cells they must be 32 wide, so two at most. `metadata` comes on top.
+    All share one vocabulary; `infill` adds the tokens to fill gaps. Heads share the width; quantized KV cells need
+    heads of width 32, so two at most. `metadata` is added to the file's.
     """
     model = _TinyModel(path, kind, seed, num_layers, matrix_type, infill=infill, num_heads=num_heads)
     return model.write(metadata)
@@ -194,12 +194,12 @@ class _TinyModel:
 
     def _add_embeddings(self) -> None:
         num_vocab = len(self._pieces)
-        # gemma multiplies what it reads from this table by the root of the width
+        # gemma multiplies the rows of this table by the root of the width
         std = WIDTH**-0.5 if self._kind is MemoryKind.SLIDING_WINDOW else 1.0
         self._add_matrix("token_embd.weight", num_vocab, WIDTH, std)
         self._add_ones("output_norm.weight", WIDTH)
         output = self._normal((num_vocab, WIDTH), LOGIT_STD * WIDTH**-0.5)
-        # control tokens get a logit of 0, so that they never end a greedy answer
+        # control tokens get a logit of 0, so they never end a greedy answer
         output[[self._pieces.index(piece) for piece in self._controls]] = 0.0
         self._add("output.weight", output, self._matrix_type)
 

@@ -1,4 +1,4 @@
-"""One token that opens everything, without the files in which a daemon keeps its own."""
+"""One token with every right, without the files in which a daemon keeps its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgeagent.credentials import OWNER, Client, Shown, Standing, digest
 
 
 class OwnerKey:
-    """Keys of which there is one."""
+    """A key ring with one key."""
 
     trouble = ""
     revision = 0

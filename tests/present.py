@@ -1,4 +1,4 @@
-"""What a test expects to be there."""
+"""A check that a value exists."""
 
 from __future__ import annotations
 

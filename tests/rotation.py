@@ -1,7 +1,7 @@
-"""What of the long tests a whole run takes along: another share each day, the same share everywhere on that day.
+"""The share of the long tests that a whole run includes: another share each day, the same everywhere on that day.
 
-The seed is the date (UTC). `ROTATING_TESTS=2026-11-22` takes another day's share, or gives a named test that day's
-examples; `ROTATING_TESTS=off` takes none. The end of a run says which seed it was, and what was taken.
+The seed is the date (UTC). `ROTATING_TESTS=2026-11-22` selects another day's share, or gives a named test that day's
+examples; `ROTATING_TESTS=off` selects none. The end of a run prints the seed and the selected tests.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ import pytest
 VARIABLE = "ROTATING_TESTS"
 OFF = "off"
 NAME = "rotated"
-# Slow tests that are said to take this long together, on two quiet cores; one by one no longer than MAX_TEST_S.
+# The slow tests of a share take this many seconds together on two quiet cores, by their marks; each takes at most
+# MAX_TEST_S.
 BUDGET_S = 20.0
 MAX_TEST_S = 15.0
-# One in so many property tests tries other examples than its usual ones.
+# One in this many property tests tries other examples than usual.
 PART = 4
 
 
 def set_seed(config: pytest.Config) -> None:
-    """Settle the seed for this process and for those that it starts; only a whole run has one by itself."""
+    """Set the seed for this process and its children; only a run of all tests has one by default."""
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.option.markexpr == "not slow"
     os.environ.setdefault(VARIABLE, datetime.now(UTC).date().isoformat() if is_whole else OFF)
 
 
 def current_seed() -> str | None:
-    """Return the seed, None where nothing is taken along."""
+    """Return the seed; None if the run includes no share."""
     seed = os.environ.get(VARIABLE, OFF)
     return None if seed == OFF else seed
 
 
 def examples_seed(name: str) -> int | None:
-    """Return what to seed a property test's examples with, None where it is not in the share."""
+    """Return the seed for a property test's examples; None if the test is not in the share."""
     seed = current_seed()
     rank = 0 if seed is None else _rank(seed, name)
     return None if seed is None or rank % PART else rank
@@ -46,7 +47,7 @@ def examples_seed(name: str) -> int | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Take the share of slow tests in, before the others are left out; give the share of property tests examples."""
+    """Select the share of slow tests before the others are deselected, and seed the share of property tests."""
     seed = current_seed()
     if seed is None:
         return
@@ -62,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def choose(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
-    """Return slow tests in the order of the day, as long as the budget lasts; those that say how long they take."""
+    """Return slow tests in the day's order within the time budget; tests without a stated time are left out."""
     chosen: list[pytest.Item] = []
     left_s = BUDGET_S
     for item in sorted(items, key=lambda item: _rank(seed, item.nodeid)):
@@ -74,7 +75,7 @@ def choose(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was taken along and how to get it again."""
+    """Print what was selected, and how to select it again."""
     taken: dict[str, str] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:

@@ -1,4 +1,4 @@
-"""A real worker on a slow machine: it sleeps before each batch, so that it computes so many tokens a second."""
+"""A real worker on a slow machine: it sleeps before each batch, to compute a fixed number of tokens per second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeagent.worker.child import process
 
 
 def slow_command(tokens_per_s: float) -> tuple[str, ...]:
-    """Return the command line of such a worker."""
+    """Return the command line of a worker with this speed."""
     return (sys.executable, "-P", "-m", "tests.slow_worker", str(tokens_per_s))
 
 

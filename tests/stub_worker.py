@@ -1,8 +1,8 @@
-"""A scripted worker process that speaks the real protocol, and misbehaves as told.
+"""A scripted worker process that uses the real protocol, and misbehaves on command.
 
-How a life starts is told by the command line (`stub_command`), what a request does by its own prompt text. Both are
-lists of commands, one for each life of the worker (the last one repeats), so that "die SIGKILL 2 | answer 3" dies the
-first time and answers the second, going on from the tokens delivered. The commands are the methods of `Stub` below.
+The command line (`stub_command`) scripts the start of each life, and a request's prompt text scripts the request. Both
+are lists of commands, one for each life of the worker (the last one repeats). So "die SIGKILL 2 | answer 3" dies in the
+first life, and answers in the second, from the delivered tokens. The commands are the methods of `Stub` below.
 """
 
 from __future__ import annotations
@@ -61,24 +61,27 @@ NUM_PROMPT_TOKENS = 7
 
 
 def stub_command(lives: Path, *starts: str, ignore_sigterm: bool = False) -> tuple[str, ...]:
-    """Return the command line of a stub that counts its lives in a file and starts each as told ("ok" by default)."""
+    """Return the command line of a stub that counts its lives in a file; `starts` script them ("ok" by default)."""
     script = {"lives": str(lives), "starts": starts or ("ok",), "ignore_sigterm": ignore_sigterm}
     return (sys.executable, "-P", "-m", "tests.stub_worker", json.dumps(script))
 
 
 def num_lives(lives: Path) -> int:
-    """Return how many workers have been started."""
+    """Return how many workers were started."""
     return lives.stat().st_size if lives.exists() else 0
 
 
 class Stub:
-    """One life. Methods named `start_*` are commands for the start, `do_*` for a request."""
+    """One life of the worker.
+
+    Methods `start_*` are commands for the start, `do_*` for requests, `ask_*` for queries.
+    """
 
     def __init__(self, lives: Path) -> None:
         with lives.open("ab") as file:
             file.write(b".")
         self.life = num_lives(lives)
-        self.live: dict[str, bool] = {}  # id → whether it listens to a cancel
+        self.live: dict[str, bool] = {}  # id → whether it reacts to a cancel
         self.streams: dict[str, int] = {}
         self.dropped: list[str] = []
         self.busy: set[str] = set()
@@ -89,7 +92,7 @@ class Stub:
         self.name = "stub"
 
     def command(self, commands: list[str]) -> list[str]:
-        """Return the words of this life's command."""
+        """Return the words of the command for this life."""
         return commands[min(self.life, len(commands)) - 1].split()
 
     def run(self, starts: list[str]) -> None:
@@ -180,7 +183,7 @@ class Stub:
         send(LoadFailed(code, "the file is not to its liking"))
 
     def start_short(self, num_tries: str) -> None:
-        """Run out of memory until so many loads did."""
+        """Fail with too little memory until the load was tried this often."""
         load = protocol.read_to_worker(sys.stdin.buffer)
         assert isinstance(load, Load)
         if load.num_tries < int(num_tries):
@@ -199,7 +202,7 @@ class Stub:
         raise ImportError("libcuda.so.1: cannot open shared object file")
 
     def start_creep(self, num_steps: str) -> None:
-        """Load slowly, a bit of progress for each ping."""
+        """Load slowly, with a little progress for each ping."""
         self.load()
         for index in range(int(num_steps)):
             message = protocol.read_to_worker(sys.stdin.buffer)
@@ -212,7 +215,7 @@ class Stub:
         self.ready()
 
     def start_stall(self) -> None:
-        """Load for ever without progress, though it answers pings."""
+        """Load forever without progress, but answer pings."""
         self.load()
         send(LoadProgress(0.25))
         while (message := protocol.read_to_worker(sys.stdin.buffer)) is not None:
@@ -221,7 +224,7 @@ class Stub:
                 send(LoadProgress(0.25))
 
     def start_saving(self) -> None:
-        """Be ready; when asked to stop, write prompts to disk for a while, of which some are left over."""
+        """Be ready; when told to stop, take a while, and report that some prompts were not written to disk."""
         self.start_ok()
         while not isinstance(protocol.read_to_worker(sys.stdin.buffer), Stop):
             pass
@@ -231,7 +234,7 @@ class Stub:
         sys.exit(0)
 
     def start_deaf(self) -> None:
-        """Load, then read nothing any more, the end of the pipe neither."""
+        """Load, then read nothing more, not even the end of the pipe."""
         self.start_ok()
         while True:
             time.sleep(60)
@@ -241,33 +244,33 @@ class Stub:
         self.start_ok()
 
     def start_early(self) -> None:
-        """Be ready twice."""
+        """Report ready twice."""
         self.start_ok()
         self.ready()
 
     def start_belated(self) -> None:
-        """Be ready, and then say that the load failed."""
+        """Report ready, and then that the load failed."""
         self.start_ok()
         send(LoadFailed("model_load_failed", "the file is not to its liking"))
 
     def ask_answer(self, ask_id: str, num: str) -> None:
-        """Answer in several parts, the ids of what was dropped before it the text."""
+        """Answer in several parts; the text is the ids of the queries dropped before."""
         for index in range(int(num)):
             send(AnswerPart(ask_id, TextAnswer(tokens=(index,), pieces=(b"x",)), is_last=False))
         send(AnswerPart(ask_id, TextAnswer(" ".join(self.dropped)), is_last=True))
 
     def ask_vectors(self, ask_id: str, num: str) -> None:
-        """Answer with so many vectors, a frame each."""
+        """Answer with this many vectors, each in its own frame."""
         for index in range(int(num)):
             part = TextAnswer(embeddings=(Embedding(b"\0\0\x80?", index),))
             send(AnswerPart(ask_id, part, is_last=index == int(num) - 1))
 
     def ask_busy(self, ask_id: str) -> None:
-        """Compute for ever, a step for each ping, until dropped."""
+        """Compute forever, a step for each ping, until dropped."""
         self.busy.add(ask_id)
 
     def ask_wait(self, ask_id: str) -> None:
-        """Give no answer."""
+        """Never answer."""
 
     def ask_fail(self, ask_id: str, code: str) -> None:
         send(Failed(ask_id, code, "it would not", param="tokens"))
@@ -287,25 +290,25 @@ class Stub:
         self.finish(request_id, FinishReason.STOP, int(num))
 
     def do_stream(self, request_id: str) -> None:
-        """One token for each ping until cancelled."""
+        """Send one token for each ping until cancelled."""
         self.step(request_id, Started(NUM_PROMPT_TOKENS, 0))
         self.streams[request_id] = self.num_delivered[request_id]
 
     def do_begin(self, request_id: str) -> None:
-        """Say that it began, then do nothing until cancelled."""
+        """Report the start, then do nothing until cancelled."""
         self.step(request_id, Started(NUM_PROMPT_TOKENS, 0))
 
     def do_wait(self, request_id: str, num: str = "0") -> None:
-        """Give some tokens, then do nothing until cancelled."""
+        """Send some tokens, then do nothing until cancelled."""
         self.tokens(request_id, int(num))
 
     def do_deaf(self, request_id: str, num: str = "0") -> None:
-        """Give some tokens, then do nothing whatever comes, but answer pings."""
+        """Send some tokens, then ignore everything except pings."""
         self.tokens(request_id, int(num))
         self.live[request_id] = False
 
     def do_linger(self, request_id: str, num: str) -> None:
-        """Give some tokens more than there were, then do nothing until cancelled."""
+        """Send some tokens after the delivered ones, then do nothing until cancelled."""
         self.tokens(request_id, self.num_delivered[request_id] + int(num))
 
     def do_die(self, request_id: str, name: str, num: str = "0") -> None:
@@ -339,18 +342,18 @@ class Stub:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def do_parts(self, request_id: str) -> None:
-        """Send half of an item, then die; the next life has it whole."""
+        """Send a part of an item, then die; the next life sends the whole item."""
         send(StepResult(time.monotonic(), (StepItem(request_id, (TextDelta("0 "),), is_part=True),)))
         die("SIGKILL")
 
     def do_prepare(self, request_id: str) -> None:
-        """Prepare the prompt for ever, while other requests go on."""
+        """Prepare the prompt forever, while other requests continue."""
         self.live[request_id] = False
         self.preparing_since_s = time.monotonic()
         self.preparing_id = request_id
 
     def do_spin(self, request_id: str, num: str = "0") -> None:
-        """Give some tokens, then compute for ever without looking up."""
+        """Send some tokens, then compute forever without reading."""
         self.tokens(request_id, int(num))
         while True:
             pass
@@ -395,7 +398,7 @@ class Stub:
 
 
 def text_of(request: GenerateRequest) -> str:
-    """Return what a request says: its text, or its last message's."""
+    """Return a request's text: its prompt, or its last message."""
     match request.prompt:
         case TextPrompt(text=text):
             return text
@@ -405,7 +408,7 @@ def text_of(request: GenerateRequest) -> str:
 
 
 def model_info(name: str) -> ModelInfo:
-    """Return the card of a model that the stub claims to have loaded."""
+    """Return the information of a model that the stub claims to have loaded."""
     return ModelInfo(
         name=name,
         path="/stub.gguf",
@@ -425,7 +428,7 @@ def model_info(name: str) -> ModelInfo:
 
 
 def write(frame: bytes) -> None:
-    """Write bytes on the pipe to the daemon."""
+    """Write bytes to the daemon's pipe."""
     while frame:
         frame = frame[os.write(1, frame) :]
 
@@ -436,14 +439,14 @@ def send(message: FromWorker) -> None:
 
 
 def die(name: str) -> NoReturn:
-    """Die by a signal."""
+    """End this process with a signal."""
     os.kill(os.getpid(), signal.Signals[name])
     time.sleep(60)
     raise AssertionError("it survived")
 
 
 def main(argument: str) -> None:
-    """Live one life."""
+    """Run one life."""
     script = json.loads(argument)
     if script["ignore_sigterm"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

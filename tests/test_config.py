@@ -1,4 +1,4 @@
-"""The options: one declaration, four sources, and errors that say where the mistake is."""
+"""The options: one declaration, four sources, and errors that locate the mistake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeagent.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep the developer's own settings out, and return where a test may write a config file."""
+    """Remove the developer's own settings, and return the path for a test's config file."""
     for variable in list(os.environ):
         if variable.startswith("EDGEAGENT_"):
             monkeypatch.delenv(variable)

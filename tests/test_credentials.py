@@ -165,7 +165,7 @@ def test_a_token_with_a_route_that_is_not_known_opens_nothing(route: bytes, tmp_
 
 
 def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An addition that writes back what it read before a removal would undo that."""
+    """Changes must not overlap: an addition could otherwise write back a client that was just removed."""
     add_client(tmp_path, "removed", [Scope.INFER])
     with ThreadPoolExecutor() as pool:
         with changing(tmp_path / "clients.lock", "edgeagent token"):
@@ -212,7 +212,7 @@ def test_a_thousand_clients_and_no_more(tmp_path: Path) -> None:
     assert len(clients(tmp_path)) == MAX_CLIENTS
     with pytest.raises(ConfigError, match="there are 1000 clients"):
         add_client(tmp_path, "more", [Scope.INFER])
-    # One that is there may have a new token all the same.
+    # An existing client may still get a new token.
     add_client(tmp_path, "last", [Scope.ADMIN])
     assert len(clients(tmp_path)) == MAX_CLIENTS
 

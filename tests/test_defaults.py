@@ -1,6 +1,6 @@
-"""The real values of what tests shorten: a test that patches a limit shows that it works, not how large it is.
+"""The real values of limits that tests shorten: a test that patches a limit shows that it works, not its size.
 
-Every constant of edgeagent's that some test patches stands here with its value, and so do the limits of the modules in
+Every constant of edgeagent that a test patches is listed here with its value, and so are the limits of the modules in
 which faults are planted (tests/mutants). If you change a value, change it here too, and in docs if it is there.
 """
 
@@ -122,7 +122,7 @@ DEFAULTS: dict[str, object] = {
     "worker.render.protocol._READ_BYTES": 1 << 20,
     "worker.render.renderer.REQUEST_CPU_S": 3.0,
 }
-# Defaults of parameters that tests patch as `__defaults__`.
+# Parameter defaults that tests patch through `__defaults__`.
 PARAMETERS: dict[str, tuple[object, ...]] = {
     "api.gate.body_limit.BodyLimit": (10.0,),
     "api.wire.sse.EventStream": (5.0,),
@@ -179,7 +179,7 @@ def test_every_constant_that_a_test_patches_is_here() -> None:
 
 
 def is_plain(name: str) -> bool:
-    """Return whether a constant is a number or a text of a module's own: imported ones stand under their own module."""
+    """Return whether a constant is a number or a text that its module defines itself, rather than imports."""
     module_name, _, constant = name.rpartition(".")
     try:
         module = importlib.import_module(f"edgeagent.{module_name}")

@@ -1,4 +1,4 @@
-"""docs/ says what is so: the site builds strictly, and what the pages name exists."""
+"""docs/ is right: the site builds strictly, and everything that the pages name exists."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def text_of(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the site, built strictly: a wrong link or anchor fails."""
+    """Return the folder of the site, built strictly: a broken link or anchor fails the build."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(DOCS, folder / "docs")
     shutil.copy(ROOT / "zensical.toml", folder)
@@ -63,7 +63,7 @@ def test_every_page_is_built(site: Path) -> None:
 
 
 class Loaded(HTMLParser):
-    """Gathers what a page loads by itself, and the classes that make the theme load more."""
+    """Collects what a page loads, and the classes that make the theme load more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_decisions_have_one_form() -> None:
 
 @functools.cache
 def spans(page: Path) -> list[str]:
-    """Return what a page has between single backticks, and its prose lines' breaks as spaces."""
+    """Return the texts between single backticks of a page's prose, with line breaks as spaces."""
     prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
 
@@ -132,7 +132,7 @@ ALL_COMMANDS = sorted({(name_of(page), command) for page in WRITTEN for command 
 @pytest.mark.parametrize(("page", "command"), ALL_COMMANDS)
 def test_every_command_is_understood(page: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(command.replace("…", ""))
-    # Only --help is ever run: --install-completion, for example, would write to this user's shell files.
+    # Only --help is run: --install-completion, for example, would write to this user's shell files.
     if words[0].startswith("--"):
         assert main(["--help"]) == 0
         assert words[0] in capsys.readouterr().out.split()
@@ -149,7 +149,7 @@ def test_every_option_that_is_named_exists(capsys: pytest.CaptureFixture[str]) -
     known |= set(re.findall(r"--[a-z][a-z-]+", text_of(DOCS / "reference" / "command-line.md")))
     known |= {f"--no-{option.flag.removeprefix('--')}" for option in declared_options() if option.is_switch}
     for page in WRITTEN:
-        if page.name not in ("cluster.md", "figures.md"):  # other programs' options
+        if page.name not in ("cluster.md", "figures.md"):  # these pages show other programs' options
             named = {flag for span in spans(page) if span.startswith("--") for flag in re.findall(r"--[a-z-]+", span)}
             assert named <= known, page
 
@@ -227,7 +227,7 @@ def _blocks(page: Path) -> list[str]:
 SETTINGS = [
     (name_of(page), block)
     for page in WRITTEN
-    if page.name != "remote.md"  # which has the machine's policy; tests/test_remote_guide.py checks it
+    if page.name != "remote.md"  # except for this page, which tests/test_remote_guide.py checks
     for block in re.findall(r"^```toml\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
 ]
 

@@ -1,4 +1,4 @@
-"""The layers of the design, checked on the source: which package may import which, and the owner of each library."""
+"""The layers of the design, checked in the source: which package may import which, and which owns each library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "edgeagent"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# A part imports itself and parts of lower rows; parts of one row never import each other, but `cli` may use `client`.
+# A part imports itself and parts of lower rows. Parts of one row never import each other, except that `cli` may import
+# `client`.
 ROWS: list[set[str]] = [
     {
         "types",
@@ -48,12 +49,12 @@ ROWS: list[set[str]] = [
     {"cli"},
     {"__main__"},
 ]
-# What apps import and what measures know the wire only, not the daemon behind it.
+# What apps import and what measures know only the wire, not the daemon behind it.
 ONLY = {
     "client": {"types", "errors", "config", "config_sources", "runtime_file", "__init__"},
     "bench": {"types", "errors", "config", "runtime_file", "client", "__init__"},
 }
-# Each library has one part, or few, that import it; the others ask that part.
+# Each library is imported by one part or a few; the others call that part.
 OWNERS: dict[str, set[str]] = {
     "typer": {"cli"},
     "rich": {"cli", "bench"},
@@ -65,17 +66,17 @@ OWNERS: dict[str, set[str]] = {
     "starlette": {"api"},
     "pydantic": {"api", "config", "config_values", "config_sources"},
     "pydantic_core": {"api"},
-    # TypedDict, of which pydantic makes schemas; typing's own only from Python 3.12 on.
+    # pydantic makes schemas of TypedDict; typing's own works only from Python 3.12.
     "typing_extensions": {"api"},
     "pydantic_settings": {"config", "config_sources"},
-    # Of the extra `keyring`; only those who keep a key there need it.
+    # From the extra `keyring`; only owners who keep a key there need it.
     "keyring": {"remotes"},
     "platformdirs": {"config", "config_sources"},
     "httpx": {"bench"},
-    # httpx's own transport and its HTTP/2, without httpx's cookies, redirects and variables: see backends.remote.
+    # httpx's own transport and HTTP/2, without httpx's cookies, redirects and variables: see backends.remote.
     "httpcore": {"backends"},
     "h2": {"backends"},
-    # The values of `types` are msgspec structs; who makes changed copies of them needs msgspec.structs.
+    # The values of `types` are msgspec structs; code that makes changed copies of them needs msgspec.structs.
     "msgspec": {"types", "remotes", "machine_policy", "egress", "store", "worker", "backends", "router", "api"},
     "llama_cpp": {"engine"},
     "numpy": {"engine", "text"},
@@ -83,7 +84,7 @@ OWNERS: dict[str, set[str]] = {
     "llguidance": {"text"},
     "cryptography": {"engine"},
     "huggingface_hub": {"store"},
-    # huggingface_hub's own HTTP client and locks, whose errors its callers meet.
+    # huggingface_hub's own HTTP client and locks, whose errors reach its callers.
     "httpx2": {"store"},
     "filelock": {"store"},
     "prometheus_client": {"metrics"},
@@ -91,8 +92,8 @@ OWNERS: dict[str, set[str]] = {
     "psutil": {"runtime_file", "engine", "worker", "daemon", "doctor", "cli"},
     "websockets": {"client", "bench"},
 }
-# The rooms of a part, or of a room, and what of the same folder each may import beside itself: other rooms, and
-# modules of the folder's own.
+# The rooms (sub-packages) of a part, and what each may import from the same folder: other rooms and the folder's own
+# modules.
 ROOMS: dict[str, dict[str, set[str]]] = {
     "engine": {
         "sampling": set(),
@@ -109,7 +110,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "parent": {"sandbox", "protocol", "exit_cause"},
     },
     "api": {
-        # `context` has what every route shares, of all rooms.
+        # `context` holds what the routes of all rooms share.
         "wire": {"context"},
         "gate": {"wire", "context"},
         "responses": {"gate", "wire", "context", "service", "live_requests"},
@@ -161,17 +162,18 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "bench": {"daemon", "display", "link", "options"},
     },
 }
-# More are too many to look through. `__init__.py` is not counted.
+# A folder with more modules is hard to survey. `__init__.py` does not count.
 MAX_MODULES = 16
-# What of engine.cache others in the engine and the worker may import: its face, and data. The worker opens the disk.
+# The modules of engine.cache that the rest of the engine and the worker may import: its interface and data. The worker
+# opens the disk.
 FACE_OF_CACHE = {"prefix_store", "cached_prefix", "block"}
-# A module has one job, and a function too.
+# A module has one job, and so has a function.
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 50
 MAX_MEDIAN_LINES = 130
-# The engine's only thread, which waits for a disk. It talks through queues.
+# The engine's only thread waits for a disk. It communicates through queues.
 WAIT_FOR_DISKS = {Path("engine/cache/restorer.py")}
-# pickle runs what it reads, and multiprocessing speaks pickle; edgeagent's processes speak msgpack over pipes.
+# pickle executes what it reads, and multiprocessing uses pickle; edgeagent's processes use msgpack over pipes.
 BANNED = {"pickle", "marshal", "shelve", "multiprocessing"}
 
 
@@ -186,13 +188,13 @@ def _part(path: Path) -> str:
 
 @cache
 def _import_nodes(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """Return a module's imports, at its top or in its functions, but for type checking."""
+    """Return a module's imports, top-level or in functions, except those for type checking."""
     tree = _without_type_checking(ast.parse(path.read_text(encoding="utf-8")))
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Yield the dotted name of everything a module imports, at its top or in its functions, but for type checking."""
+    """Yield the dotted names of a module's imports, top-level or in functions, except those for type checking."""
     for node in _import_nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -282,7 +284,7 @@ def _module_name(path: Path) -> str:
 
 
 def _imported_modules(path: Path, names: Container[str]) -> set[str]:
-    """Return those of `names` that a module imports. `from package import module` is an import of the module."""
+    """Return the ones of `names` that a module imports; `from package import module` imports the module."""
     found: set[str] = set()
     for node in _import_nodes(path):
         if isinstance(node, ast.Import):
@@ -341,7 +343,7 @@ def test_no_lock_is_taken() -> None:
 
 
 def test_one_module_opens_connections_to_remotes() -> None:
-    """The choke point. What others may open goes to this machine, to the hub, or where a user's command says."""
+    """The choke point. Others may only connect to this machine, to the hub, or where a user's command says."""
     choke_point = Path("backends/remote/connection/transport.py")
     sockets = Path("backends/remote/connection/network.py")
     names = Path("backends/remote/connection/names.py")

@@ -1,4 +1,4 @@
-"""The tiny models load in llama.cpp, are of the memory kind they claim, and their greedy output is worth comparing."""
+"""The tiny models load in llama.cpp, have the memory kind that they claim, and give varied greedy output."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tokens_of(vocab: ctypes.c_void_p) -> list[int]:
 
 
 def greedy(path: Path, num_tokens: int, chunk: int) -> tuple[list[int], np.ndarray]:
-    """Decode the prompt in chunks, then greedily; return the tokens and each step's logits."""
+    """Decode the prompt in chunks, then greedily; return the tokens and the logits of each step."""
     with loaded(path) as (model, context):
         vocab = llama.llama_model_get_vocab(model)
         num_vocab = llama.llama_vocab_n_tokens(vocab)

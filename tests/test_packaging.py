@@ -1,4 +1,4 @@
-"""What is shipped, and the setup script: when it works, when it has nothing to do, and what it says when it fails."""
+"""What is shipped, and the setup script: when it works, when it has nothing to do, and its messages on failure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_service_units_say_serve() -> None:
     unit = (ROOT / "packaging/systemd/edgeagent.service").read_text(encoding="utf-8")
     assert "/edgeagent serve\n" in unit
     assert "NoNewPrivileges=yes" in unit
-    # Without these calls the worker could not close its own sandbox.
+    # Without these calls the worker could not set up its own sandbox.
     (calls,) = [line for line in unit.splitlines() if line.startswith("SystemCallFilter=")]
     assert {f"landlock_{name}" for name in ("create_ruleset", "add_rule", "restrict_self")} < set(calls.split())
     assert "seccomp" in calls.split()
@@ -72,7 +72,7 @@ def test_the_service_units_say_serve() -> None:
 
 
 def test_the_systemd_unit_makes_the_folders_that_the_daemon_writes_to() -> None:
-    """A first start finds none of them, and a path that does not exist stays read-only under ProtectHome."""
+    """A first start finds none of these folders, and a path that does not exist stays read-only under ProtectHome."""
     text = (ROOT / "packaging/systemd/edgeagent.service").read_text(encoding="utf-8")
     lines = [line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#")]
     settings = {name: [value for key, _, value in lines if key == name] for name, _, _ in lines}
@@ -112,7 +112,7 @@ def setup_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def _pretend_to_install(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace pip and venv by a record of what was asked of them; compiling leaves a wheel."""
+    """Replace pip and venv with a record of the calls; compiling produces a wheel."""
     asked: list[str] = []
 
     def make_venv(done: dict[str, str], wanted: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""README says what is so: its dependencies, commands, links and figures; and docs/figures.md holds its own rules."""
+"""README states the truth: its dependencies, commands, links and figures. docs/figures.md follows its own rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/remote.md says what is so: its commands, options, metrics, modes and routes."""
+"""docs/remote.md is right: its commands, options, metrics, modes and routes."""
 
 from __future__ import annotations
 

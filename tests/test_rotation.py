@@ -1,4 +1,4 @@
-"""The share of long tests that a whole run takes along: the same for a day, within its time, and told."""
+"""The share of long tests in a whole run: the same for a day, within its time budget, and reported."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, seed: str | None, *arguments: str) -> str:
-    """Return what a run prints."""
+    """Return the output of a run."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment.pop(rotation.VARIABLE, None)
     if seed is not None:
@@ -116,7 +116,7 @@ def test_a_run_says_which_property_tests_had_other_examples(project: Path, monke
 
 
 def examples_on(project: Path, day: str) -> str:
-    """Return what the property test was given on a day."""
+    """Return the examples that the property test got on a day."""
     output = run(project, day, "share/test_a.py", "-k", "property or seen")
     (line,) = [line for line in output.splitlines() if line.startswith("seen")]
     return line

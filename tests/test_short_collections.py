@@ -1,4 +1,4 @@
-"""Collections after `keep_collections_short`."""
+"""Garbage collections after `keep_collections_short`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _as_before() -> Iterator[None]:
 
 
 class Node:
-    """Refers to itself, so that only a collection frees it."""
+    """An object that refers to itself, so that only a collection frees it."""
 
     def __init__(self) -> None:
         self.own = self

@@ -1,4 +1,4 @@
-"""Short turns are asked for by a thread, and are its own."""
+"""A thread requests short scheduler turns for itself alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SCHED_GETATTR = {"x86_64": 315, "aarch64": 275, "riscv64": 275}
 
 
 def slice_ns() -> int:
-    """Return this thread's slice as Linux tells it (0 before 6.12)."""
+    """Return this thread's scheduler slice in nanoseconds, as Linux reports it (0 before 6.12)."""
     room = ctypes.create_string_buffer(48)
     assert ctypes.CDLL(None).syscall(SCHED_GETATTR[platform.machine()], 0, room, len(room), 0) == 0
     return int(struct.unpack("=IIQiIQQQ", room.raw)[5])
 
 
 def in_thread(*steps: object) -> list[object]:
-    """Call functions on a thread of their own; return what they gave."""
+    """Call functions in a new thread; return their results."""
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.extend(step() for step in steps))  # type: ignore[operator]
     thread.start()
@@ -44,7 +44,7 @@ def test_a_thread_asks_for_itself_and_not_for_its_children() -> None:
     )
     assert taken == (nice >= 0)  # type: ignore[operator]
     assert niceness == nice
-    if before and taken:  # a kernel that has slices of one's own
+    if before and taken:  # the kernel supports a slice for each thread
         assert own == 100_000
         assert child == before
     assert slice_ns() == before

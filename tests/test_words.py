@@ -1,4 +1,4 @@
-"""Documents, docstrings and help texts keep to the field's words, and are spelt right."""
+"""Documents, docstrings and help texts avoid confusing words, and are spelt correctly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 _SPEC = importlib.util.spec_from_file_location("words", ROOT / "packaging" / "words.py")
 assert _SPEC is not None and _SPEC.loader is not None
 words = importlib.util.module_from_spec(_SPEC)
-sys.modules["words"] = words  # dataclasses look their module up
+sys.modules["words"] = words  # dataclasses look up their module there
 _SPEC.loader.exec_module(words)
 
 FILES: list[str] = words.checked_files()

@@ -1,7 +1,7 @@
-"""What `make check-cluster` runs: everything in packaging/cluster, read by the tools of its own ecosystem.
+"""The checks of `make check-cluster`: tools of each ecosystem read the files of packaging/cluster.
 
-The tools (tools.txt) go into a virtual environment of their own in the user's cache folder. Exit status: 0 where every
-check passed or had to be left out for a reason that is printed; 1 otherwise.
+The tools (tools.txt) are installed in a virtual environment of their own, in the user's cache folder. The exit status
+is 0 if every check passed or was left out for a printed reason; 1 otherwise.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 OVERLAYS = ("one-gpu", "one-node", "several-nodes", "experts")
-# Against the oldest release that has every field, and the newest that the validator knows.
+# The oldest release that has every field, and the newest that the validator knows.
 KUBERNETES = ("1.32", "1.37")
-# Fields of KEDA 2.18 and newer, which the README asks for; the package with its models ends before.
+# Fields of KEDA 2.18 and newer, which the README requires; the package with KEDA's models is older.
 NEWER_FIELDS = {".spec.fallback.behavior"}
-# What the proxy reads from its environment.
+# The variables that the proxy reads from its environment.
 PROXY = {"CLUSTER_SITE": "https://llm.example.org:8443", "ROUTER": "127.0.0.1:8000"}
 STANDS_FOR = {
     "/opt/vllm/bin/vllm": "/bin/true",
     "/opt/vllm-router/bin/vllm-router": "/bin/true",
     "/usr/bin/caddy": "/bin/true",
 }
-# Kinds whose schema no package index has: the fields that these manifests may use, from their API types.
+# The fields that manifests of these kinds may use, from their API types: no package index has their schemas.
 KNOWN_FIELDS = {
     "LeaderWorkerSet": {
         "": {"replicas", "leaderWorkerTemplate", "rolloutStrategy", "startupPolicy", "networkConfig"},
@@ -63,11 +63,11 @@ KNOWN_FIELDS = {
 
 
 class Failed(Exception):
-    """A check found a fault; the message is the tool's."""
+    """A check found a fault; the message comes from the tool."""
 
 
 class LeftOut(Exception):
-    """A check could not be made; the message says why."""
+    """A check could not run; the message says why."""
 
 
 def main() -> int:
@@ -84,14 +84,14 @@ def main() -> int:
 
 
 def tools_folder() -> Path:
-    """Return the environment of these pinned tools."""
+    """Return the folder of the environment that holds these pinned tools."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))
     key = hashlib.sha256((HERE / "tools.txt").read_bytes() + sys.version.encode()).hexdigest()[:16]
     return cache / "edgeagent" / "cluster-tools" / key
 
 
 def install(folder: Path) -> None:
-    """Make the environment unless it is there whole."""
+    """Make the environment, unless a complete one exists."""
     if (folder / "ready").exists():
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -103,7 +103,7 @@ def install(folder: Path) -> None:
 
 
 def report(check: Callable[[], str]) -> bool:
-    """Run a check and print what came of it; return whether it did not fail."""
+    """Run a check and print its outcome; return True unless it failed."""
     began = time.monotonic()
     title = str(check.__doc__).partition("\n")[0].rstrip(".")
     try:
@@ -276,7 +276,7 @@ def engine_arguments() -> str:
     return f"{len(lines)} command lines"
 
 
-# Run where vLLM is installed. Both parsers end the process with a message of their own where they do not understand.
+# This runs where vLLM is installed. Both parsers end the process with their own message if they reject a line.
 PARSE = """
 import json, sys
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -312,12 +312,12 @@ def engine_lines() -> Iterator[tuple[str, list[str]]]:
 
 
 def filled(line: str, values: dict[str, str]) -> str:
-    """Return a unit's command line with its settings in the place of their names."""
+    """Return a unit's command line with the values of its settings filled in."""
     return re.sub(r"\$\{?([A-Z_]+)\}?", lambda found: values[found[1]], line)
 
 
 def engine_args(words: list[str]) -> list[str]:
-    """Return `vllm serve`'s arguments as its server's parser takes them: the model by name, no file of keys."""
+    """Return `vllm serve`'s arguments as its server's parser takes them: the model by name, and no key file."""
     words = [word for word in words if not word.startswith(("--config=", "%d/")) and word != "--config"]
     return ["--model", *words]
 
@@ -329,7 +329,7 @@ def shell_words(command: str) -> list[str]:
 
 
 def engine_python() -> Path:
-    """Return the interpreter of `make cluster-demo`'s engines. Raises LeftOut where they are not installed."""
+    """Return the Python interpreter of `make cluster-demo`'s engines. Raises LeftOut if they are not installed."""
     found = sorted((tools_folder().parents[1] / "cluster-engines").glob("*/ready"))
     if not found:
         raise LeftOut("no engine is installed; `make cluster-demo` installs one")
@@ -389,7 +389,7 @@ def paths(value: Any, at: str = "") -> set[str]:
 
 
 def needs(program: str, hint: str) -> str:
-    """Return where a program is. Raises LeftOut where it is not installed."""
+    """Return the path of a program. Raises LeftOut if it is not installed."""
     found = shutil.which(program)
     if found is None:
         raise LeftOut(f"{program} is not installed; {hint}")
@@ -397,7 +397,7 @@ def needs(program: str, hint: str) -> str:
 
 
 def run(*command: str, **environment: str) -> str:
-    """Run a tool and return what it wrote. Raises Failed with all it said where it is not content."""
+    """Run a tool and return its output. Raises Failed, with the end of its output, if its exit status is not 0."""
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     if done.returncode:
         raise Failed(f"{Path(command[0]).name}: {(done.stdout + done.stderr).strip()[-2000:]}")

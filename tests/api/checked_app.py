@@ -1,4 +1,4 @@
-"""An application whose every stream of responses is held against the grammar of events, whichever client reads it."""
+"""An application that checks every response stream against the event grammar, whichever client reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DONE = "data: [DONE]"
 
 
 class CheckedApp:
-    """Passes everything on; `check` raises what was wrong with any stream so far."""
+    """Passes every message on; `check` raises the first fault of any stream so far."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -20,7 +20,7 @@ class CheckedApp:
         self._faults: list[GrammarError] = []
 
     def check(self) -> None:
-        """Raise the first fault that was seen."""
+        """Raise the first fault found so far."""
         if self._faults:
             raise self._faults[0]
 
@@ -38,12 +38,12 @@ class CheckedApp:
         await self.app(scope, receive, send_checked)
 
     def note(self, fault: GrammarError) -> None:
-        """Remember what was wrong: raised here it would be the daemon's error, and a part of what it tells."""
+        """Record a fault. Raised here, it would become an error of the daemon and change what it sends."""
         self._faults.append(fault)
 
 
 class _Stream:
-    """One connection's or one request's events. What goes on from the middle of a response is not looked at."""
+    """The events of one connection or one request. A stream that starts in the middle of a response is not checked."""
 
     def __init__(self, app: CheckedApp, *, is_whole: bool) -> None:
         self._app = app
@@ -64,7 +64,7 @@ class _Stream:
 
     def _take_body(self, body: bytes) -> None:
         if not self._is_responses and not body.startswith(b"event: response."):
-            return  # of another API, or no stream
+            return  # of another API, or not a stream
         self._is_responses = True
         *frames, self._text = (self._text + body.decode()).split("\n\n")
         for frame in frames:

@@ -1,4 +1,4 @@
-"""A daemon with a fake backend, kept for a module; one that needs another daemon defines its own."""
+"""A daemon with a fake backend, shared by the tests of a module; a module that needs another daemon defines its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def daemon() -> AsyncIterator[Running]:
 
 @pytest.fixture
 def backend(daemon: Running) -> Iterator[Answering]:
-    """The daemon's backend, as if it were new."""
+    """The daemon's backend, reset for each test."""
     backend = daemon.service
     assert isinstance(backend, Answering)
     backend.reset()

@@ -1,7 +1,7 @@
-"""The order of a response's events as the protocol has it: a state machine that was written from its description.
+"""The order of a response's events as the protocol defines it: a state machine written from its description.
 
-Nothing of edgeagent is imported here, so that a golden file that is wrong, or code that wrote one, is seen. Feed one
-`EventGrammar` all that a client gets over one connection (or one HTTP stream), then ask it whether all has ended.
+It imports nothing from edgeagent, so it finds a wrong golden file and the code that wrote it. Feed one `EventGrammar`
+all messages that a client receives over one connection (or one HTTP stream), then call `finish`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ STATUSES = {
     "response.incomplete": {"incomplete", "cancelled"},
 }
 TERMINAL = set(STATUSES) - BEGINNING
-# What an item's one part is, and the events that fill it: kind of part, delta, done, and the field with the whole text.
+# For each item kind, its one part and the events that fill it: kind of part, prefix of the delta and done events, and
+# the field with the whole text.
 PARTS = {
     "message": ("output_text", "response.output_text", "text"),
     "reasoning": ("reasoning_text", "response.reasoning_text", "text"),
@@ -31,11 +32,11 @@ NOTES = {"response.steer.accepted", "response.steer.pending"}
 
 
 class GrammarError(AssertionError):
-    """An event that may not come here."""
+    """An event that is not allowed at this point."""
 
 
 def demand(holds: bool, why: str, event: Event) -> None:
-    """Raise where a rule does not hold."""
+    """Raise GrammarError if a rule does not hold."""
     if not holds:
         raise GrammarError(f"{why}: {str(event)[:500]}")
 
@@ -59,7 +60,7 @@ class Item:
 
 @dataclass
 class Response:
-    """A response from its first event to its last, and the notes behind that."""
+    """A response from its first event to its last, and the notes that follow."""
 
     id: str = ""
     seen: list[str] = field(default_factory=list)
@@ -88,7 +89,7 @@ class Response:
         demand(type(number) is int, "an event needs a sequence_number", event)
         assert number is not None
         if self.is_background:
-            # The number of a delta says how far its text reaches.
+            # A delta's number is the length of the text so far.
             demand(number > self.number, "numbers must grow", event)
         else:
             demand(number == self.number + 1, f"number {self.number + 1} is due", event)
@@ -224,13 +225,13 @@ class Response:
 
 
 class EventGrammar:
-    """All that comes over one connection: responses, one after another on each lane, and errors between them."""
+    """All messages of one connection: responses, one after another on each lane, and errors between them."""
 
     def __init__(self) -> None:
         self._lanes: dict[object, Response] = {}
 
     def feed(self, event: Event) -> None:
-        """Take the next event; raise GrammarError where it may not come."""
+        """Take the next event; raise GrammarError if it is not allowed here."""
         lane, kind = event.get("stream_id"), event["type"]
         response = self._lanes.get(lane)
         if kind == "error":
@@ -247,14 +248,14 @@ class EventGrammar:
             response.feed(event)
 
     def finish(self) -> None:
-        """Raise GrammarError where a response has begun and not ended."""
+        """Raise GrammarError if a response has begun but not ended."""
         for response in self._lanes.values():
             if not response.is_over:
                 raise GrammarError(f"{response.id} has no terminal event after {response.seen[-3:]}")
 
 
 def check_stream(events: list[Event]) -> None:
-    """Raise GrammarError where these are not all the events of what they begin."""
+    """Raise GrammarError if the events break the order, or a response does not end."""
     grammar = EventGrammar()
     for event in events:
         grammar.feed(event)

@@ -1,4 +1,4 @@
-"""Backends that stand for the whole service behind the API, and the model they tell of."""
+"""Backends that stand in for the whole service behind the API, and the model that they report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ INFO = ModelInfo(
 
 
 class OneModel(FakeBackend):
-    """A backend whose one model is in a given state."""
+    """A backend with one model in a given state."""
 
     def __init__(
         self, state: WorkerState, *, info: ModelInfo | None = None, worker: WorkerStatus | None = None
@@ -53,16 +53,16 @@ class OneModel(FakeBackend):
 
 
 class Answering(FakeBackend):
-    """A backend that answers questions with `answer`, raises it, or is silent until `gate` is set."""
+    """A backend that answers queries with `answer`, raises it, or waits until `gate` is set."""
 
     def __init__(self, models: tuple[str, ...] = ("fake",)) -> None:
         super().__init__(models=models)
-        self.answer: TextAnswer | Exception | None = None  # None: as FakeBackend does
+        self.answer: TextAnswer | Exception | None = None  # None: answer as FakeBackend does
         self.asked, self.gate, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.gate.set()
 
     def reset(self) -> None:
-        """Be as if new, but for what is still asked."""
+        """Restore the initial state, except for queries that are still open."""
         self.answer = None
         self.asked.clear()
         self.gate.set()

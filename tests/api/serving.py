@@ -27,20 +27,20 @@ from tests.api.event_grammar import check_stream
 from tests.backends.fake import FakeBackend
 from tests.owner_key import OwnerKey
 
-# Loopback buffers grow to megabytes; with small ones a slow reader is felt soon.
+# Loopback buffers grow to megabytes; small ones make a slow reader noticeable soon.
 SMALL_BUFFER_BYTES = 32 << 10
 GOLDEN = Path(__file__).parent / "golden"
 
 
 class OwnUser:
-    """The other end of every connection, as the daemon's transport would find it."""
+    """The peer of every connection, as the daemon's transport would identify it."""
 
     async def user(self) -> User:
         return OWN_USER
 
 
 def as_own_user(app: ASGIApp) -> ASGIApp:
-    """Return an application to which every client is a program of the daemon's own user."""
+    """Return an application that sees every client as a program of the daemon's own user."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, PEER_KEY: OwnUser()}, receive, send)
@@ -51,7 +51,7 @@ def as_own_user(app: ASGIApp) -> ASGIApp:
 class Server(uvicorn.Server):
     """A server that leaves signals alone.
 
-    uvicorn's own would put back, when it ends, the handler of an event loop that has ended before it.
+    uvicorn's own server restores, when it ends, a signal handler whose event loop may already be closed.
     """
 
     @contextmanager
@@ -71,7 +71,7 @@ _SSE_MODELS = _by_type(ResponseStreamEvent)
 
 
 def validate_event(event: dict[str, Any]) -> None:
-    """Raise where the openai package would not take an event in strict validation, over either transport."""
+    """Raise if the openai package would reject an event in strict validation, over either transport."""
     models = [_WS_MODELS[event["type"]]]
     if event["type"] in _SSE_MODELS and event["type"] != "error":
         models.append(_SSE_MODELS[event["type"]])
@@ -80,7 +80,7 @@ def validate_event(event: dict[str, Any]) -> None:
 
 
 def normalised(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return events with ids, times and measurements that differ from run to run replaced by stable words."""
+    """Return events with the ids, times and measurements that vary between runs replaced by fixed words."""
     text = json.dumps(events)
     seen: dict[str, str] = {}
 
@@ -96,7 +96,7 @@ def normalised(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check_golden(name: str, events: list[dict[str, Any]]) -> None:
-    """Compare with the golden file of this name, and both with the grammar; `make golden` writes it."""
+    """Compare events with the golden file of this name, and check both against the grammar. `make golden` writes it."""
     check_stream(events)
     path = GOLDEN / f"{name}.json"
     actual = normalised(events)
@@ -109,9 +109,9 @@ def check_golden(name: str, events: list[dict[str, Any]]) -> None:
 async def serve(
     backend: FakeBackend, config: Config | None = None, *, keys: Keys | None = None, store: Path | None = None
 ) -> AsyncIterator[str]:
-    """Serve a backend on a free loopback port; yield host:port. Accepted sockets send from a small buffer.
+    """Serve a backend on a free loopback port; yield host:port. Accepted sockets have a small send buffer.
 
-    `store` is the file of the stored responses; without it they live in memory.
+    `store` is the file of the stored responses; if None, they are kept in memory.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)

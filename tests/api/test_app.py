@@ -1,4 +1,4 @@
-"""The application around its routes: error shapes for everything, request ids, and bodies that break the bounds."""
+"""The application around its routes: error shapes everywhere, request ids, and bodies that exceed the limits."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def sized(body: str) -> str:
 
 
 async def still_serves(daemon: Running) -> None:
-    """Fail unless the next ordinary request succeeds."""
+    """Fail unless an ordinary request succeeds."""
     reply = await exchange(daemon.port, request(daemon, CHAT, sized(HI), body=HI))
     assert reply.status == 200
 
 
 async def ask(daemon: Running, line: str, *headers: str, body: bytes | str = b"") -> Reply:
-    """Return the answer to a request that is to be refused, after which the daemon must go on."""
+    """Return the answer to a request, after checking that the daemon still serves other requests."""
     reply = await exchange(daemon.port, request(daemon, line, *headers, body=body))
     await still_serves(daemon)
     return reply
@@ -129,7 +129,7 @@ async def test_an_announced_body_is_refused_unread(daemon: Running, announced: i
 
 
 async def test_a_body_that_was_not_read_ends_the_connection(daemon: Running) -> None:
-    """What it holds must not be taken for another request."""
+    """The unread bytes must not be parsed as another request."""
     reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
     smuggled = request(daemon, "GET /health").decode()
     writer.write(request(daemon, "POST /nothing", f"Content-Length: {MAX_BODY + len(smuggled)}", body=smuggled))
@@ -218,7 +218,7 @@ async def test_a_head_without_end_is_cut(daemon: Running, start: bytes) -> None:
     try:
         reply = await read_reply(reader)
     except (asyncio.IncompleteReadError, ConnectionError):
-        pass  # the reset overtook the answer
+        pass  # the reset arrived before the answer
     else:
         assert reply.status in (400, 414, 431)
     writer.close()
@@ -248,7 +248,7 @@ async def test_a_slow_body(monkeypatch: pytest.MonkeyPatch) -> None:
         reply = await exchange(daemon.port, request(daemon, CHAT, sized(HI), body=HI[:-1]))
         assert (reply.status, reply.headers["connection"]) == (400, "close")
         assert "too slowly" in str(reply.error()["message"])
-        # Once it is there, no time limit is left to hurt a long answer.
+        # Once the body has arrived, no time limit applies to a long answer.
         await still_serves(daemon)
 
 

@@ -1,4 +1,4 @@
-"""The grammar itself: it takes every golden file, and sees every fault that is planted there."""
+"""Tests of the grammar itself: it accepts every golden file and finds every planted fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.api.serving import GOLDEN
 Event = dict[str, Any]
 Events = list[Event]
 
-# One response each, of every kind of item and end.
+# One response for every kind of item and of end.
 NAMES = ("text", "length", "failed", "cancelled", "reasoning_text_calls", "socket_compaction", "session_prefill_only")
 
 
@@ -26,12 +26,12 @@ def golden(name: str) -> Events:
 
 
 def renumbered(events: Events) -> Events:
-    """Return the events with the numbers that they would have, so that these do not give a fault away."""
+    """Return the events with consecutive numbers, so that a gap in the numbers does not reveal a fault."""
     return [event | {"sequence_number": index} for index, event in enumerate(events)]
 
 
 def faults(events: Events) -> Iterator[tuple[str, Events]]:
-    """Yield the stream with one event left out, told twice, or told too early."""
+    """Yield the stream with one event left out, repeated, or sent too early."""
     for index, event in enumerate(events):
         before, after = events[:index], events[index + 1 :]
         yield f"without {event['type']}", before + after
@@ -58,7 +58,7 @@ def test_no_event_may_be_missing_repeated_or_early(name: str) -> None:
 
 
 def change(events: Events, kind: str, edit: Callable[[Event], object]) -> Events:
-    """Return a copy of the events in which the first of a kind was edited."""
+    """Return a copy of the events with the first one of a kind edited."""
     changed = copy.deepcopy(events)
     edit(next(event for event in changed if event["type"] == f"response.{kind}"))
     return changed
@@ -166,7 +166,7 @@ def test_notes_may_follow_the_end() -> None:
 
 
 async def play(*chunks: bytes, path: str = "/v1/responses") -> CheckedApp:
-    """Return a checked application that has sent a body in these chunks."""
+    """Return a checked application after it has sent a body in these chunks."""
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         for chunk in chunks:

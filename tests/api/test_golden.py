@@ -1,6 +1,6 @@
-"""Whole conversations on a socket, frame by frame, held against golden files: what a client may rely on.
+"""Whole conversations on a socket, frame by frame, compared with golden files: what a client may rely on.
 
-`make golden` writes the files again; then look at what changed.
+`make golden` writes the files again; review the changes afterwards.
 """
 
 from __future__ import annotations
@@ -121,6 +121,6 @@ def test_golden(play: Callable[[Client], None]) -> None:
     play(client)
     events = client.events
     if play is queued:
-        # Sixteen alike say no more than one.
+        # One of the sixteen equal lanes shows as much as all.
         events = [event for event in events if event.get("stream_id") in ("lane0", "late")]
     check_golden(f"session_{play.__name__}", events)

@@ -1,4 +1,4 @@
-"""The cache partition of a prompt: the credential decides it at every route, never a field of a body."""
+"""The cache partition of a prompt: on every route the credential decides it, never a field of a body."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.daemon.running import Running, running
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MESSAGES = [{"role": "user", "content": "hello"}]
-# What a caller might try to name another's cache with.
+# Fields with which a caller might try to select another client's cache.
 CLAIMS = {"partition": "", "client": "", "cache_salt": "x", "user": "owner", "prompt_cache_key": "owner"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hello"},

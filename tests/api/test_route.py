@@ -1,4 +1,4 @@
-"""Where a request may run: its field and its token's mode, of which the stricter holds, on every wire."""
+"""Where a request may run: the stricter of its field and its token's mode, on every wire."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_on_a_socket_too(locked: Running, client: str, asked: str | None, 
 
 
 async def test_what_continues_a_local_conversation_stays_here(locked: Running) -> None:
-    """Its turns are sent again with each request, so a later one must not take them away."""
+    """Each request sends the earlier turns again, so a later request must not send them to a remote."""
     headers = {"Authorization": f"Bearer {TOKENS['']}"}
 
     async def respond(**fields: Any) -> dict[str, Any]:
@@ -153,7 +153,7 @@ FIELDS = [
 async def test_what_is_not_understood_is_refused(
     locked: Running, path: str, field: object, param: str, message: str
 ) -> None:
-    """Ignored, a misspelt `route` would let a request leave the machine."""
+    """A misspelt `route` that was ignored would let a request leave the machine."""
     headers = {"Authorization": f"Bearer {TOKENS['']}"}
     reply = await locked.http.post(f"{locked.url}{path}", json=BODIES[path] | {"edgeagent": field}, headers=headers)
     assert reply.status_code == 400

@@ -1,6 +1,6 @@
-"""A scripted backend for tests: it yields what it is told to, waits at gates instead of sleeping, and remembers.
+"""A scripted backend for tests: it yields its script's steps, waits at gates instead of sleeping, and records requests.
 
-It also has the router's `default_model`, so that it can stand for the whole service behind the wire.
+It also has the router's `default_model`, so that it can stand in for the whole service behind the wire.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from edgeagent.types import (
 
 @dataclass(slots=True)
 class Gate:
-    """A point in a script where the backend stops: `reached` is set on arrival, and `opened` lets it go on."""
+    """A point at which a script pauses: the backend sets `reached` on arrival and continues once `opened` is set."""
 
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +78,7 @@ def finished(
 
 
 def echo(request: GenerateRequest) -> Iterable[Act]:
-    """Answer with the last message's words, one a step; one word is one token."""
+    """Answer with the last message's words, one per step; each word is one token."""
     match request.prompt:
         case ChatPrompt(messages=messages):
             text = messages[-1].content if messages else ""
@@ -98,10 +98,10 @@ def echo(request: GenerateRequest) -> Iterable[Act]:
 
 
 class FakeBackend:
-    """Runs `script(request)` for each request. An Exception in a script is raised; a script without end is a hang.
+    """Runs `script(request)` for each request. It raises an Exception in a script; a script without an end hangs.
 
-    `requests` and `queries` hold what was asked, `cancelled` the ids politely cancelled while live, `closed` the ids
-    whose generator was closed before its end.
+    `requests` and `queries` hold what was asked, `cancelled` the ids of live requests that `cancel` was called for, and
+    `closed` the ids of requests whose generator was closed before its end.
     """
 
     name = "fake"
@@ -126,7 +126,7 @@ class FakeBackend:
         return self.statuses
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Return room without end, for any request."""
+        """Return unlimited room for any request."""
         del request
         return Estimate(self.name, is_local=True, num_live=self.num_live, max_live=1_000_000)
 
@@ -143,7 +143,7 @@ class FakeBackend:
             for act in self.script(request):
                 if isinstance(act, Gate):
                     await _pass(act, cancel)
-                # Between its steps a real backend waits, and others get their turn.
+                # A real backend waits between steps, so other tasks run.
                 await asyncio.sleep(0)
                 if cancel.is_set():
                     is_over = True
@@ -166,7 +166,7 @@ class FakeBackend:
             self._notify()
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer as a model would whose tokens are the code points of the text."""
+        """Answer like a model whose tokens are the code points of the text."""
         self.queries.append(query)
         self.find_model(model)
         await asyncio.sleep(0)
@@ -195,11 +195,11 @@ class FakeBackend:
             self._notify()
 
     def models(self) -> list[ModelStatus]:
-        """Return the models it was given, all ready."""
+        """Return the given models, all ready."""
         return [ModelStatus(name, WorkerState.READY, progress=1.0) for name in self._names]
 
     def reload(self, model: str) -> None:
-        """Note that it was asked; raise ModelNotFound."""
+        """Record the call; raise ModelNotFound."""
         self.find_model(model)
         self.reloaded.append(model)
 
@@ -208,7 +208,7 @@ class FakeBackend:
         return self._names[0]
 
     def find_model(self, name: str) -> str:
-        """Return the name of a model; "" and "default" are the first's too. Raise ModelNotFound."""
+        """Return the name of a model; "" and "default" mean the first. Raise ModelNotFound."""
         if name in ("", "default"):
             return self.default_model()
         if name not in self._names:
@@ -216,31 +216,31 @@ class FakeBackend:
         return name
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`."""
+        """Return the same as `find_model`."""
         return self.find_model(name)
 
     async def unload(self, model: str) -> int:
-        """Note that it was asked; raise ModelNotFound."""
+        """Record the call; raise ModelNotFound."""
         self.unloaded.append(self.find_model(model))
         return 0
 
     async def start(self) -> None:
-        """Remember that it was started."""
+        """Record that it was started."""
         self.is_started = True
 
     async def stop(self) -> None:
-        """Cancel what is live."""
+        """Cancel the live requests."""
         self.is_started = False
         for request_id in list(self._live):
             self.cancel(request_id)
 
     @property
     def num_live(self) -> int:
-        """Requests that have begun and not ended."""
+        """The number of requests that have begun and not ended."""
         return len(self._live)
 
     async def until(self, condition: Callable[[FakeBackend], bool]) -> None:
-        """Return once `condition` holds; it is looked at whenever a request begins, ends or is cancelled."""
+        """Return once `condition` holds; it is checked whenever a request begins, ends or is cancelled."""
         while not condition(self):
             await self._changed.wait()
 
@@ -250,7 +250,7 @@ class FakeBackend:
 
 
 def _embedding(prompt: TextPrompt | TokenPrompt, dimensions: int | None) -> Embedding:
-    """Return what says how many tokens a text has, in the first of a vector's numbers; a text's are its characters."""
+    """Return a vector whose first number is the number of tokens; in a text, each character is one token."""
     num_tokens = len(prompt.text) if isinstance(prompt, TextPrompt) else len(prompt.tokens)
     return Embedding(struct.pack("<4f", num_tokens, 0.25, -1.5, 0.0)[: 4 * (dimensions or 4)], num_tokens)
 

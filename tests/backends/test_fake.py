@@ -1,4 +1,4 @@
-"""The scripted backend keeps the contract it stands in for."""
+"""The scripted backend obeys the contract of the backends that it replaces."""
 
 from __future__ import annotations
 

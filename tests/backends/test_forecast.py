@@ -1,4 +1,4 @@
-"""What requests will take: by the sizes of their prompts, what is cached of them, and who is ahead."""
+"""Predicted times of requests, from prompt sizes, cached tokens and the requests ahead."""
 
 from __future__ import annotations
 

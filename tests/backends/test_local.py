@@ -235,7 +235,7 @@ MAX_FAULTS = 8
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_every_accepted_request_ends_once_under_random_faults(make: Make, seed: int) -> None:
-    """Crashes, freezes, cancels, closes and deadlines at random: each request ends, and only once."""
+    """Crashes, freezes, cancels, closes and deadlines at random: each request ends exactly once."""
     chance = random.Random(seed)
     backend = make(parallel=4, max_waiting=8, max_crashes=10_000, pong_timeout_s=0.5, stop_grace_s=0.05)
     await backend.start()
@@ -254,7 +254,7 @@ async def test_every_accepted_request_ends_once_under_random_faults(make: Make, 
 
 
 async def act_as_client(backend: LocalBackend, request_id: str, chance: random.Random) -> None:
-    """Ask, perhaps leave or cancel on the way, and check what comes."""
+    """Send a request, perhaps leave or cancel it midway, and check its steps."""
     for _ in range(chance.randrange(20)):
         await asyncio.sleep(0.002)
     if chance.random() < 0.6:

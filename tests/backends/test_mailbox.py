@@ -1,4 +1,4 @@
-"""The mailbox: order, one end, and a slow reader that costs a bounded number of steps and no text."""
+"""The mailbox: order, one end, and a slow reader, for which it keeps a bounded number of steps and all text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STEPS = st.lists(
 
 
 def flatten(steps: list[Step]) -> list[object]:
-    """What a reader makes of steps: the characters of each channel in order, and everything else."""
+    """Return what a reader collects from steps: the characters of each channel in order, and all other deltas."""
     flat: list[object] = []
     for delta in (delta for step in steps for delta in step.deltas):
         match delta:

@@ -1,4 +1,4 @@
-"""A chat-completions server that plays a script, with other servers' manners: one answer for each request."""
+"""A chat-completions server that plays a script, one answer for each request, and can behave like other servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USAGE: Body = {"prompt_tokens": 20, "completion_tokens": 3, "prompt_tokens_detai
 
 @dataclass
 class ScriptedServer:
-    """Requests to chat completions as they came, and what they were answered with."""
+    """The received requests to chat completions, and the scripted answers."""
 
     url: str = ""
     owner: str = "llamacpp"
@@ -28,7 +28,7 @@ class ScriptedServer:
     live: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection, request after request."""
+        """Serve the requests of one connection."""
         self.num_connections += 1
         task = asyncio.current_task()
         assert task is not None
@@ -77,7 +77,7 @@ async def scripted() -> AsyncIterator[ScriptedServer]:
 
 
 def plain(status: int, body: bytes) -> bytes:
-    """Return an answer of JSON."""
+    """Return a JSON answer."""
     return b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
         status,
         len(body),
@@ -86,7 +86,7 @@ def plain(status: int, body: bytes) -> bytes:
 
 
 def stream(*texts: str | Body, usage: Body | None = USAGE, done: bool = True) -> bytes:
-    """Return a stream of these texts (or whole events), the usage and the end."""
+    """Return a stream of these texts (or whole events), followed by the usage and the end."""
     events: list[Body] = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]}]
     for text in texts:
         events.append(text if isinstance(text, dict) else {"choices": [{"index": 0, "delta": {"content": text}}]})

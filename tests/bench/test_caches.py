@@ -1,4 +1,4 @@
-"""The scenarios of the prefix cache against a fake backend: what they ask, in which order, and what they count."""
+"""The prefix cache scenarios against a fake backend: their requests, their order, and their counts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def counted(prompt: int) -> Iterable[Act]:
 
 
 async def test_shares_are_of_what_is_unique(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system prompt of 100 tokens and three questions of 10 with an answer of 1: 133 tokens, of 10 bytes each."""
+    """A system prompt of 100 tokens and three questions of 10 with an answer of 1: 133 unique tokens, 10 bytes each."""
     kept = iter([Kept(0, 1000, 100)] * 2 + [Kept(1330, 1000 + 2660, 366)] * 2)
 
     async def read(_: object) -> Kept:

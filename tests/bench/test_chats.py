@@ -1,4 +1,4 @@
-"""Conversations that a server keeps, against a fake backend: what is asked, and what is counted of it."""
+"""Scenarios of conversations that a server keeps, against a fake backend: their requests and their counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both transports against the daemon's own server with a fake backend, and other servers' manners against a script."""
+"""Both transports, against the daemon's own server with a fake backend and against a server with scripted answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIX_WORDS = Ask("one two three four five six", max_tokens=4)
 
 
 async def asked(server: Server, ask: Ask = SIX_WORDS) -> Trace:
-    """Return the trace of one answer on a connection of its own."""
+    """Return the trace of one answer on a new connection."""
     trace = Trace()
     async with connection_to(server) as connection:
         await connection.ask(ask, trace)

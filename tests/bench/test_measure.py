@@ -1,4 +1,4 @@
-"""Rounds: two servers by turns, a failure that stops one scenario alone, and what is kept when it is cut short."""
+"""Rounds: two servers in alternation, a failure that stops only its scenario, and the results kept on interrupt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def silent(label: str, done: int, total: int) -> None:
 
 
 class Rounds:
-    """A scenario that notes who is measured when, and fails or stops where it is told to."""
+    """A scenario that records which server is measured, and fails or stops at given rounds."""
 
     def __init__(self, stop_at: int | None = None, fail_at: int | None = None) -> None:
         self.log: list[tuple[str, str]] = []
@@ -125,7 +125,7 @@ async def test_a_server_that_does_not_answer_is_an_error() -> None:
 
 
 async def test_prompts_come_out_as_long_as_asked() -> None:
-    """The fake counts words; the prompt's own instruction is found out as what it has beside its words."""
+    """The fake counts words; the instruction's length is what the prompt has beside its filler words."""
     backend = FakeBackend()
     async with running(backend) as daemon:
         size = await count_tokens(Server(Address(daemon.url), "http", "fake"), 1)

@@ -1,4 +1,4 @@
-"""The picture: refused before anything is measured where it could not be drawn; drawn where matplotlib is installed."""
+"""The plot: refused before any measurement if it could not be drawn, and drawn where matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_nothing_measured_nothing_drawn(tmp_path: Path) -> None:
 
 
 class FakePanel:
-    """Notes the curves that are drawn into it."""
+    """Records the curves that are drawn into it."""
 
     def __init__(self) -> None:
         self.curves: list[tuple[list[float], list[float], str]] = []
@@ -57,7 +57,7 @@ class FakePanel:
 
 
 class FakeFigure:
-    """Hands out panels, and notes where it is saved."""
+    """Returns panels, and records where it is saved."""
 
     def __init__(self) -> None:
         self.panels: list[FakePanel] = []

@@ -1,4 +1,4 @@
-"""Prompts: cold ones share no beginning with any other, warm ones all but their end, and lengths come out as asked."""
+"""Prompts: cold ones share no prefix, warm ones differ only at their end, and lengths are as requested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = [f"ttft {number}" for number in range(20)]
 
 
 def common(one: str, other: str) -> int:
-    """Return how many characters two prompts share at their beginning."""
+    """Return the length of the common prefix of two prompts, in characters."""
     return next(
         (index for index, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1),
         min(len(one), len(other)),

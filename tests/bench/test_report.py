@@ -1,4 +1,4 @@
-"""The report: tables and objects of hand-made measurements, and the notes that keep their readers honest."""
+"""The report: tables and objects from hand-made measurements, and the notes that prevent misreading."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_of(*rounds: list[Round], failure: str | None = None, is_complete: bool =
 
 
 def lines_of(run: Run) -> dict[str, list[str]]:
-    """Return the cells of each line of the report by what the line begins with."""
+    """Return the cells of each line of the report, by the line's first cell."""
     lines = (line.split("  ", 1) for line in tables(run, aligned).splitlines() if "  " in line)
     return {name: rest[0].split() for name, *rest in lines}
 

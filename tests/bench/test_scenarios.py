@@ -1,4 +1,4 @@
-"""The scenarios against the daemon's own server with a fake backend: what they ask, and what their numbers are of."""
+"""The scenarios against the daemon's own server with a fake backend: their requests, and the basis of their numbers."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ async def test_a_round_gives_what_the_scenario_promises(name: str, transport: st
             await scenario.prepare(target, LOAD)
         samples = await scenario.round(target, LOAD, "0")
     assert set(samples) == set(scenario.metrics)
-    # The fake answers a long prompt within the blink of an eye: live streams need not have had a gap meanwhile.
-    # And it says that its prompts took longer than the whole answer.
+    # The fake answers a long prompt so fast that the live streams may have no gap meanwhile. It also reports a prompt
+    # time that exceeds the whole answer's time.
     optional = {scenarios.ITL_DURING, scenarios.WORST_ITL, BEYOND}
     assert all_present(samples, set(scenario.metrics) - optional), samples
 
@@ -121,7 +121,7 @@ async def test_one_refusal_ends_a_parallel_round_with_its_own_error() -> None:
 
 
 async def test_hol_sends_the_long_prompt_when_all_streams_live_and_ends_them_all() -> None:
-    """The long prompt's answer waits here until each live stream has written five times beside it."""
+    """The long prompt's answer waits at a gate until each live stream has sent five more tokens."""
     gate, meanwhile = Gate(), [0, 0]
     num_live_when_long_came = []
 
@@ -175,7 +175,7 @@ def test_live_gaps_are_those_that_have_a_part_in_the_time_asked_for() -> None:
 
 
 def test_the_rate_of_many_streams() -> None:
-    """Two streams, 10 and 5 events a second, two tokens each; both live from 1.0 to 2.0."""
+    """Two streams with 10 and 5 events per second, two tokens each; both are live from 1.0 to 2.0 s."""
     fast = Trace(sent_s=0, texts=[0.5 + i / 10 for i in range(21)], num_chars=[1] * 21, counts=Counts(1, 0, 42))
     slow = Trace(sent_s=0, texts=[1.0 + i / 5 for i in range(6)], num_chars=[1] * 6, counts=Counts(1, 0, 12))
     assert live_rate([fast, slow]) == pytest.approx([30])
@@ -201,7 +201,7 @@ def test_every_metric_explains_itself_once() -> None:
 async def test_overhead_is_what_the_server_s_own_prompt_time_leaves() -> None:
     async with target_of(FakeBackend()) as target:
         samples = await overheads.overhead(target, LOAD, "0")
-    # The fake says 8 ms for every prompt.
+    # The fake reports 8 ms for every prompt.
     assert all(value > -8.0 for value in samples[BEYOND])
     assert len(samples[BEYOND]) == len(samples[DELIVERY]) > 1
 

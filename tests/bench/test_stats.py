@@ -1,4 +1,4 @@
-"""Percentiles and ratios, against hand-made numbers, numpy's quantiles and the laws that they obey."""
+"""Percentiles and ratios, checked against hand-made numbers, numpy's quantiles and mathematical properties."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_quantiles_are_those_of_numpy(samples: list[float], q: float) -> None:
 
 
 def test_percentiles_are_promises() -> None:
-    """Of a time, p95 is what 95 % do not exceed; of a rate, what 95 % reach."""
+    """The p95 of a time is what 95 % do not exceed; that of a rate is what 95 % reach."""
     samples = [float(value) for value in range(1, 102)]
     slow, fast = summarize(samples, "lower"), summarize(samples, "higher")
     assert slow is not None and fast is not None
@@ -40,7 +40,7 @@ def test_no_samples_no_summary() -> None:
 
 
 def test_a_ratio_is_taken_pair_by_pair() -> None:
-    """A machine that slows down tenfold on the way: each pair still says 2, where ratios of medians need not."""
+    """On a machine that slows down tenfold meanwhile, each pair still gives 2; a ratio of medians might not."""
     theirs = [[1.0, 1.0], [10.0], [100.0, 100.0, 100.0]]
     ours = [[2.0], [20.0, 20.0], [200.0]]
     assert ratio(ours, theirs) == Ratio(3, 2.0, 2.0, 2.0)
@@ -58,7 +58,7 @@ def test_within_a_round_its_median_counts() -> None:
 
 
 def test_a_round_that_only_one_side_has_makes_no_pair() -> None:
-    """Ctrl-C between the two; an answer without a rate on either side."""
+    """A round is missing on one side after Ctrl-C between the two servers, or if an answer has no rate."""
     compared = ratio([[1.0], [], [6.0], [9.0]], [[2.0], [5.0], []])
     assert compared == Ratio(1, 0.5, 0.5, 0.5)
     assert ratio([[1.0]], []) is None
@@ -71,7 +71,7 @@ def test_turned_round_a_ratio_is_its_reciprocal(pairs: list[tuple[float, float]]
     there, back = ratio(ours, theirs), ratio(theirs, ours)
     assert there is not None and back is not None
     assert there.first_quartile <= there.median <= there.third_quartile
-    if len(pairs) % 2:  # between two middle values the mean of reciprocals is not the reciprocal of the mean
+    if len(pairs) % 2:  # between two middle values, the mean of the reciprocals differs from the reciprocal of the mean
         assert there.median == pytest.approx(1 / back.median)
 
 

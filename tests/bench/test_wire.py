@@ -1,4 +1,4 @@
-"""What arrivals come to: times, gaps, and rates that neither flatter nor blame."""
+"""Latencies, gaps and rates computed from arrival times, so that no server is favoured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgeagent.bench.wire import Counts, Trace, counts_of
 
 
 def trace(*texts: float, output: int | None = None, sent: float = 0.0, first: float | None = None) -> Trace:
-    """Return an answer that arrived at these seconds."""
+    """Return an answer whose texts arrived at these times in seconds."""
     answer = Trace(sent_s=sent, first_event_s=first, texts=list(texts), num_chars=[3] * len(texts))
     answer.counts = Counts(10, 0, output) if output is not None else None
     return answer
@@ -26,14 +26,14 @@ def test_a_token_an_event() -> None:
 
 
 def test_several_tokens_an_event() -> None:
-    """Three events of four tokens: eight tokens took 0.2 s; the first four had come already."""
+    """Three events of four tokens: eight tokens took 0.2 s, since the first four had already arrived."""
     answer = trace(1.0, 1.1, 1.2, output=12)
     assert answer.tokens_per_event == 4
     assert answer.tokens_per_s == pytest.approx([40])
 
 
 def test_events_of_uneven_size() -> None:
-    """Half of the text came at once, late: what came after it took the time, not what came with it."""
+    """Half of the text arrived in the first event, and the rate counts only the text that came after it."""
     answer = trace(1.0, 1.1, 1.2, output=12)
     answer.num_chars = [20, 10, 10]
     assert answer.tokens_per_s == pytest.approx([30])

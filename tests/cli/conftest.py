@@ -1,4 +1,4 @@
-"""What the commands meet: a scripted daemon in a thread of its own, or folders of models without a daemon."""
+"""Fixtures for commands: a scripted daemon in a thread, or folders of models without a daemon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def start_stub() -> Iterator[StartStub]:
-    """Return a function from a script to a stub that plays it until the test ends."""
+    """Return a function that runs a stub with a script until the test ends."""
     with ExitStack() as stack:
         yield lambda *script: stack.enter_context(in_thread(running_stub(*script)))
 
@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> StoreConfig:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs a command on folders of this test's own and returns its status and output."""
+    """Return a function that runs a command on this test's own folders and returns its status and output."""
     bundled = tmp_path / "mini.gguf"
     bundled.write_bytes(small_model())
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -1,7 +1,9 @@
-"""Stands in for `edgeagent serve` as a child process: publishes itself, answers /edgeagent/status, ends with its stdin.
+"""Stands in for `edgeagent serve` as a child process.
 
-Arguments: the state folder, then for each status that is asked for what it shall say (the last one is repeated):
-`starting`, `ready` or `failed`; or just `exit` to end at once with words on stderr.
+It publishes itself, answers /edgeagent/status, and ends when its stdin closes.
+
+Arguments: the state folder, then one state for each status request (the last one repeats): `starting`, `ready` or
+`failed`; or only `exit`, to end at once with a message on stderr.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The entry point: what is imported when, exit statuses, and errors of one line."""
+"""The entry point: which modules each command imports, exit statuses, and one-line errors."""
 
 from __future__ import annotations
 

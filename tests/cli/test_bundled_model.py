@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# For daemons that a command starts; the one that `serve` starts here calibrates as it does for a new user.
+# For daemons that a command starts; the one that `serve` starts here calibrates as for a new user.
 UNCALIBRATED = {"EDGEAGENT_ENGINE__CALIBRATION_S": "0"}
 
 

@@ -1,4 +1,4 @@
-"""What the shell is offered for MODEL."""
+"""The completions that the shell offers for MODEL."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_quantizations_that_are_here(folder: Path) -> None:
     ],
 )
 def test_bash_is_given_the_part_behind_a_colon(folder: Path, words: list[str], expected: list[str]) -> None:
-    """By the script that `edgeagent --install-completion` installs, in the parts that bash cuts a line into."""
+    """Run the script that `edgeagent --install-completion` installs, on a line that bash splits at its colons."""
     download(folder, "models--org--repo", "model-Q4_K_M.gguf", "model-Q8_0.gguf")
     command = folder / "bin" / "edgeagent"
     command.parent.mkdir()

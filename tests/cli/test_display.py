@@ -1,4 +1,4 @@
-"""Tables and lines at a narrow terminal, and what goes to a pipe unchanged."""
+"""Tables and lines on a narrow terminal; output to a pipe is not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every declared option is a flag, and nothing but the declaration decides how."""
+"""Every declared option is a flag, and only its declaration decides the flag's form."""
 
 from __future__ import annotations
 

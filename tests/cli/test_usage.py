@@ -1,4 +1,4 @@
-"""What is said to a wrong command line."""
+"""The messages for a wrong command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serves a synchronous test: an asynchronous context in a thread with a loop of its own."""
+"""Runs an asynchronous context for a synchronous test, in a thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @contextmanager
 def in_thread(manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """Enter an asynchronous context beside the caller, and leave it at the end."""
+    """Enter an asynchronous context in another thread, and leave it at the end."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

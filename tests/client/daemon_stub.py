@@ -1,4 +1,4 @@
-"""A WebSocket server that plays a script: for each connection, what to do with each message it gets."""
+"""A WebSocket server that plays a script: for each connection, what to do with each received message."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Act = Callable[[ServerConnection, dict[str, Any]], Awaitable[None]]
 
 
 class DaemonStub:
-    """Messages received on all connections, in order, and the Authorization headers that came with the connections.
+    """Messages received on all connections, in order, and the Authorization headers of their handshakes.
 
-    `refusals` are the statuses and bodies that the next handshakes get.
+    `refusals` holds the statuses and bodies for the next handshakes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the client connects to."""
+"""The address to which the client connects."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Other people's clients against a real daemon (`make test-clients`), in an environment of their own."""
+"""Third-party clients against a real daemon (`make test-clients`), in an environment of their own."""

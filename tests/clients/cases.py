@@ -1,4 +1,4 @@
-"""What each client's script shares: its cases, and how their outcomes get to run.py (a line of JSON each, on stdout).
+"""Shared by the clients' scripts: the cases, and how their outcomes reach run.py (one JSON line each, on stdout).
 
 It runs in the clients' own environment, so it imports nothing but the standard library.
 """
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 URL = os.environ.get("EDGEAGENT_URL", "http://127.0.0.1:8127")
 BASE_URL = f"{URL}/v1"
-# Any key will do; clients insist on one.
+# Clients require a key; any value works.
 KEY = "unused"
 MODEL = "builtin"
 LIMIT_S = 120.0
@@ -33,7 +33,7 @@ ASK_TIMER = "Set a timer for 7 minutes."
 
 
 def case(name: str) -> Callable[[Case], Case]:
-    """Add a case under a name."""
+    """Register a case under a name."""
 
     def add(run: Case) -> Case:
         _cases.append((name, run))
@@ -43,8 +43,8 @@ def case(name: str) -> Callable[[Case], Case]:
 
 
 def main() -> None:
-    """Run every case in turn; print what became of each."""
-    # What libraries print must not stand between the lines of outcomes.
+    """Run every case in turn, and print each outcome."""
+    # Output of libraries must not mix with the lines of outcomes.
     channel, sys.stdout = sys.stdout, sys.stderr
     asyncio.run(_run_all(lambda outcome: print(json.dumps(outcome), file=channel, flush=True)))
 

@@ -1,6 +1,6 @@
 """instructor: classes through JSON schema and tools, plain and partial.
 
-Its JSON mode is left out: the schema is only told in the prompt there, which is beyond the bundled model.
+Its JSON mode is left out: it states the schema only in the prompt, which the bundled model cannot follow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Timer(BaseModel):
 
 
 def make(mode: instructor.Mode) -> instructor.AsyncInstructor:
-    """Return a client of a mode."""
+    """Return a client that uses a mode."""
     return instructor.from_openai(AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0), mode=mode)
 
 

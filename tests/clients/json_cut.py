@@ -1,4 +1,4 @@
-"""Tells what was wrong with an answer that should have followed a schema, independently of the code that made it."""
+"""Finds what is wrong with an answer that should follow a schema, independently of the code that constrained it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import jsonschema_rs
 
-# A string as far as it has come.
+# A JSON string, complete or cut off at the end of the text.
 _STRING = re.compile(r'"(?:\\.|[^"\\])*(?:"|\\?$)', re.DOTALL)
-# One more than there may be, for a last digit that must not be 0 (above 0, say).
+# One more than the grammar's limit, for a last digit that must not be 0 (for a minimum above 0, say).
 _MAX_DIGITS = 17
 _MAX_SPACE = 17
 
 
 def fault_of(schema: dict[str, Any], text: str, *, is_cut: bool) -> str | None:
-    """Return what is wrong with an answer; None where it is whole and valid, or may have been cut off.
+    """Return the fault of an answer; None if it is whole and valid, or was cut off where that is allowed.
 
-    It may be cut off only where the schema leaves a string, a list or a map unbounded, and only if what there is so far
-    is no white space, no endless number and no key that the schema does not name.
+    It may be cut off only if the schema leaves a string, a list or a map unbounded, and if the text so far has no run
+    of white space, no endless number and no key that the schema does not name.
     """
     plain = _STRING.sub('""', text)
     if re.search(rf"\d{{{_MAX_DIGITS + 1},}}", plain):
@@ -39,7 +39,7 @@ def fault_of(schema: dict[str, Any], text: str, *, is_cut: bool) -> str | None:
 
 
 def is_unbounded(schema: Any) -> bool:
-    """Whether something in a schema may be as long as a model likes."""
+    """Return whether a schema allows a value of any length."""
     match schema:
         case {"const": _} | {"enum": _}:
             return False
@@ -68,7 +68,7 @@ def _fault_of_whole(schema: dict[str, Any], text: str) -> str | None:
 
 
 def _repaired(text: str) -> Any:
-    """Return the value of a JSON text that was cut off, without what is not complete at its end, texts excepted."""
+    """Return the value of a JSON text that was cut off. An incomplete last element is dropped, except a string."""
     for end in range(len(text), 0, -1):
         try:
             return json.loads(text[:end] + _closing(text[:end]))
@@ -78,7 +78,7 @@ def _repaired(text: str) -> Any:
 
 
 def _closing(text: str) -> str:
-    """Return the quote and brackets that a JSON text lacks."""
+    """Return the quote and the brackets that complete a JSON text."""
     last = next((found[0] for found in reversed(list(_STRING.finditer(text))) if found.end() == len(text)), "")
     is_open = bool(last) and (last == '"' or not re.fullmatch(r'"(?:\\.|[^"\\])*"', last, re.DOTALL))
     brackets = ""
@@ -91,7 +91,7 @@ def _closing(text: str) -> str:
 
 
 def _relaxed(schema: Any) -> Any:
-    """Return the schema without demands that an unfinished value cannot meet, and closed to keys it does not name."""
+    """Return the schema without constraints that an unfinished value cannot meet, and without additional properties."""
     if isinstance(schema, list):
         return [_relaxed(item) for item in schema]
     if not isinstance(schema, dict):

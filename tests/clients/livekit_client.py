@@ -24,7 +24,7 @@ def make(kind: str) -> Any:
 
 
 def asked(*texts: str) -> llm.ChatContext:
-    """Return a conversation: the user's words and the assistant's by turns."""
+    """Return a conversation with alternating texts of the user and the assistant."""
     context = llm.ChatContext.empty()
     for index, text in enumerate(texts):
         context.add_message(role="assistant" if index % 2 else "user", content=text)

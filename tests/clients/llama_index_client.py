@@ -1,4 +1,4 @@
-"""llama-index: completion, chat, streams, tools and classes through its model for servers like OpenAI's."""
+"""llama-index: completion, chat, streams, tools and classes through its class for OpenAI-like servers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The cases of Open Responses' compliance suite, by its ids, over HTTP and the WebSocket.
 
-The suite itself runs under bun from its repository, which no package registry has. These are the same cases, written
-from what they are known to send and to require; what it checks by schema is checked by the required fields.
+The suite itself runs under bun from its repository, and no package registry has it. These cases are the same, written
+from the requests and checks that it is known to make. Where the suite checks a schema, these check the required fields.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ITEM_FIELDS = {
 
 
 def check_response(response: dict[str, Any], status: str = "completed") -> dict[str, Any]:
-    """Assert that a response has every required field, in its type."""
+    """Assert that a response has every required field with the right type; return it."""
     missing = REQUIRED - response.keys()
     assert not missing, missing
     assert (response["object"], response["status"]) == ("response", status), response["status"]
@@ -60,7 +60,7 @@ def check_response(response: dict[str, Any], status: str = "completed") -> dict[
 
 
 def check_events(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Assert that a stream is in order; return its last response."""
+    """Assert that a stream's events are in order; return its last response."""
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"], kinds
     assert kinds[-1] in TERMINAL and sum(kind in TERMINAL for kind in kinds) == 1, kinds
@@ -107,7 +107,7 @@ async def stream(**fields: Any) -> list[dict[str, Any]]:
 
 
 async def turn(socket: Any, **fields: Any) -> list[dict[str, Any]]:
-    """Return the events of one turn over a WebSocket."""
+    """Return the events of one turn on a WebSocket."""
     await socket.send(json.dumps({"type": "response.create", "model": MODEL, **fields}))
     events: list[dict[str, Any]] = []
     while not events or events[-1]["type"] not in (*TERMINAL, "error"):
@@ -116,12 +116,12 @@ async def turn(socket: Any, **fields: Any) -> list[dict[str, Any]]:
 
 
 async def said(socket: Any, **fields: Any) -> dict[str, Any]:
-    """Return the completed response of one turn."""
+    """Return the completed response of one turn on a WebSocket."""
     return check_response(check_events(await turn(socket, **fields)))
 
 
 async def refused(socket: Any, code: str, **fields: Any) -> None:
-    """Assert that a turn is refused with a code, in the envelope that clients read."""
+    """Assert that a turn is refused with a code, in the envelope that clients parse."""
     (event,) = await turn(socket, **fields)
     assert event["type"] == "error" and isinstance(event["status"], int) and event["error"]["code"] == code, event
 

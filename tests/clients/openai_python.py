@@ -117,7 +117,7 @@ async def _() -> None:
 @case("completions, embeddings, models")
 async def _() -> None:
     assert (await client.completions.create(model=MODEL, prompt="Once", max_tokens=4)).choices[0].text
-    # Strict validation refuses the base64 that the client itself asks for.
+    # Strict validation rejects the base64 embedding that the client itself requests.
     lenient = AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0)
     vector = (await lenient.embeddings.create(model=MODEL, input="a lamp")).data[0].embedding
     assert len(vector) > 8 and any(vector)

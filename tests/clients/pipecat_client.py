@@ -48,7 +48,7 @@ def make(kind: str) -> Any:
 
 
 async def run(service: Any, *frames: Any) -> list[Any]:
-    """Return what a pipeline of one service gives downstream."""
+    """Return the frames that a pipeline with one service sends downstream."""
     down, _ = await run_test(service, frames_to_send=list(frames), expected_down_frames=None)
     return list(down)
 
@@ -112,7 +112,7 @@ def add(kind: str) -> None:
 
 
 async def run_turns(service: Any, context: LLMContext) -> list[str]:
-    """Return what is said in two turns of one conversation, which grows by the first answer."""
+    """Return the answers of two turns in one conversation; the second turn includes the first answer."""
     second = LLMContext(
         [
             *context.get_messages(),

@@ -1,7 +1,7 @@
-"""`make test-clients`: drive a real daemon with other people's clients, in an environment of their own.
+"""`make test-clients`: drive a real daemon with third-party clients, in an environment of their own.
 
-The environment (a virtual environment, a folder of npm's) lies in the user's cache folder and is made again when a
-pinned version changes. Node.js 20 or newer and npm are needed for two of the clients. Exit status: 0 where every case
+The environment (a virtual environment and a folder of npm packages) is in the user's cache folder and is made again
+when a pinned version changes. Two of the clients need Node.js 20 or newer and npm. The exit status is 0 if every case
 passed, 1 otherwise. `--only pipecat` runs one client.
 """
 
@@ -36,13 +36,13 @@ CLIENTS = {
     "livekit": "livekit_client.py",
 }
 LIMIT_S = 900.0
-# What libraries would otherwise ask of the network, or take from the caller.
+# Keeps libraries from using the network or the caller's settings.
 QUIET = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "LLAMA_INDEX_CACHE_DIR": "", "TIKTOKEN_CACHE_DIR": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one case; `fault` is empty where it passed."""
+    """The outcome of one case; `fault` is empty if it passed."""
 
     client: str
     case: str
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def environment_folder() -> Path:
-    """Return where the clients of these pinned versions are."""
+    """Return the folder of the environment for these pinned versions."""
     pinned = REQUIREMENTS.read_bytes() + PACKAGES.read_bytes() + sys.version.encode()
     return platformdirs.user_cache_path("edgeagent") / "clients" / hashlib.sha256(pinned).hexdigest()[:16]
 
@@ -81,7 +81,7 @@ def venv_python(venv: Path) -> Path:
 
 
 def prepare(folder: Path) -> None:
-    """Make the environment unless it is there whole."""
+    """Make the environment, unless a complete one exists."""
     stamp = folder / "ready"
     if stamp.exists():
         return
@@ -100,10 +100,10 @@ def prepare(folder: Path) -> None:
 
 
 def run_client(client: str, daemon: Daemon, folder: Path, logs: Path) -> list[Outcome]:
-    """Run one client's script; its cases that did not come to an end are a fault of their own."""
+    """Run one client's script. If it ends before all its cases, that is a fault of its own."""
     script = HERE / CLIENTS[client]
     if script.suffix == ".mjs":
-        # Modules are looked for from the script's place on.
+        # Node.js looks for modules in the folders above the script.
         for source in HERE.glob("*.mjs"):
             shutil.copy(source, folder)
         command = [str(shutil.which("node")), str(folder / script.name)]
@@ -130,7 +130,7 @@ def run_client(client: str, daemon: Daemon, folder: Path, logs: Path) -> list[Ou
 
 
 def look_at(daemon: Daemon) -> str:
-    """Return what is wrong with the daemon after all that."""
+    """Return what is wrong with the daemon after all clients have run, or an empty text."""
     if daemon.process.poll() is not None:
         return f"it ended with {daemon.process.returncode}"
     log = daemon.log.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""`make cluster-demo`: a real cluster on this machine, the real daemon, and everything that can break between them.
+"""`make cluster-demo`: a real cluster on this machine, the real daemon, and everything that can fail between them.
 
 Two vLLM workers (on the CPU), the vLLM project's router and the TLS proxy of packaging/cluster serve the same model as
-the daemon. Exit status: 0 where every step showed what it set out to show.
+the daemon. The exit status is 0 if every step showed what it should show.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="folder for logs, which is kept")
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
-    # The engines have sessions of their own: whoever ends the demo must let it end them.
+    # The engines run in sessions of their own, so an interrupted demo must still get the chance to end them.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         engines = prepare()
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(engines: Path, folder: Path, num_streams: int, llama_server: Path) -> None:
-    """Start everything, tell the story, stop everything."""
+    """Start everything, run the demo's steps, and stop everything."""
     model = folder / f"{LOCAL_NAME}.gguf"
     write_endless_model(model)
     write_hf_model(model, folder / "model")
@@ -96,7 +96,7 @@ def run(engines: Path, folder: Path, num_streams: int, llama_server: Path) -> No
 
 
 async def tell(cluster: Cluster, daemon: Daemon, num_streams: int, other: LlamaServer | None) -> None:
-    """Tell the story with a client that is closed afterwards."""
+    """Run the demo's steps with a client that is closed afterwards."""
     async with Client(daemon.url) as client:
         await Story(cluster, daemon, client, num_streams, llama_server=other).tell()
 

@@ -1,4 +1,4 @@
-"""A client of the daemon for the demo: streams of chat completions, with when each part came and where it was made."""
+"""A client of the daemon for the demo: streams of chat completions, with the time and the place of each part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STREAM_LIMIT_S = 180.0
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one stream. `error` is empty where it ended as it should."""
+    """The result of one stream. `error` is empty if the stream ended as it should."""
 
     text: str = ""
     num_tokens: int = 0
@@ -29,31 +29,31 @@ class Answer:
     reason: str = ""
     handovers: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
-    # Seconds of the monotonic clock: when it was asked for, and when each part of the text came.
+    # Seconds of the monotonic clock: when the request was sent, and when each part of the text arrived.
     asked_s: float = 0.0
     came_s: list[float] = field(default_factory=list)
 
     @property
     def first_token_s(self) -> float:
-        """How long the first part took."""
+        """Seconds until the first part."""
         return self.came_s[0] - self.asked_s if self.came_s else float("inf")
 
     @property
     def token_s(self) -> float:
-        """How long a further token took, in the mean."""
+        """The mean number of seconds between tokens after the first part."""
         return (self.came_s[-1] - self.came_s[0]) / max(1, self.num_tokens - 1)
 
     @property
     def is_remote(self) -> bool:
-        """Whether it ended on a remote."""
+        """Whether the answer ended on a remote."""
         return self.route.startswith("remote:")
 
 
 class Client:
-    """Talks to one daemon, or to anything else that speaks chat completions."""
+    """A client of one daemon, or of any other server that serves chat completions."""
 
     def __init__(self, url: str, *, model: str = LOCAL_NAME, key: str = "", certificate: Path | None = None) -> None:
-        """Prepare for the server at `url`; `certificate` is the one that it has, where no authority signed it."""
+        """Prepare for the server at `url`; `certificate` is the server's own, if no authority signed it."""
         self._model = model
         self._http = httpx.AsyncClient(
             base_url=url,
@@ -71,7 +71,7 @@ class Client:
         await self._http.aclose()
 
     async def ask(self, prompt: str, max_tokens: int, *, into: Answer | None = None, **fields: Any) -> Answer:
-        """Stream one greedy answer and return it, or fill in `into`; a failure is in it, not raised."""
+        """Stream one greedy answer and return it; fill in `into` if given. A failure is stored in it, not raised."""
         answer = into or Answer()
         answer.asked_s = time.monotonic()
         body = {"model": self._model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
@@ -94,15 +94,17 @@ class Client:
         return answer
 
     async def ask_all(self, prompts: Sequence[str], max_tokens: int, **fields: Any) -> list[Answer]:
-        """Ask for all answers at the same time."""
+        """Request all answers at the same time."""
         return list(await asyncio.gather(*(self.ask(prompt, max_tokens, **fields) for prompt in prompts)))
 
     async def ask_and(
         self, prompts: Sequence[str], max_tokens: int, num_pieces: int, then: Callable[[], None], **fields: Any
     ) -> tuple[list[Answer], float | None]:
-        """As `ask_all`, and do something once each has so many pieces; return the answers, and when it was done.
+        """Request answers as `ask_all` does; call `then` once each has `num_pieces`.
 
-        Where all have ended by then, it is not done, and the time is None.
+        Return the answers and the call's time.
+
+        If all have ended by then, `then` is not called and the time is None.
         """
         answers = [Answer() for _ in prompts]
         asked = zip(prompts, answers, strict=True)
@@ -122,7 +124,7 @@ class Client:
 
 
 def _take(answer: Answer, chunk: dict[str, Any]) -> None:
-    """Add what one event tells."""
+    """Add the content of one event to an answer."""
     if "error" in chunk:
         answer.error = str(chunk["error"].get("message", chunk["error"]))
     for choice in chunk.get("choices", []):

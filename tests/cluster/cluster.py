@@ -1,4 +1,4 @@
-"""The cluster: two vLLM workers on the CPU, the vLLM project's router, and Caddy as packaging/cluster/proxy has it."""
+"""The cluster: two vLLM workers on the CPU, the vLLM project's router, and Caddy as in packaging/cluster/proxy."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tests.cluster.processes import Program, free_ports
 
 CADDYFILE = Path(__file__).resolve().parents[2] / "packaging/cluster/proxy/Caddyfile"
 SERVED_NAME = "edgeagent-endless"
-# A slow machine that has other work to do.
+# Long enough for a slow machine that does other work too.
 START_LIMIT_S = 600.0
 MAX_STREAMS = 8
 CONTEXT = 2048
 
 
 class Cluster:
-    """A cluster on loopback; the parts can be killed one by one and started again."""
+    """A cluster on loopback; each part can be killed and started again."""
 
     name = "cluster"
     served_name = SERVED_NAME
 
     def __init__(self, engines: Path, model: Path, folder: Path, max_streams: int = MAX_STREAMS) -> None:
-        """Prepare it; `engines` is the environment, `model` what is served, `folder` for logs and caches.
+        """Prepare it; `engines` is the environment, `model` the served model, `folder` the place for logs and caches.
 
-        `max_streams` is what each worker computes at a time, and what may wait for it.
+        `max_streams` is how many requests each worker computes at a time, and how many may wait for it.
         """
         self._engines, self._model, self._folder = engines, model, folder
         self._router_port, self._metrics_port, self._proxy_port, *self._worker_ports = free_ports(5)
@@ -43,11 +43,11 @@ class Cluster:
 
     @property
     def workers(self) -> list[str]:
-        """Names of the workers."""
+        """The names of the workers."""
         return [f"worker-{index}" for index in range(len(self._worker_ports))]
 
     def start(self) -> dict[str, float]:
-        """Start everything; return how long each part took to answer."""
+        """Start everything; return how many seconds each part took to answer."""
         for worker in self.workers:
             self.start_worker(worker)
         took = {worker: self.wait_for_worker(worker) for worker in self.workers}
@@ -59,34 +59,34 @@ class Cluster:
         return took | {"proxy": ready}
 
     def restart_router(self) -> None:
-        """Start router and wait until it answers."""
+        """Start the router and wait until it answers."""
         self._start_router()
         self._programs["router"].wait_for(f"{self._router_url}/readiness", START_LIMIT_S)
 
     def kill(self, name: str) -> None:
-        """Kill a part as a power cut would."""
+        """Kill a part, as a power failure would."""
         self._programs.pop(name).kill()
 
     def pause(self, name: str) -> None:
-        """Let a part hang."""
+        """Suspend a part, so that it hangs."""
         self._programs[name].pause()
 
     def resume(self, name: str) -> None:
-        """Let a part that hangs go on."""
+        """Resume a suspended part."""
         self._programs[name].resume()
 
     def running(self, worker: str) -> int:
-        """Return how many requests a worker computes."""
+        """Return the number of requests that a worker computes now."""
         return int(self.metric(worker, "vllm:num_requests_running"))
 
     def metric(self, worker: str, name: str) -> float:
-        """Return the sum of a metric of a worker over its labels."""
+        """Return the sum of a worker's metric over its labels."""
         text = httpx.get(f"{self._worker_url(worker)}/metrics", trust_env=False).text
         lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     async def continuation(self, prompt: str, begun: str, max_tokens: int) -> str:
-        """Return how the cluster itself, asked without the daemon, goes on with an answer."""
+        """Return how the cluster itself, without the daemon, continues an answer."""
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": begun}]
         body = {"model": SERVED_NAME, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
         body |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -98,7 +98,7 @@ class Cluster:
         return str(answer.json()["choices"][0]["message"]["content"])
 
     def stop(self) -> None:
-        """End every part, the proxy first."""
+        """Stop every part, the proxy first."""
         for name in ("proxy", "router", *self.workers):
             if name in self._programs:
                 self._programs.pop(name).stop()
@@ -111,7 +111,7 @@ class Cluster:
         return f"http://127.0.0.1:{self._worker_ports[self.workers.index(worker)]}"
 
     def wait_for_worker(self, worker: str) -> float:
-        """Wait until a worker answers; return how long that took."""
+        """Wait until a worker answers; return how many seconds that took."""
         return self._programs[worker].wait_for(f"{self._worker_url(worker)}/health", START_LIMIT_S)
 
     def start_worker(self, worker: str) -> None:
@@ -149,13 +149,13 @@ class Cluster:
             "XDG_DATA_HOME": str(self._folder / "home"),
             "VLLM_CACHE_ROOT": str(self._folder / "cache"),
             "VLLM_CONFIG_ROOT": str(self._folder / "home"),
-            # Nothing is asked of the network, nothing is reported.
+            # No network requests and no telemetry.
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "VLLM_HOST_IP": "127.0.0.1",
-            # One thread, wherever the system puts it, and no warm-up: two workers share two cores with the daemon.
+            # One thread, on any core, and no warm-up: two workers share two cores with the daemon.
             "OMP_NUM_THREADS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_CPU_CI_ENV": "1",
@@ -172,7 +172,7 @@ class Cluster:
 
 @contextmanager
 def started(cluster: Cluster) -> Iterator[dict[str, float]]:
-    """Start a cluster, yield how long its parts took, and stop it whatever happens."""
+    """Start a cluster, yield each part's start time in seconds, and stop it in any case."""
     try:
         yield cluster.start()
     finally:

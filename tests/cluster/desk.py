@@ -1,4 +1,4 @@
-"""Another edgeagent on loopback, as a remote of the daemon: it runs the same file."""
+"""A second edgeagent on loopback, as a remote of the daemon; it runs the same model file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.present import present
 
 
 class Desk:
-    """A second daemon. Its port and key are known once it is started."""
+    """A second daemon. Its port and key are known after it has started."""
 
     served_name = LOCAL_NAME
     certificate: Path | None = None
@@ -31,14 +31,14 @@ class Desk:
         self.url, self.key = self._daemon.url, present(runtime.token)
 
     def kill(self) -> None:
-        """Kill it; its worker ends by itself."""
+        """Kill it; its worker then ends by itself."""
         assert self._daemon is not None
         self._daemon.process.kill()
         self._daemon.process.wait()
         self._daemon = None
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         if self._daemon is not None:
             stop_daemon(self._daemon)
             self._daemon = None

@@ -1,7 +1,7 @@
-"""The bundled model with no end: the same weights, but it never chooses to end its answer.
+"""The bundled model without an end: the same weights, but it never ends its answer.
 
-Answers then last as long as the request allows, which is long enough to break something in the middle of them. The
-scores of the tokens come from a matrix of their own, in which those that end a turn have rows of zeros.
+Answers then last as long as the request allows, which is long enough to break something midway. The output matrix is
+separate from the embeddings, and its rows for tokens that end a turn are zero.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import gguf
 
-# The name under which the daemon serves it: the file's.
+# The name under which the daemon serves it, which is the file's name.
 LOCAL_NAME = "endless"
 BUNDLED = Path(__file__).resolve().parents[2] / "models/builtin/edgeagent-mini.gguf"
 
 
 def write_endless_model(target: Path, source: Path = BUNDLED) -> None:
-    """Write `source`, whose matrix of scores is its matrix of embeddings, to `target` so that it does not end."""
+    """Write `source` to `target` so that it never ends; its output matrix is its embedding matrix."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():

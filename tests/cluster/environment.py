@@ -1,4 +1,4 @@
-"""The virtual environment with the engines, in the user's cache folder: 2.3 GB, made once for each set of versions."""
+"""The virtual environment of the engines, in the user's cache folder: 2.3 GB, made once for each set of versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import platformdirs
 HERE = Path(__file__).parent
 REQUIREMENTS, OVERRIDES = HERE / "requirements.txt", HERE / "overrides.txt"
 UV = "uv==0.13.8"
-# Some 700 MB are fetched; a registry that stalls must not hold up who waits for the demo.
+# About 700 MB are downloaded; a registry that stalls must not block the demo.
 INSTALL_LIMIT_S = 600.0
 
 
@@ -23,13 +23,13 @@ class CannotInstall(Exception):
 
 
 def engines_folder() -> Path:
-    """Return where the engines of these pinned versions are."""
+    """Return the folder of the engines in these pinned versions."""
     pinned = REQUIREMENTS.read_bytes() + OVERRIDES.read_bytes() + sys.version.encode()
     return platformdirs.user_cache_path("edgeagent") / "cluster-engines" / hashlib.sha256(pinned).hexdigest()[:16]
 
 
 def prepare() -> Path:
-    """Return the folder of the engines, after installing them unless they are there whole."""
+    """Return the folder of the engines; install them unless a complete environment exists."""
     folder = engines_folder()
     if (folder / "ready").exists():
         return folder
@@ -40,7 +40,7 @@ def prepare() -> Path:
     run(sys.executable, "-m", "venv", str(folder))
     python = str(folder / "bin/python")
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV)
-    # pip would not leave anything out that a package asks for; uv does.
+    # uv can leave out a package that another requires; pip cannot.
     install = [str(folder / "bin/uv"), "pip", "install", "--quiet", "--python", python, "--override", str(OVERRIDES)]
     run(*install, *torch_source(), "--requirement", str(REQUIREMENTS))
     (folder / "ready").touch()
@@ -56,7 +56,7 @@ def torch_source() -> list[str]:
 
 
 def run(*command: str) -> None:
-    """Run an installer. Raises CannotInstall with the end of what it said."""
+    """Run an installer. Raises CannotInstall with the end of its output."""
     try:
         done = subprocess.run(
             command,

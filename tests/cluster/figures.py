@@ -1,7 +1,7 @@
 """The figures of failover and overflow: `python -m tests.cluster.figures`, on a quiet machine with two cores or more.
 
-Real processes on loopback: the daemon, llama-server with the same file, vLLM behind its router and a proxy. Each part
-takes a minute to four; `--only` chooses some. What was measured is kept in a file of JSON, part by part.
+It runs real processes on loopback: the daemon, llama-server with the same file, vLLM behind its router and a proxy.
+Each part takes one to four minutes; `--only` selects some. The results are stored in a JSON file after each part.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MARKS = "cluster"
 
 
 class Part(Struct):
-    """What one part found, where and when."""
+    """The results of one part, and where and when they were measured."""
 
     figures: list[Figure]
     commit: str
@@ -57,30 +57,30 @@ class Part(Struct):
 
 
 class Setup(Struct):
-    """What every part gets."""
+    """What every part receives."""
 
     model: Path
     folder: Path
     llama_server: Path
 
     def llama(self, seats: int, context: int = CONTEXT, name: str = "llama-server") -> LlamaServer:
-        """Return a llama-server of the same file, with one thread."""
+        """Return a llama-server with the same file and one thread."""
         return LlamaServer(self.llama_server, self.model, self.folder, seats=seats, context=context, name=name)
 
 
 def kill_llama_server(setup: Setup) -> list[Figure]:
-    """Kill -9 of the worker, then of one llama-server after another, under all streams."""
+    """Kill -9 of the worker, then of one llama-server after another, while all streams run."""
     return kill_pair(setup, setup.llama(NUM_STREAMS), setup.llama(NUM_STREAMS, name="other-llama-server"))
 
 
 def kill_edgeagent(setup: Setup) -> list[Figure]:
-    """The same with two other edgeagents."""
+    """Kill -9 of the worker, then of one edgeagent after another, while all streams run."""
     first, second = (Desk(setup.model, setup.folder, *MANY, name=name) for name in ("edgeagent", "other-edgeagent"))
     return kill_pair(setup, first, second)
 
 
 def kill_pair(setup: Setup, *engines: LlamaServer | Desk) -> list[Figure]:
-    """Break everything, with two engines of the same file of which the second comes later."""
+    """Kill the worker and both engines in turn; the second engine is added later."""
     running = {f"remote:{engine.name}": engine for engine in engines}
 
     def kill(answers: Sequence[Answer]) -> None:
@@ -96,7 +96,7 @@ def kill_pair(setup: Setup, *engines: LlamaServer | Desk) -> list[Figure]:
 
 
 def kill_vllm(setup: Setup) -> list[Figure]:
-    """Kill -9 of the worker, then of a vLLM node and of the rest of the cluster, under all streams."""
+    """Kill -9 of the worker, then of a vLLM node and of the rest of the cluster, while all streams run."""
     write_hf_model(setup.model, setup.folder / "model")
     engine = Cluster(prepare(), setup.folder / "model", setup.folder, NUM_STREAMS)
     running = [*engine.workers, "router"]
@@ -119,7 +119,7 @@ def kill_vllm(setup: Setup) -> list[Figure]:
 
 
 def arrivals_llama_server(setup: Setup) -> list[Figure]:
-    """Three times what this machine can do; llama-server has the smaller bundled model on the other core."""
+    """Requests at three times this machine's rate; llama-server has the smaller bundled model on the other core."""
     small = setup.folder / "small.gguf"
     write_endless_model(small, DRAFT)
     engine = LlamaServer(setup.llama_server, small, setup.folder, seats=16, context=2048)
@@ -129,7 +129,7 @@ def arrivals_llama_server(setup: Setup) -> list[Figure]:
 
 
 def arrivals_scripted(setup: Setup) -> list[Figure]:
-    """The same with a remote that takes no core: a program that answers with a token each 20 ms."""
+    """Requests at three times this machine's rate; the remote is a program that sends a token every 20 ms."""
     engine = Scripted(setup.folder)
     with staged([engine], setup.model, setup.folder, *FEW) as stage:
         stage.add(engine)
@@ -137,7 +137,7 @@ def arrivals_scripted(setup: Setup) -> list[Figure]:
 
 
 def deciding(setup: Setup) -> list[Figure]:
-    """How long the daemon takes to decide, with two remotes."""
+    """The time that the daemon takes to decide, with two remotes."""
     engines = (setup.llama(8), Scripted(setup.folder))
     with staged(engines, setup.model, setup.folder, *FEW, *AWAY) as stage:
         for engine in engines:
@@ -146,7 +146,7 @@ def deciding(setup: Setup) -> list[Figure]:
 
 
 def hang(setup: Setup) -> list[Figure]:
-    """What a remote that hangs costs."""
+    """The cost of a remote that hangs."""
     engine = setup.llama(8)
     with staged([engine], setup.model, setup.folder, *FEW, *AWAY) as stage:
         stage.add(engine, f"first_token_s={HANG_LIMIT_S:g}")
@@ -160,14 +160,14 @@ PARTS: dict[str, Callable[[Setup], list[Figure]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, keep and print."""
+    """Measure, store and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.figures", description=__doc__)
     parser.add_argument("--only", nargs="*", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--llama-server", type=Path, default=binary(default_folder(), "llama-server"))
     parser.add_argument("--json", type=Path, default=KEPT, help="where figures are kept")
     parser.add_argument("--document", type=Path, help="write the table between its marks")
     chosen = parser.parse_args(arguments)
-    # So that the engines end with this process, however it is told to.
+    # So that the engines end with this process, also on SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     kept = msgspec.json.decode(chosen.json.read_bytes(), type=dict[str, Part]) if chosen.json.exists() else {}
     for name in PARTS if chosen.only is None else chosen.only:

@@ -1,7 +1,7 @@
-"""Writes a GGUF of the Llama architecture as the folder of files that vLLM loads: the same weights, words and template.
+"""Writes a GGUF of the Llama architecture as the files that vLLM loads: the same weights, vocabulary and template.
 
-Matrices are unpacked to 32-bit floats, which holds each of them exactly. So a cluster serves the very model that this
-machine has, and an answer that began here can be compared with its end over there.
+Matrices are unpacked to 32-bit floats, which represent each of them exactly. So a cluster serves exactly this machine's
+model, and an answer that began here can be compared with its continuation there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Weights = dict[str, npt.NDArray[np.float32]]
-# How llama.cpp splits text for `tokenizer.ggml.pre = qwen2`, in the notation of the tokenizers library.
+# How llama.cpp splits text for `tokenizer.ggml.pre = qwen2`, as a pattern of the tokenizers library.
 SPLITS = {
     "qwen2": r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,7 +35,7 @@ OUTER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", 
 
 
 def write_hf_model(source: Path, folder: Path) -> None:
-    """Write the model in `source` into `folder`. Raises ValueError where it is of another kind than is known here."""
+    """Write the model in `source` into `folder`. Raises ValueError if this code does not know its kind."""
     reader = gguf.GGUFReader(source)
     fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     if (fields["general.architecture"], fields["tokenizer.ggml.model"]) != ("llama", "gpt2"):
@@ -150,7 +150,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _write_safetensors(path: Path, weights: Weights) -> None:
-    """Write the safetensors format: the length of a JSON header, the header with each tensor's place, the bytes."""
+    """Write the safetensors format: the length of a JSON header, the header with all tensors' offsets, the bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, values in weights.items():

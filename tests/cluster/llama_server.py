@@ -1,4 +1,4 @@
-"""llama.cpp's own server on loopback, as a remote of the daemon: it runs the same file."""
+"""llama.cpp's own server on loopback, as a remote of the daemon; it runs the same model file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LlamaServer:
     def __init__(
         self, binary: Path, model: Path, folder: Path, *, seats: int, context: int, name: str = "llama-server"
     ) -> None:
-        """Prepare it; each of its `seats` streams has `context` tokens of room, and `folder` gets its log."""
+        """Prepare it; each of its `seats` streams has a context of `context` tokens, and `folder` gets its log."""
         (port,) = free_ports(1)
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
@@ -33,28 +33,28 @@ class LlamaServer:
         self._program: Program | None = None
 
     def start(self) -> float:
-        """Start it; return how long it took to answer."""
+        """Start it; return how many seconds it took to answer."""
         self._program = Program(self.name, self._command, dict(os.environ) | {"LLAMA_API_KEY": self.key}, self._log)
         return self._program.wait_for(f"{self.url}/health", START_LIMIT_S)
 
     def kill(self) -> None:
-        """Kill it as a power cut would."""
+        """Kill it, as a power failure would."""
         assert self._program is not None
         self._program.kill()
         self._program = None
 
     def pause(self) -> None:
-        """Let it hang."""
+        """Suspend it, so that it hangs."""
         assert self._program is not None
         self._program.pause()
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         assert self._program is not None
         self._program.resume()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         if self._program is not None:
             self._program.stop()
             self._program = None

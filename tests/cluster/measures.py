@@ -1,4 +1,4 @@
-"""What the figures of docs/cluster.md are made of: each measure breaks or floods a real daemon and its real remotes."""
+"""The measurements behind docs/cluster.md: each breaks or overloads a real daemon and its real remotes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.cluster.prompts import NAMES
 from tests.cluster.stage import Engine, Stage
 from tests.cluster.story import LOCAL_FIRST, LOCAL_ONLY, NOTICE_LIMIT_S
 
-# The daemon runs at most 64 at a time, so that a hundred are broken in two rounds.
+# The daemon runs at most 64 streams at a time, so a hundred are broken in two rounds.
 NUM_STREAMS, NUM_ROUNDS = 50, 2
-# Long enough to break all streams in their middle, short enough that two cores compute them in seconds.
+# Long enough to break all streams midway, short enough that two cores compute them in seconds.
 BROKEN_TOKENS = 96
 NUM_UNDISTURBED = 2
 GREETINGS = (
@@ -41,10 +41,10 @@ GREETINGS = (
 )
 WARM_TOKENS = 8
 MAX_GAP_S = 1.5
-# When to break them: most have so many pieces, none is near its end.
+# When to break the streams: this share of them has this many pieces, and none is near its end.
 LEAST_BEGUN, BEGUN = 3, 0.8
 
-# Long prompts and short answers: reading costs this machine a core, and clients and pipes nearly nothing.
+# Long prompts and short answers: reading a prompt costs this machine a core, and clients and pipes almost nothing.
 PARALLEL = 2
 ARRIVAL_WORDS, ARRIVAL_TOKENS = 400, 16
 FLOOD = 3.0
@@ -60,7 +60,7 @@ HANG_S = 80.0
 
 
 class Figure(Struct):
-    """One line: what was measured, in words and numbers, and whether it meets its bar, where it has one."""
+    """One line: a measurement in words and numbers, and whether it meets its bar, if it has one."""
 
     title: str
     measured: str
@@ -73,7 +73,7 @@ Kill = Callable[[Sequence[Answer]], None]
 
 
 async def killed_worker(stage: Stage, engine: Engine, prompts: Sequence[str], *, has_bar: bool) -> list[Figure]:
-    """Kill the model's process under all streams, and its successor under as many again."""
+    """Kill the model's process while all streams run, then its successor in the same way."""
 
     def kill(_: Sequence[Answer]) -> None:
         os.kill(stage.daemon.worker_pid(), signal.SIGKILL)
@@ -85,17 +85,20 @@ async def killed_worker(stage: Stage, engine: Engine, prompts: Sequence[str], *,
 async def killed_remotes(
     stage: Stage, engine: Engine, prompts: Sequence[str], kills: Sequence[Kill], *, has_bar: bool
 ) -> list[Figure]:
-    """Kill one remote after another, each under all streams."""
+    """Kill one remote after another, each while all streams run."""
     return await _rounds(stage, f"kill -9 of {engine.name}", prompts, kills, has_bar=has_bar)
 
 
 async def steady_prompts(stage: Stage) -> list[str]:
-    """Return prompts whose greedy answers can be held against each other.
+    """Return prompts whose greedy answers can be compared.
 
-    - The answer's tokens are those of its text. Another place goes on from the text; where a model wrote two tokens for
-      what is one, that is another beginning. Behind its natural end the bundled model does so in two of three answers.
-    - It is the same each time, here and at the remote. Sums depend on what else is in a batch, so where two tokens are
-      nearly as likely, the next one does.
+    - The answer's text tokenizes to the answer's own tokens. Another place continues from the text; if the model wrote
+      two
+    tokens where the text has one, the prefix differs. After its natural end the bundled model does this in two of three
+    answers.
+    - The answer is the same each time, here and at the remote. Results depend on the rest of the batch, so an answer
+      with
+    two almost equally likely tokens may change.
     """
     candidates = [f"{greeting}, my name is {name}." for greeting in GREETINGS for name in NAMES]
     steady: list[str] = []
@@ -144,7 +147,7 @@ def judged(
     *,
     has_bar: bool,
 ) -> list[Figure]:
-    """Return what holds of broken answers: their ends, the gaps of those that changed their place, and their texts."""
+    """Return the figures of broken answers: their ends, the silences of those that moved, and their texts."""
     num_right = sum(map(_is_whole, found))
     middle, most = percentile(gaps, 0.5), percentile(gaps, 0.95)
     for answer in found:
@@ -181,7 +184,7 @@ def judged(
 
 
 async def arrivals(stage: Stage, engine: Engine) -> list[Figure]:
-    """Let requests arrive at three times what this machine can do, without and with the remote."""
+    """Send requests at three times this machine's rate, without and with the remote."""
     target_s = TARGETS[Tier.INTERACTIVE].first_token_s
     async with stage.client() as client:
         await client.ask_all(_long_prompts(4, "Warm"), WARM_TOKENS)
@@ -214,7 +217,7 @@ async def arrivals(stage: Stage, engine: Engine) -> list[Figure]:
 
 
 async def deciding(stage: Stage) -> list[Figure]:
-    """Ask for many short answers, some here and some there, and read how long the daemon took to decide."""
+    """Request many short answers, some here and some remotely, and read how long the daemon took to decide."""
     async with stage.client() as client:
         await client.ask_all(_prompts(4, "Warm"), WARM_TOKENS)
         before = await _buckets(stage)
@@ -232,7 +235,7 @@ async def deciding(stage: Stage) -> list[Figure]:
 
 
 async def hang(stage: Stage, engine: LlamaServer) -> list[Figure]:
-    """Let the remote hang: ask one after another, for longer than it is left alone."""
+    """Suspend the remote and send requests one after another, for longer than the breaker's pause."""
     async with stage.client() as client:
         await client.ask_all(_prompts(4, "Warm"), WARM_TOKENS)
         engine.pause()
@@ -273,7 +276,7 @@ def _prompts(number: int, greeting: str = "Hello") -> list[str]:
 
 
 def _long_prompts(number: int, greeting: str) -> list[str]:
-    """Return different prompts of which no two begin alike."""
+    """Return different prompts; no two share a prefix."""
     return [f"{prompt} {'word ' * ARRIVAL_WORDS}" for prompt in _prompts(number, greeting)]
 
 
@@ -284,7 +287,7 @@ def _is_whole(answer: Answer, num_tokens: int = BROKEN_TOKENS) -> bool:
 async def _all(
     client: Client, prompts: Sequence[str], num_tokens: int = BROKEN_TOKENS, **fields: object
 ) -> list[Answer]:
-    """Return the answers to all prompts, asked at the same time."""
+    """Return the answers to all prompts, requested at the same time."""
     answers = await client.ask_all(prompts, num_tokens, **fields)
     for answer in answers:
         if not _is_whole(answer, num_tokens):
@@ -295,7 +298,7 @@ async def _all(
 async def _broken(
     client: Client, prompts: Sequence[str], destroy: Kill, **fields: object
 ) -> tuple[list[Answer], float]:
-    """Break something once most answers have begun; return them, and when it was broken."""
+    """Break something once most answers have begun; return the answers and the time of the break."""
     answers = [Answer() for _ in prompts]
     asking = [
         asyncio.create_task(client.ask(prompt, BROKEN_TOKENS, into=answer, **fields))
@@ -314,14 +317,14 @@ async def _broken(
 
 
 async def _num_tokens(stage: Stage, text: str) -> int:
-    """Return how many tokens a text has."""
+    """Return the number of tokens of a text."""
     async with httpx.AsyncClient(trust_env=False) as client:
         answer = await client.post(f"{stage.daemon.url}/tokenize", json={"content": text})
     return len(answer.json()["tokens"])
 
 
 async def _until_away(client: Client, greeting: str) -> None:
-    """Wait until requests that prefer a remote go there, but not for ever: the last remote may be gone."""
+    """Wait until requests that prefer a remote are sent there; give up after a while, since no remote may be left."""
     began_s = time.monotonic()
     for prompt in _prompts(10_000, greeting):
         answer = await client.ask(prompt, WARM_TOKENS)
@@ -331,7 +334,7 @@ async def _until_away(client: Client, greeting: str) -> None:
 
 
 async def _capacity(client: Client) -> float:
-    """Return how many requests a second this machine answers by itself, always having as many as it runs at a time."""
+    """Return how many requests per second this machine answers alone, with every slot always in use."""
     began_s = time.monotonic()
     prompts = iter(_long_prompts(10_000, "Capacity"))
 
@@ -347,7 +350,7 @@ async def _capacity(client: Client) -> float:
 
 
 async def _flood(client: Client, rate: float, greeting: str, **fields: Any) -> list[Answer]:
-    """Ask at random moments, so many times a second; return the answers."""
+    """Send requests at random times, `rate` per second on average; return the answers."""
     chance = random.Random(1)
     asking = []
     began_s = due_s = time.monotonic()
@@ -361,7 +364,7 @@ async def _flood(client: Client, rate: float, greeting: str, **fields: Any) -> l
 
 
 async def _buckets(stage: Stage) -> dict[float, float]:
-    """Return how many decisions took at most so many seconds."""
+    """Return how many decisions took at most each bucket's bound, in seconds."""
     async with httpx.AsyncClient(trust_env=False) as client:
         text = (await client.get(f"{stage.daemon.url}/metrics")).text
     lines = [line for line in text.splitlines() if line.startswith("edgeagent_placement_seconds_bucket")]
@@ -369,7 +372,7 @@ async def _buckets(stage: Stage) -> dict[float, float]:
 
 
 def quantile(counts: dict[float, float], share: float) -> float:
-    """Return a quantile of a histogram with cumulative counts, between the bounds of its bucket."""
+    """Return a quantile of a histogram with cumulative counts, interpolated within its bucket."""
     wanted = share * max(counts.values())
     below, num_below = 0.0, 0.0
     for bound, num in counts.items():

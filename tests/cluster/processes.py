@@ -1,4 +1,4 @@
-"""Programs in sessions of their own: with a log, a wait until they answer, and an end that leaves no child behind."""
+"""Programs in sessions of their own: with a log, a wait until they answer, and an end that includes all children."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pathlib import Path
 import httpx
 
 STOP_TIMEOUT_S = 20.0
-# Linux gives ports from 32768 on to outgoing connections.
+# Linux assigns ports from 32768 up to outgoing connections.
 _FIRST_PORT, _END_OF_PORTS = 20_000, 32_000
 
 
 class DidNotStart(Exception):
-    """A program ended, or did not answer in time; the message has the end of its log."""
+    """A program ended, or did not answer in time; the message holds the end of its log."""
 
 
 class Program:
-    """One program and all of its children."""
+    """One program and all its children."""
 
     def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
-        """Start it, with little claim to the CPU: a test of behaviour must not starve what it tests."""
+        """Start it with low CPU priority: a test of behaviour must not starve what it tests."""
         self.name = name
         self.log = log
         with log.open("ab") as output:
@@ -42,11 +42,11 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The process id, which is that of its group too."""
+        """The process id, which is also its group's id."""
         return self._process.pid
 
     def wait_for(self, url: str, limit_s: float, verify: str | bool = True) -> float:
-        """Wait until `url` answers 200; return how long that took."""
+        """Wait until `url` answers 200; return how many seconds that took."""
         began = time.monotonic()
         with httpx.Client(trust_env=False, timeout=2.0, verify=verify) as client:
             while True:
@@ -60,20 +60,20 @@ class Program:
                 time.sleep(0.1)
 
     def kill(self) -> None:
-        """Kill it with its children, as a power cut would: an engine's children outlive its server otherwise."""
+        """Kill it with its children, as a power failure would; otherwise an engine's children outlive its server."""
         self._signal(signal.SIGKILL)
         self._process.wait(STOP_TIMEOUT_S)
 
     def pause(self) -> None:
-        """Let it hang: its sockets stay open, nothing answers."""
+        """Suspend it, so that it hangs: its sockets stay open, and nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         self._signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Ask it to end, and kill what is left of it."""
+        """Ask it to end, and kill what has not ended."""
         self._signal(signal.SIGCONT)
         self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -89,9 +89,9 @@ class Program:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on, from below those that the system gives to outgoing connections.
+    """Return unused ports below the range that the system assigns to outgoing connections.
 
-    Among those, a connection could take a port before the program that it is meant for listens there.
+    From that range, a connection could take a port before the program for which it was chosen listens there.
     """
     found: list[int] = []
     for port in random.SystemRandom().sample(range(_FIRST_PORT, _END_OF_PORTS), _END_OF_PORTS - _FIRST_PORT):

@@ -1,7 +1,7 @@
-"""What the demo asks."""
+"""The prompts of the demo."""
 
-# What is asked where answers are compared. Two engines round differently, so greedy answers part at some token that is
-# nearly as likely as another; those that do not are the ones to break.
+# The prompts for answers that are compared. Two engines round differently, so greedy answers differ from some token
+# that is almost as likely as another; only prompts whose answers agree are used for the steps that break something.
 NAMES = [
     "Robin",
     "Kim",

@@ -1,6 +1,6 @@
-"""A remote that computes nothing: `python -m tests.cluster.scripted PORT` answers each request at an even pace.
+"""A remote that computes nothing: `python -m tests.cluster.scripted PORT` answers each request at a constant rate.
 
-On a machine whose cores are all busy it stands for a cluster of its own hardware.
+On a machine with all cores busy, it stands in for a cluster on its own hardware.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Scripted:
         self._program: Program | None = None
 
     def start(self) -> float:
-        """Start it; return how long it took to answer."""
+        """Start it; return how many seconds it took to answer."""
         command = [sys.executable, "-m", "tests.cluster.scripted", str(self._port)]
         self._program = Program(self.name, command, dict(os.environ), self._log)
         return self._program.wait_for(f"{self.url}/v1/models", START_LIMIT_S)
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         if self._program is not None:
             self._program.stop()
             self._program = None
 
 
 class _Answers(FaultServer):
-    """Gives each request as many tokens as it may have."""
+    """Sends each request as many tokens as it allows."""
 
     def _script(self, asked: Asked) -> Script:
         if asked.method == "GET":
@@ -59,7 +59,7 @@ class _Answers(FaultServer):
 
 
 async def serve(port: int) -> None:
-    """Answer for ever."""
+    """Answer forever."""
     answers = _Answers(gets={"/v1/models": models(SERVED_NAME)})
     answers.pace_s = TOKEN_S
     async with await asyncio.start_server(answers.serve, "127.0.0.1", port) as server:

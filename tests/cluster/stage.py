@@ -17,7 +17,7 @@ from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 
 
 class Engine(Protocol):
-    """A remote that can be started and stopped; `certificate` is its own where it speaks TLS."""
+    """A remote that can be started and stopped; `certificate` is its own certificate if it uses TLS."""
 
     @property
     def name(self) -> str: ...
@@ -35,7 +35,7 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Stage:
-    """The daemon, and what its owner does."""
+    """The daemon, and the commands of its owner."""
 
     daemon: Daemon
 
@@ -45,7 +45,7 @@ class Stage:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def add(self, engine: Engine, *limits: str) -> None:
-        """Add a remote as its owner does."""
+        """Add a remote, as its owner does."""
         words = ["remote", "add", engine.name, engine.url, "--key-env", _variable(engine)]
         words += ["--model", f"{LOCAL_NAME}={engine.served_name}", "--yes"]
         words += ["--ca", str(engine.certificate)] if engine.certificate else []
@@ -58,7 +58,7 @@ class Stage:
 
 @contextmanager
 def staged(engines: Sequence[Engine], model: Path, folder: Path, *flags: str) -> Iterator[Stage]:
-    """Start the remotes and the daemon with `flags`, yield them, and stop them whatever happens."""
+    """Start the remotes and the daemon with `flags`, yield them, and stop them in any case."""
     with ExitStack() as stack:
         for engine in engines:
             stack.callback(engine.stop)

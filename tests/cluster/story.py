@@ -1,4 +1,4 @@
-"""The story of the demo, step by step: what is done, what must be seen, and the figures. A step that fails raises."""
+"""The steps of the demo: what is done, what must happen, and the figures. A step that fails raises StepFailed."""
 
 from __future__ import annotations
 
@@ -38,42 +38,42 @@ from tests.integration.conftest import Daemon
 
 REMOTE = "cluster"
 KEY_VARIABLE, LLAMA_KEY_VARIABLE = "CLUSTER_API_KEY", "LLAMA_SERVER_API_KEY"
-# What the daemon takes by itself: so many streams, and so many requests that wait.
+# The daemon's own limits: running streams, and waiting requests.
 PARALLEL, MAX_WAITING = 4, 4
-# The machine would rather have the cluster; a request may be stricter, and most here are.
+# The daemon prefers the cluster; a request may be stricter, and most here are.
 FLAGS = ("--route", "prefer_remote", "--parallel", str(PARALLEL), "--max-waiting", str(MAX_WAITING), "--ctx", "8192")
 LOCAL_FIRST = {"route": "prefer_local"}
 LOCAL_ONLY = {"route": "local_only"}
 FIRST_TOKEN_LIMIT_S = 4.0
 SHORT, LONG, LONGEST = 48, 320, 1500
 NUM_PAIRS = 15
-# When to break something: all streams have so many pieces, and none is near its end.
+# When to break something: all streams have this many pieces, and none is near its end.
 MID_STREAM_PIECES = 10
-# How long it may take until the daemon knows that something has changed: a remote added, a cluster back.
+# The most seconds until the daemon notices a change: a remote added, or a cluster that returned.
 NOTICE_LIMIT_S = 60.0
-# How long a stream may go on at a remote that the owner has removed.
+# The most seconds that a stream may continue at a remote that the owner has removed.
 WITHDRAWAL_LIMIT_S = 1.0
-# How often something is broken until it meets streams: quick answers may end before.
+# How often to repeat a break until it interrupts a stream: fast answers may end before it.
 MAX_TRIES = 6
 
 
 @dataclass(slots=True)
 class Story:
-    """The cluster, the daemon, and what was found so far."""
+    """The cluster, the daemon, and the results so far."""
 
     cluster: Cluster
     daemon: Daemon
     client: Client
     num_streams: int
     undisturbed: dict[str, str] = field(default_factory=dict)
-    # Another kind of remote, where it is built.
+    # Another kind of remote, if it was built.
     llama_server: LlamaServer | None = None
-    # Parts of the cluster that are dead.
+    # The killed parts of the cluster.
     killed: list[str] = field(default_factory=list)
 
     @property
     def prompts(self) -> list[str]:
-        """As many prompts as streams are broken at a time, each with an undisturbed answer to compare with."""
+        """One prompt for each stream that is broken at a time, each with an undisturbed answer to compare with."""
         return (list(self.undisturbed) * self.num_streams)[: self.num_streams]
 
     async def tell(self) -> None:
@@ -100,7 +100,7 @@ class Story:
             print(f"   ({time.monotonic() - began:.1f} s)", flush=True)
 
     async def alone(self) -> None:
-        """The daemon alone: what undisturbed answers say, and three times more requests than it can take."""
+        """The daemon alone: undisturbed answers, and three times more requests than it accepts."""
         self.undisturbed = await self.texts()
         say(f"{len(self.undisturbed)} answers of {LONG} tokens are kept to compare with.")
         burst = await self.client.ask_all(self.burst(), SHORT)
@@ -109,7 +109,7 @@ class Story:
         expect(bool(refused), "the daemon alone should have refused some: it was not saturated")
 
     async def consent(self) -> None:
-        """The owner allows the cluster, and tries it."""
+        """The owner adds the cluster and tests it."""
         added = self.allow()
         expect("What goes there" in added, "remote add did not say what would leave the machine")
         for line in self.command("remote", "test", REMOTE).splitlines():
@@ -124,7 +124,7 @@ class Story:
         expect(len(self.undisturbed) >= PARALLEL, "too few to break")
 
     def allow(self) -> str:
-        """Add the cluster as the owner does; return what that printed."""
+        """Add the cluster as its owner does; return the command's output."""
         return self.command(
             *("remote", "add", REMOTE, self.cluster.url, "--key-env", KEY_VARIABLE),
             *("--ca", str(self.cluster.certificate)),
@@ -133,7 +133,7 @@ class Story:
         )
 
     async def way_through(self) -> None:
-        """What the way through the daemon costs, beside asking the cluster itself."""
+        """The cost of the way through the daemon, compared with direct requests to the cluster."""
         cluster = self.cluster
         through: list[Answer] = []
         direct: list[Answer] = []
@@ -150,13 +150,13 @@ class Story:
         say(f"and each further token {token:+.2f} ms. On a busy machine only the quickest says something.")
 
     async def local_first(self) -> None:
-        """With room here, a request stays here."""
+        """A request stays on this machine while there is room."""
         answer = whole(await self.client.ask(self.prompts[0], SHORT, edgeagent=LOCAL_FIRST), SHORT)
         expect(answer.route == "local", f"it went to {answer.route} ({answer.reason})")
         say(f"It ran at {answer.route}: {answer.reason}; the first token after {answer.first_token_s * 1000:.0f} ms.")
 
     async def overflow(self) -> None:
-        """The same flood again: what this machine cannot take goes over."""
+        """A second flood: requests that this machine cannot take go to the cluster."""
         burst = await self.client.ask_all(self.burst(), SHORT, edgeagent=LOCAL_FIRST)
         for answer in burst:
             whole(answer, SHORT)
@@ -169,7 +169,7 @@ class Story:
         say(f"`edgeagent egress` has {num_rows(rows)} rows, and no word of any prompt.")
 
     async def kept_here(self) -> None:
-        """Requests that say local_only stay, whatever happens to them."""
+        """Requests with local_only stay here, whatever happens."""
         before = num_rows(json.loads(self.command("egress", "--json")))
         burst = await self.client.ask_all(self.burst(), SHORT, edgeagent=LOCAL_ONLY)
         after = num_rows(json.loads(self.command("egress", "--json")))
@@ -178,14 +178,14 @@ class Story:
         expect(not any(answer.is_remote for answer in burst) and after == before, "a local_only request went over")
 
     async def worker_killed(self) -> None:
-        """kill -9 of the model's process in the middle of its streams."""
+        """kill -9 of the model's process while its streams run."""
         await self.broken(self.prompts[:PARALLEL], self.kill_worker, self.worker_back, edgeagent=LOCAL_FIRST)
 
     async def node_killed(self) -> None:
-        """kill -9 of the busier of the two nodes in the middle of its streams."""
+        """kill -9 of the busier of the two nodes while its streams run."""
 
         def kill() -> None:
-            # All are asked at the same time, and once: the streams run on while a busy node answers.
+            # All nodes are asked at once and only once: the streams continue while a busy node answers.
             with ThreadPoolExecutor() as threads:
                 counts = dict(
                     zip(self.cluster.workers, threads.map(self.cluster.running, self.cluster.workers), strict=True)
@@ -198,7 +198,7 @@ class Story:
         await self.broken(self.prompts, kill, self.cluster_back)
 
     async def cluster_killed(self) -> None:
-        """kill -9 of everything that is left of the cluster."""
+        """kill -9 of the rest of the cluster."""
 
         took = await self.until(lambda answer: answer.is_remote)
         say(f"Requests went to the node that is left {took:.1f} s after these streams.")
@@ -214,7 +214,7 @@ class Story:
         say(f"A new request that prefers the cluster ran at {answer.route} after {answer.first_token_s * 1000:.0f} ms.")
 
     async def cluster_back(self) -> None:
-        """The cluster starts again, and is found again."""
+        """The cluster restarts, and the daemon finds it again."""
         workers = [part for part in self.killed if part != "router"]
         for worker in workers:
             self.cluster.start_worker(worker)
@@ -227,7 +227,7 @@ class Story:
         say(f"Requests went over again {took:.1f} s after the router said that it is ready.")
 
     async def cluster_hangs(self) -> None:
-        """The cluster hangs: its sockets are open, and nothing comes."""
+        """The cluster hangs: its sockets are open, and no data arrives."""
         self.cluster.pause("router")
         try:
             asked = [await self.client.ask(prompt, SHORT) for prompt in self.burst()[:4]]
@@ -243,7 +243,7 @@ class Story:
         )
 
     async def consent_taken_back(self) -> None:
-        """The owner takes the remote back while it answers."""
+        """The owner removes the remote while it answers."""
         for _ in range(MAX_TRIES):
             streams, begun_s = await self.withdraw()
             if any(answer.handovers for answer in streams):
@@ -258,9 +258,9 @@ class Story:
         expect(answer.route == "local", f"a request went to {answer.route} without consent")
 
     async def withdraw(self) -> tuple[list[Answer], float | None]:
-        """Remove the remote under streams that it answers; return them, and when all of them had begun.
+        """Remove the remote while it answers streams; return the streams, and the time when all had begun.
 
-        Where all have ended by then, it is not removed, and the time is None.
+        If all have ended by then, the remote is not removed, and the time is None.
         """
         await self.until(lambda answer: answer.is_remote)
         removed_s = 0.0
@@ -276,7 +276,7 @@ class Story:
         say(f"It was taken back {removed_s - begun_s:.2f} s after {PARALLEL} streams had begun.")
         for answer in streams:
             whole(answer, LONGEST)
-            # A quick answer may have ended before the owner's word took effect.
+            # A fast answer may have ended before the removal took effect.
             late_s = answer.came_s[-1] - removed_s
             expect(
                 answer.route == "local" or late_s <= WITHDRAWAL_LIMIT_S,
@@ -285,7 +285,7 @@ class Story:
         return streams, begun_s
 
     async def second_kind(self) -> None:
-        """llama-server with the same file as the only remote: it is used, and dies."""
+        """llama-server with the same file as the only remote: it is used, and killed."""
         engine = self.llama_server
         if engine is None:
             say("It is not built, so this step is left out: python tests/peer/build.py builds it.")
@@ -325,9 +325,9 @@ class Story:
         comes_home: bool = False,
         **fields: object,
     ) -> None:
-        """Break something under running streams, and hold each against its undisturbed text.
+        """Break something while streams run, and compare each answer with its undisturbed text.
 
-        Where all streams end before, `restore` is called, and it is broken once more.
+        If all streams end before the break, `restore` is called and the break is repeated.
         """
         for _ in range(MAX_TRIES):
             streams, done_s = await self.client.ask_and(prompts, LONG, MID_STREAM_PIECES, destroy, **fields)
@@ -356,7 +356,7 @@ class Story:
             expect(all(answer.route == "local" for answer in cut), f"not all came home: {places(cut)}")
 
     async def is_steady(self, prompt: str, text: str) -> bool:
-        """Whether vLLM goes on with a text as it stands, from a quarter and from half of it."""
+        """Whether vLLM continues the text unchanged, from a quarter and from half of it."""
         cuts = [text.find(". ", len(text) * quarters // 4) + 1 for quarters in (1, 2)]
         rests = [await self.cluster.continuation(prompt, text[:cut], LONG // 3) for cut in cuts if cut]
         return len(rests) == len(cuts) and all(
@@ -373,7 +373,7 @@ class Story:
         return found
 
     async def until(self, holds: Callable[[Answer], bool], **fields: Any) -> float:
-        """Ask until an answer is as wanted; return how long that took."""
+        """Send requests until an answer meets the condition; return how many seconds that took."""
         began = time.monotonic()
         while True:
             answer = await self.client.ask(self.prompts[0], 8, **fields)
@@ -383,7 +383,7 @@ class Story:
             await asyncio.sleep(0.2)
 
     def burst(self) -> list[str]:
-        """Three times as many requests as this machine takes."""
+        """Three times as many prompts as this machine accepts."""
         return [f"Count to {index}." for index in range(3 * (PARALLEL + MAX_WAITING))]
 
     def command(self, *words: str) -> str:

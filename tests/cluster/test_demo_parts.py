@@ -1,4 +1,4 @@
-"""The parts of the demo that can be wrong without a cluster: what counts as the same text, and ends of programs."""
+"""The parts of the demo that need no cluster: which texts count as equal, and how programs end."""
 
 from __future__ import annotations
 

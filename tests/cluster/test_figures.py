@@ -1,4 +1,4 @@
-"""The parts of the figures that can be wrong without a cluster: the table, what counts as right, the histogram."""
+"""The parts of the figures that need no cluster: the table, the check of an answer, and the histogram."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundled model as vLLM's files: the same weights, in another order where the two engines differ."""
+"""The bundled model as vLLM's files: the same weights, reordered where the two engines differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRAFT = Path(__file__).resolve().parents[2] / "models/builtin/edgeagent-mini-dra
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the bundled draft model, which is small, without an end."""
+    """Return the bundled draft model, which is small, changed so that it never ends."""
     path = tmp_path_factory.mktemp("model") / "endless.gguf"
     write_endless_model(path, DRAFT)
     return path

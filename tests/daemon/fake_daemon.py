@@ -1,4 +1,4 @@
-"""A whole daemon process whose backend is a fake: `python -m tests.daemon.fake_daemon STATE_DIR PORT [SCRIPT]`."""
+"""A whole daemon process with a fake backend: `python -m tests.daemon.fake_daemon STATE_DIR PORT [SCRIPT]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def endless(_request: GenerateRequest) -> Iterable[Act]:
 
 
 class Echo(FakeBackend):
-    """A backend that checks, at its end, how the daemon was set up."""
+    """A backend that checks the daemon's setup when it stops."""
 
     def __init__(self) -> None:
         super().__init__(echo)
@@ -33,21 +33,21 @@ class Echo(FakeBackend):
 
 
 class Unfindable(FakeBackend):
-    """A backend whose model is not there."""
+    """A backend whose model does not exist."""
 
     async def start(self) -> None:
         raise StoreError("there is no model at /nowhere.gguf; pull one with `edgeagent pull`")
 
 
 class Unloadable(FakeBackend):
-    """A backend whose model is there, and is no model."""
+    """A backend whose model exists, but is damaged."""
 
     def models(self) -> list[ModelStatus]:
         return [ModelStatus("fake", WorkerState.FAILED, cause="tensor 3 lies outside the file")]
 
 
 class SlowToLoad(FakeBackend):
-    """A backend whose model loads in five looks after a first one (whether to listen), and then falls."""
+    """A backend whose model loads during six calls of `models`, is ready for one, and has failed afterwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class SlowToLoad(FakeBackend):
 
 
 class Unfit(FakeBackend):
-    """A backend whose model begins to load, and then cannot be."""
+    """A backend whose model starts to load, and then fails."""
 
     def __init__(self) -> None:
         super().__init__()

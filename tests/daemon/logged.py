@@ -1,4 +1,4 @@
-"""The daemon's log in a test: set up as the daemon does, caught, and everything put back as it was."""
+"""The daemon's log in a test: configured as in the daemon, captured, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOGGERS = ("", "edgeagent", "uvicorn", "asyncio", "websockets")
 def logged(
     level: Literal["debug", "info", "warning", "error"] = "info", form: Literal["console", "json"] = "json"
 ) -> Iterator[io.StringIO]:
-    """Yield what the log's lines are written to."""
+    """Yield the stream that the log lines are written to."""
     stream = io.StringIO()
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     handlers = list(logging.getLogger().handlers)

@@ -1,4 +1,4 @@
-"""The daemon's own server around a fake backend, in this process, and raw sockets to talk to it."""
+"""The daemon's own server around a fake backend, in this process, and raw sockets to connect to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKEN = "x" * 43
 
 @dataclass
 class RecordingReporter:
-    """Remembers what it was told."""
+    """Records the reported events."""
 
     events: list[str] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class RecordingReporter:
 
 @dataclass
 class Running:
-    """A server that listens."""
+    """A listening server."""
 
     port: int
     service: Service
@@ -80,7 +80,7 @@ async def running(
     stop, reporter, listening = Stop(), RecordingReporter(), asyncio.Event()
     with closing(bind(config.server.host, 0)) as listener:
         server = make_server(config, service, keys or OwnerKey(TOKEN), stop, reporter, listening.set, trace=trace)
-        # uvicorn only ever calls it.
+        # uvicorn only calls the app.
         app = CheckedApp(cast(ASGIApp, server.config.app))
         server.config.app = app
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -98,14 +98,14 @@ async def running(
 
 @dataclass(frozen=True)
 class Reply:
-    """An HTTP response, taken apart."""
+    """A parsed HTTP response."""
 
     status: int
     headers: dict[str, str]
     body: bytes
 
     def error(self) -> dict[str, str | None]:
-        """Return the OpenAI-shaped error; fail where the body is none."""
+        """Return the OpenAI-shaped error; fail if the body is not one."""
         document = json.loads(self.body)
         assert set(document) == {"error"}
         assert set(document["error"]) == {"message", "type", "param", "code"}
@@ -114,7 +114,7 @@ class Reply:
 
 
 async def exchange(port: int, request: bytes, *, host: str = "127.0.0.1") -> Reply:
-    """Send bytes and return the first response; the rest of the connection is dropped."""
+    """Send bytes and return the first response; the connection is then closed."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(request)
@@ -141,7 +141,7 @@ async def read_reply(reader: asyncio.StreamReader, *, has_body: bool = True) -> 
 
 
 def has_ipv6_loopback() -> bool:
-    """Whether this machine can listen on ::1."""
+    """Return whether this machine can listen on ::1."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             return True

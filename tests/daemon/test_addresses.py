@@ -1,4 +1,4 @@
-"""Which URLs are told for other machines."""
+"""The URLs that the daemon prints for other machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = namedtuple("State", "isup")
 
 @pytest.fixture(autouse=True)
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a cable, a radio that is off, and what every interface has besides."""
+    """A machine with a cable, a disabled radio, and the addresses that every interface has."""
     found = {
         "lo": [Entry(socket.AF_INET, "127.0.0.1"), Entry(socket.AF_INET6, "::1")],
         "eth0": [

@@ -1,4 +1,4 @@
-"""A console whose reader is slow, gone, or does not read at all."""
+"""A console whose reader is slow, has gone, or never reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon as a process: what it prints, how it exits, what it leaves behind."""
+"""The daemon as a process: its output, its exit status, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_RESIDENT_BYTES = 90 << 20
 def daemon(
     state_dir: Path, script: str = "echo", port: int = 0, output: int = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a daemon process with a fake backend; kill what is left of it."""
+    """Start a daemon process with a fake backend; kill it at the end if it still runs."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.daemon.fake_daemon", str(state_dir), str(port), script],
         cwd=ROOT,
@@ -60,7 +60,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 def listening(process: subprocess.Popen[str], state_dir: Path) -> Runtime:
-    """Wait until the daemon listens; return what clients find."""
+    """Wait until the daemon listens; return its runtime file's content."""
     assert "listening on" in first_line(process)
     found = find_daemon(state_dir)
     assert found is not None
@@ -68,7 +68,7 @@ def listening(process: subprocess.Popen[str], state_dir: Path) -> Runtime:
 
 
 def open_stream(found: Runtime) -> http.client.HTTPConnection:
-    """Begin a streamed answer and read its first event."""
+    """Start a streamed answer and read its first event."""
     connection = http.client.HTTPConnection("127.0.0.1", found.port)
     body = json.dumps({"stream": True, "messages": [{"role": "user", "content": "hi"}]})
     connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
@@ -156,7 +156,7 @@ def test_a_taken_port(tmp_path: Path) -> None:
             out, err = process.communicate(timeout=30)
         assert (process.returncode, out) == (ExitCode.PORT_TAKEN, "")
         assert f"port {port} on 127.0.0.1 is taken" in err and "--port" in err
-        # A client finds no daemon, and so does not show the squatter its token.
+        # Clients find no daemon, so they do not send their token to the program that holds the port.
         assert find_daemon(tmp_path) is None
 
 
@@ -170,7 +170,7 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_loaded_is_told_once_and_by_the_exit_status(tmp_path: Path) -> None:
     with daemon(tmp_path, "unloadable") as process:
         out, err = process.communicate(timeout=60)
-    # Nothing says that it listens: the files were looked at before.
+    # The output does not report listening, because the files were checked first.
     assert (process.returncode, out) == (ExitCode.FAILED, "")
     assert err == "error: fake cannot be served: tensor 3 lies outside the file\n"
     assert not (tmp_path / "daemon.json").exists()

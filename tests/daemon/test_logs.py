@@ -1,4 +1,4 @@
-"""The lines of the log: their form, their request's name, and what must never be in them."""
+"""The log lines: their form, their request ids, and content that must never appear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /metrics of a whole server: it parses, its numbers move as they should, and clients cannot make it grow."""
+"""GET /metrics of a whole server: it parses, its numbers change as they should, and clients cannot make it grow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def scrape(server: Running) -> Samples:
 
 
 class Change:
-    """What moved between two scrapes; the registry is the process's, and other tests measure too."""
+    """The change between two scrapes; the registry belongs to the process, and other tests use it too."""
 
     def __init__(self, before: Samples, after: Samples) -> None:
         self._before = before
@@ -129,7 +129,8 @@ async def test_what_clients_say_is_no_label() -> None:
             await server.http.request(f"METHOD{number}", f"{server.url}/health")
             await server.http.post(f"{server.url}/v1/chat/completions", json={**CHAT, "model": f"name-{number}"})
         after = await scrape(server)
-    # 404 nowhere, 404 models, 405 other method, 404 chat; unknown's end; the scrape's own first of a kind
+    # New series: 404 of unknown paths, of models and of chats, 405 of other methods, the end of a request for an
+    # unknown model, and one from the scrape itself.
     assert len(after) - len(before) <= 6
     assert not [key for key in after if any("name-" in value or "METHOD" in value for _, value in key[1])]
 
@@ -142,7 +143,7 @@ async def test_it_is_an_owner_s_where_tokens_are_asked_for() -> None:
 
 
 def test_a_token_costs_little() -> None:
-    """No bound on a noisy machine's time but a generous one: 50 times what it takes."""
+    """The time limit is generous, for noisy machines: 50 times what a token takes."""
     meter = Meter("cost")
     meter.step(Step((Started(1, 0), TextDelta("a")), (1,), at_s=1.0))
     step = Step((TextDelta("a"),), (1,), at_s=1.01)

@@ -1,4 +1,4 @@
-"""The user at the other end of a TCP connection: three ways of asking, and what they must not be fooled by."""
+"""The user at the other end of a TCP connection: three ways to find it, and inputs that must not mislead them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def connected(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.s
 
 
 def ends(server: socket.socket) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Return the addresses of the client and of the server, as the server's end knows them."""
+    """Return the addresses of the client and the server, as the server's socket knows them."""
     return server.getpeername()[:2], server.getsockname()[:2]
 
 
@@ -63,14 +63,14 @@ Told = Callable[[tuple[str, int], tuple[str, int]], int | None]
 def test_linux_tells_the_user(told: Told, host: str) -> None:
     with connected(host) as (_, server):
         assert told(*ends(server)) == os.getuid()
-        # The other direction is the server's own end, which is no answer to the question, but its user is known too.
+        # The reversed addresses name the server's own socket, which no caller asks for; its user is known too.
         assert told(*reversed(ends(server))) == os.getuid()
 
 
 @LINUX
 @pytest.mark.parametrize("told", [netlink, proc])
 def test_who_has_closed_is_nobody(told: Told) -> None:
-    """The kernel counts a socket without a process as root's, and a listener on the port is another socket."""
+    """The kernel attributes a socket without a process to root, and a listener on the port is another socket."""
     with connected() as (client, server):
         addresses = ends(server)
         client.close()
@@ -93,7 +93,7 @@ def test_who_has_ended_its_sending_is_still_there(told: Told, monkeypatch: pytes
         assert told(*addresses) == os.getuid()
         assert server.recv(1) == b""
         assert told(*addresses) == os.getuid()
-        # The kernel keeps the connection for a while, and counts it as root's.
+        # The kernel keeps the connection for a while and attributes it to root.
         client.close()
         assert told(*addresses) is None
 
@@ -208,7 +208,7 @@ async def test_other_machines_are_not_looked_up(monkeypatch: pytest.MonkeyPatch)
 
 @LINUX
 async def test_who_takes_over_a_port_is_not_who_had_it() -> None:
-    """A client that leaves at once could have its last request taken for that of the next one on its port."""
+    """The last request of a client that leaves at once must not be attributed to the next client on its port."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         leaver = socket.socket()
         leaver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Prefixes that the owner named: computed once for each process of the model, and no trouble stops the others."""
+"""Prefixes that the owner configured: computed once per model process; a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgeagent.types import (
 
 
 class FakeService:
-    """Models with processes, and the requests that came."""
+    """Models with processes, and the requests that were received."""
 
     def __init__(self) -> None:
         self.pids: dict[str, int | None] = {"big": None}

@@ -1,4 +1,4 @@
-"""The lines people see."""
+"""The lines that the daemon prints for people."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_lines_are_fitted_to_the_terminal(
 
 
 def screen(written: str) -> list[str]:
-    """Return the lines that a terminal shows: a carriage return goes back to a line's start."""
+    """Return the lines that a terminal shows; a carriage return moves to the start of the line."""
     lines = []
     for line in written.split("\n"):
         shown = ""

@@ -1,4 +1,4 @@
-"""How the daemon ends: live requests finish or are cut with their one terminal event, and every connection closes."""
+"""How the daemon ends: live requests finish, or are cut with their one terminal event, and every connection closes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gated(gate: Gate) -> FakeBackend:
 
 
 async def draining(daemon: Running) -> None:
-    """Return once the daemon takes no more requests."""
+    """Return once the daemon accepts no more requests."""
     while not daemon.reporter.events:  # noqa: ASYNC110 the server looks ten times a second
         await asyncio.sleep(0.01)
 
@@ -104,7 +104,7 @@ async def test_a_terminal_event_that_waits_for_the_store_is_waited_for(monkeypat
             await draining(daemon)
             gate.opened.set()
             await is_asked.wait()
-            await asyncio.sleep(0.3)  # a server that owes nothing closes its connections sooner
+            await asyncio.sleep(0.3)  # a server with nothing left to send would have closed its connections by now
             stored.set_result(None)
             events = [json.loads(event) async for event in _until_closed(socket)]
             assert events[-1]["type"] == "response.completed"
@@ -135,7 +135,7 @@ async def test_nothing_new_is_taken_while_draining() -> None:
     gate = Gate()
     async with running(gated(gate)) as daemon:
         url = f"{daemon.url}/v1/chat/completions"
-        # An idle connection that is still there when the daemon drains.
+        # This idle connection is still open when the daemon drains.
         assert (await daemon.http.get(f"{daemon.url}/health")).status_code == 200
         reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
         live = asyncio.create_task(daemon.http.post(url, json=CHAT))

@@ -1,4 +1,4 @@
-"""The state folder: whose it is, who holds it, the token, and the file by which clients find the daemon."""
+"""The state folder: its owner, its lock, the token, and the file by which clients find the daemon."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_daemon_that_is_gone_is_not_found(tmp_path: Path) -> None:
     child.wait()
     for stale in (
         dataclasses.replace(me(), pid=child.pid),
-        # Another process has this number by now.
+        # Another process has this pid now.
         dataclasses.replace(me(), started_at_s=me().started_at_s - 60),
     ):
         write_runtime(tmp_path, stale)

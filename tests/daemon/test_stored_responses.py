@@ -1,4 +1,4 @@
-"""Where stored responses are kept by a daemon's process, and what a kill -9 leaves of them."""
+"""Where a daemon process stores responses, and which of them survive a kill -9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces, with OpenTelemetry's own SDK and its exporter into memory: spans, their times and names, and no content."""
+"""Traces with OpenTelemetry's own SDK and its in-memory exporter: spans, times and names, and no content."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_stages_are_in_order_and_the_rest_is_delivery() -> None:
 def test_off_unless_asked_for() -> None:
     with tracing(Config().trace) as off:
         assert off is None
-    # FastAPI depends on OpenTelemetry's interface; the SDK and the exporter are what costs.
+    # FastAPI depends on OpenTelemetry's API; only the SDK and the exporter are expensive.
     script = "import sys, edgeagent.daemon.server as _; sys.exit('opentelemetry.sdk' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=100).returncode == 0
 
@@ -153,7 +153,7 @@ def test_off_unless_asked_for() -> None:
 async def test_the_web_framework_s_own_telemetry_is_off(
     monkeypatch: pytest.MonkeyPatch, exporter: InMemorySpanExporter
 ) -> None:
-    """It would record what exceptions say, and send it where the environment says."""
+    """FastAPI's telemetry would record the texts of exceptions, and send them where the environment says."""
     monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -182,7 +182,7 @@ def test_asked_for_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_spans_reach_a_collector() -> None:
-    """Over OTLP/HTTP, to a collector that is only a socket; what it gets names the spans and has no content."""
+    """Spans go over OTLP/HTTP to a collector that is only a socket; the data names the spans and holds no content."""
     got = asyncio.Event()
     bodies: list[bytes] = []
 

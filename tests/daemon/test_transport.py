@@ -1,4 +1,4 @@
-"""The bounds of one connection; the protocol itself is tests/robust/test_rfc6455.py's."""
+"""The limits of one connection; tests/robust/test_rfc6455.py tests the protocol itself."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_client_that_answers_no_pings_has_left_and_is_no_failure_of_ours
     monkeypatch.setattr(server, "PING_S", 0.05)
     backend = FakeBackend(lambda _: (TextDelta("x") for _ in range(10**9)))
     async with running(backend) as daemon:
-        # By hand, since a library would answer.
+        # On a raw socket, since a library would answer the close.
         peer = await open_websocket(daemon)
         peer.send(text(json.dumps({"type": "response.create", "input": "hi"})))
         while (received := await peer.receive())[0] != FIN | CLOSE:
@@ -78,7 +78,7 @@ async def test_a_stop_in_the_moment_a_client_closes() -> None:
         (protocol,) = (
             each for each in daemon.server.server_state.connections if isinstance(each, transport.GuardedWebSocket)
         )
-        # Both before the loop's next turn, in which the connection is lost.
+        # Both calls run before the event loop's next turn, in which the connection is lost.
         protocol.data_received(close(1000))
         protocol.shutdown()
         assert await peer.receive() == (FIN | CLOSE, struct.pack("!H", 1000))
@@ -96,7 +96,7 @@ def request(daemon: Running, line: str, *headers: str, body: bytes = b"") -> byt
 
 
 class TestOtherUpgrades:
-    """A server may answer in HTTP/1.1 whatever else a request offers (RFC 9110, section 7.8)."""
+    """A server may answer in HTTP/1.1, whichever other protocol a request offers (RFC 9110, section 7.8)."""
 
     @pytest.mark.parametrize("offer", [H2C, ("Connection: keep-alive, upgrade", "Upgrade: websocket, h2c")])
     @pytest.mark.parametrize("sizes", [[10_000], [400, 10_000], [1] * 2000])
@@ -127,7 +127,7 @@ class TestOtherUpgrades:
         writer.close()
 
     async def test_connect_is_refused(self, daemon: Running) -> None:
-        """The parser would take its body for the next request."""
+        """The parser would read its body as the next request."""
         for target in ("/v1/models", "127.0.0.1:1"):
             reply = await exchange(daemon.port, request(daemon, f"CONNECT {target}"))
             assert (reply.status, reply.headers["connection"]) == (400, "close")
@@ -139,7 +139,7 @@ class TestOtherUpgrades:
 
 
 class TestTrailers:
-    """Fields behind a chunked body, which pass by whatever in front of the daemon looks at headers."""
+    """Fields after a chunked body, which a proxy that checks headers does not see."""
 
     def asked(self, daemon: Running, *trailers: str) -> bytes:
         chunked = b"%x\r\n%b\r\n0\r\n" % (len(HI), HI)
@@ -159,7 +159,7 @@ class TestTrailers:
 
 
 class TestBehindAnAnswer:
-    """What comes on a connection whose last request is still being answered."""
+    """Data that arrives on a connection while its last request is still being answered."""
 
     HANDSHAKE = (
         "Upgrade: websocket",

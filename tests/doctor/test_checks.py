@@ -1,4 +1,4 @@
-"""The checks of `edgeagent doctor` as tables: a healthy machine, and the same with one thing wrong."""
+"""The checks of `edgeagent doctor` as tables: a healthy machine, and the same machine with one fault."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ HEALTHY = Facts(
 
 
 def found(facts: Facts, name: str) -> Finding:
-    """Return the one finding of a name; all others must be those of the healthy machine, or of no harm."""
+    """Return the only finding with a name."""
     (finding,) = [finding for finding in examine(facts) if finding.name == name]
     return finding
 
@@ -79,7 +79,7 @@ def test_a_healthy_machine() -> None:
 PIP = "-m pip install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==0.3.36"
 CUDA = DeviceInfo("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * GB, 23 * GB)
 
-# What is wrong, the name of its line, its severity, a part of its text, and a part of its remedy.
+# The fault, the name of its finding, its severity, part of its text, and part of its remedy.
 WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
     "no bindings": (native(bindings=None), "llama.cpp", "fail", "is not installed", "llama-cpp-python"),
     "a broken import": (
@@ -250,7 +250,7 @@ def test_what_is_seen_but_not_wrong() -> None:
     assert found(changed(port=Port("127.0.0.1", 8127, "ours")), "port").severity == "ok"
     assert found(changed(limits=replace(HEALTHY.limits, cache_bytes=0)), "cache folder").severity == "ok"
     assert found(changed(platform="darwin"), "sandbox").severity == "ok"
-    # A daemon that runs on another port does not need this one.
+    # A daemon that runs on another port does not need this port.
     both = changed(port=Port("127.0.0.1", 8127, "taken"), daemon=RunningDaemon(9, "http://127.0.0.1:9000", "1.0"))
     assert found(both, "port").severity == "warn"
 

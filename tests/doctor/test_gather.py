@@ -37,7 +37,7 @@ BROKEN = {
 def test_a_broken_llama_cpp_is_told(tmp_path: Path, fault: str, why: str) -> None:
     native = ask_native(environment={"PYTHONPATH": plant(tmp_path, fault)})
     assert native.problem is not None and why in native.problem
-    # What the process said before it ended is known.
+    # The answers that the process sent before it ended are kept.
     assert native.sandbox is not None and native.commit == ""
 
 
@@ -48,7 +48,7 @@ def test_a_llama_cpp_that_hangs_is_told(tmp_path: Path) -> None:
 
 
 def plant(folder: Path, fault: str) -> str:
-    """Return a folder with a llama_cpp that comes before the real one."""
+    """Return a folder with a broken llama_cpp that Python imports instead of the real one."""
     package = folder / "llama_cpp"
     package.mkdir()
     (package / "__init__.py").touch()

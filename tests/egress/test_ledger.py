@@ -1,4 +1,4 @@
-"""The egress ledger: its rows, its budgets, and what it does where it cannot be kept."""
+"""The egress ledger: its rows, its budgets, and its behaviour when it cannot be written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clock:
 
 
 class Known:
-    """Stands for the file of remotes: finds those that a test gives it."""
+    """Stands in for the file of remotes; it finds only the test's remote."""
 
     def __init__(self, **fields: Any) -> None:
         self.remote = Remote("gpu", (Endpoint("https://gpu.example/v1"),), **fields)
@@ -91,7 +91,7 @@ def test_its_files_are_private(tmp_path: Path) -> None:
 
 
 def test_an_outcome_is_one_word(tmp_path: Path) -> None:
-    """An error's text could quote what was sent, or what came."""
+    """The text of an error could quote what was sent or received."""
     book = ledger(tmp_path)
     book.end(book.begin(PERMIT, "h", "m", 1), "it said: hello")
     assert [row.outcome for row in read_rows(folder_of(tmp_path))] == ["unknown"]
@@ -162,7 +162,7 @@ def test_a_ceiling_counts_all_remotes_and_outlives_a_purge(tmp_path: Path) -> No
 def test_budgets_outlive_the_daemon(tmp_path: Path) -> None:
     book = ledger(tmp_path, budget=Budget(client_tokens=100))
     book.end(book.begin(PERMIT, "h", "m", 0), "completed", 60, 0)
-    book.begin(PERMIT, "h", "m", 4 * 40)  # the daemon ends before this does
+    book.begin(PERMIT, "h", "m", 4 * 40)  # the daemon ends before this request does
     book.close()
     again = ledger(tmp_path, budget=Budget(client_tokens=100))
     assert again.budget_left("gpu", "kiosk") is not None
@@ -207,7 +207,7 @@ def test_a_purge_leaves_sums_alone(tmp_path: Path) -> None:
     assert lines(tmp_path, day_of(clock.now_s)) == [
         {"kind": "carried", "remote": "gpu", "client": "kiosk", "num_tokens": 90, "money": 0.0}
     ]
-    # The daemon goes on in the new file, and its sums are those from before.
+    # The daemon continues in the new file, and its sums still include the old rows.
     book.end(running, "completed", 10, 0)
     book.begin(PERMIT, "h", "second", 1)
     assert [row.model for row in read_rows(folder_of(tmp_path))] == ["second"]

@@ -1,4 +1,4 @@
-"""How many threads are left for us when others use the machine."""
+"""How many threads to use while other programs use the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from edgeagent.engine.cpu_threads import CpuSample, ThreadGovernor, read_cpu
 
 
 class Machine:
-    """A scripted machine: how many cores others and we have used since the last look."""
+    """A scripted machine: the cores used by others and by this process since the last sample."""
 
     def __init__(self) -> None:
         self.now_s = self.others_s = self.own_s = 0.0
@@ -27,7 +27,7 @@ def test_gives_up_a_core_that_others_use_and_takes_it_back() -> None:
     assert not governor.update(machine.run(1, others=0.1, own=1.9))
     assert governor.update(machine.run(1, others=0.9, own=1.1))
     assert governor.num_threads == 1
-    assert not governor.update(machine.run(1, others=0.4, own=1))  # not free enough to go back
+    assert not governor.update(machine.run(1, others=0.4, own=1))  # not enough free cores to return to more threads
     assert governor.update(machine.run(1, others=0.1, own=1))
     assert governor.num_threads == 2
 

@@ -1,4 +1,4 @@
-"""Drafts do not change what sampling draws: the tokens have the target's own probabilities (Pearson's chi-square)."""
+"""Drafts do not change sampling: the tokens have the target's own probabilities (Pearson's chi-square test)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from tests.fakes import FakeRunner
 NUM_VOCAB = 6
 NUM_TOKENS = 3000
 LOGITS = np.random.default_rng(7).normal(0.0, 1.5, (NUM_VOCAB, NUM_VOCAB)).astype(np.float32)
-# Six rows of probabilities that sum to one: 30 degrees of freedom; one true draw in a thousand is above this.
+# Six rows of probabilities, each of which sums to one: 30 degrees of freedom. One correct draw in a thousand exceeds
+# this value.
 MOST = 59.7
 
 
 @pytest.fixture(autouse=True)
 def _always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft in each step, whether that pays or not."""
+    """Draft in each step, whether or not it pays."""
     monkeypatch.setattr(
         proposals, "allocate", lambda offers, *_: ([min(3, len(offer.chances)) for offer in offers], 2.0)
     )
 
 
 class Chain(FakeRunner):
-    """A model whose next token depends on the last one only."""
+    """A model whose next token depends on the last token only."""
 
     def _logits_after(self, held: Items[int]) -> Logits:
         logits: Logits = LOGITS[held[-1]]
@@ -44,7 +45,7 @@ class Chain(FakeRunner):
 
 
 class Guess(DraftModel):
-    """Proposes what a rule says of the last token."""
+    """Proposes tokens by a rule about the last token."""
 
     def __init__(self, rule: str) -> None:
         super().__init__(Chain(num_vocab=NUM_VOCAB, num_cells=4096, end_token=-1))
@@ -55,7 +56,7 @@ class Guess(DraftModel):
     ) -> dict[str, tuple[int, ...]]:
         guesses = super().draft(counts, endings)
         match self._rule:
-            case "wrong":  # the least likely one
+            case "wrong":  # the least likely token
                 return {name: tuple(int(LOGITS[token].argmin()) for token in each) for name, each in guesses.items()}
             case "random":
                 return {
@@ -79,7 +80,7 @@ def drawn(rule: str | None) -> list[int]:
 
 
 def chi_square(tokens: list[int]) -> float:
-    """Return how far the successors of each token are from the target's probabilities."""
+    """Return the chi-square distance between each token's successors and the target's probabilities."""
     counts = np.zeros((NUM_VOCAB, NUM_VOCAB))
     np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
     chances = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
@@ -95,7 +96,7 @@ def test_tokens_have_the_probabilities_of_the_target(rule: str | None) -> None:
 
 
 def test_a_bias_would_be_seen() -> None:
-    """A tenth of the tokens is replaced by the likeliest ones."""
+    """Every tenth token is replaced with the likeliest one."""
     tokens = drawn(None)
     for place in range(1, len(tokens), 10):
         tokens[place] = int(LOGITS[tokens[place - 1]].argmax())

@@ -1,4 +1,4 @@
-"""The engine on a fake runner, and its law: batched, cached, speculative output is naive greedy output."""
+"""The engine on a fake runner, and its law: batched, cached and speculative output equals naive greedy output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def greedy(num_vocab: int = 50) -> Sampler:
 
 
 def naive(prompt: list[int], max_tokens: int, num_vocab: int = 50) -> tuple[list[int], FinishReason]:
-    """What a plain loop would generate."""
+    """Return what a plain loop would generate."""
     tokens, output = list(prompt), list[int]()
     while True:
         token = next_token(tokens, num_vocab)
@@ -89,7 +89,7 @@ def make_engine(
     below: FakeTier | None = None,
     batch_s: float = 0.0,
 ) -> Engine:
-    """Make an engine that expects a full batch to take `batch_s`."""
+    """Make an engine that predicts `batch_s` seconds for a full batch."""
 
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(host_bytes, can_cut=can_cut, below=below)
@@ -166,7 +166,7 @@ class TestPrefixes:
         before = runner.num_tokens_computed
         sequence = engine.add(SequenceSpec("b", follow_up, greedy(), max_tokens=1))
         assert run(engine)["b"] == naive(follow_up, 1)
-        # Everything but the answer's last token (never computed) and the new ones.
+        # Everything but the answer's last token, which was never computed, and the new tokens.
         assert sequence.num_cached == len(follow_up) - 3
         assert runner.num_tokens_computed - before == 3
 
@@ -230,7 +230,7 @@ def naive_without_end(prompt: list[int], max_tokens: int) -> tuple[list[int], Fi
 
 
 class Harassed(FakeRunner):
-    """Some client cancels something in every step that may be interrupted."""
+    """A cancel interrupts every step that may be interrupted."""
 
     engine: Engine
     num_batches = 0
@@ -447,10 +447,10 @@ def test_one_that_waits_for_a_prefill_that_gets_further_is_not_raised() -> None:
 
 
 class TestForced:
-    """Tokens that a grammar leaves no choice about are checked several in a step."""
+    """Tokens that a grammar forces are checked several at a time in one step."""
 
     class Forcing(Sampler):
-        """A greedy sampler that announces its next tokens, wrongly every other time."""
+        """A greedy sampler that announces its next tokens, wrongly in every other case."""
 
         def __init__(self, answer: list[int], wrong: bool) -> None:
             super().__init__(resolve(SamplingParams(), GREEDY), 50)
@@ -486,7 +486,7 @@ class TestUrgency:
 
 
 class BatchSizes(FakeRunner):
-    """Notes how many tokens each batch has."""
+    """Records the size of each batch."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -498,7 +498,7 @@ class BatchSizes(FakeRunner):
 
 
 class TestComputedAgain:
-    """Sums depend on how many tokens are computed at once: what is to be repeatable is computed as at first."""
+    """Results depend on batch sizes, so repeatable output is recomputed with its original batch boundaries."""
 
     @pytest.mark.parametrize(
         ("params", "sizes"),
@@ -624,7 +624,7 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
         memory_kind=kind,
         max_drafts=3,
     )
-    # The draft agrees by chance only where its own function of the prefix is the same: give it the same one.
+    # The draft agrees only if its function of the prefix is the same, so it gets an equal one.
     draft = FakeRunner(num_cells=runner.num_cells, num_sequences=runner.num_sequences) if speculative else None
     host_bytes = rng.choice((0, 3000, 20_000, 1 << 20))
     below = rng.choice((None, FakeTier()))
@@ -653,7 +653,7 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
                 del expected[victim]
         if rng.random() < 0.1:
             runner.cancel_next = rng.randrange(3)
-        # One that has the memory to itself and is refused has failed; see TestFailure.
+        # A sequence that is refused while it has the memory to itself fails; see TestFailure.
         if rng.random() < 0.02 and engine.status().num_running > 2:
             runner.refuse_next = True
         runner.refuse_restores = rng.random() < 0.05
@@ -665,7 +665,7 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
         for output in engine.step():
             name = output.sequence.id
             if output.error is not None:
-                # The others were preempted for want of cells, and so it was alone when it was refused.
+                # The others were preempted for lack of cells, so this one was alone when it was refused.
                 assert is_refused
                 assert engine.status().num_running == 0
                 del expected[name]
@@ -676,7 +676,7 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
             if output.finish_reason:
                 finished[name] = output.finish_reason
                 known.append([*expected[name].prompt, *outputs[name]])
-        runner.refuse_next = False  # of a step that computed nothing
+        runner.refuse_next = False  # if the step computed nothing, the refusal is still set
         check_integrity(engine)
     runner.cancel_next, runner.refuse_next = None, False
     while engine.has_work:
@@ -690,7 +690,7 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
         tokens, reason = naive(want.prompt, min(want.max_tokens, room))
         assert (outputs[name], finished[name]) == (tokens, reason), name
     engine.close()
-    # A later process has nothing but the tier below.
+    # A later process has only the tier below.
     fresh = [each and FakeRunner(num_cells=each.num_cells, memory_kind=kind) for each in (runner, draft)]
     assert fresh[0] is not None
     engine = make_engine(fresh[0], draft=fresh[1], host_bytes=host_bytes, below=below)

@@ -1,4 +1,4 @@
-"""A beginning that many conversations share: kept once, written at once; and a lane's latest response stays."""
+"""A prefix that many conversations share is kept once and written at once; the latest response of a lane stays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Kept:
         return sequence
 
     def importances(self) -> dict[int, Importance]:
-        """Return how much the blocks below matter, by where they end."""
+        """Return the importance of each block offered below, by the position of its end."""
         return {block.start + len(block.tokens): importance for block, importance in self.below.offered}
 
 
@@ -61,7 +61,7 @@ def test_many_conversations_keep_one_system_prompt_once(num_system: int) -> None
         if number:
             assert sequence.num_cached >= num_system
     kept.engine.close()
-    # What begins a block that is not worth an own one is in each of them.
+    # A system prompt's last part, if too short for a block of its own, is stored in each conversation's block.
     num_unique += 30 * (num_system % MAX_BLOCK_TOKENS if num_system % MAX_BLOCK_TOKENS < MIN_PART else 0)
     assert sum(len(block.tokens) for block in kept.below.blocks.values()) <= 1.02 * num_unique
     assert sum(len(block.tokens) for key in kept.below.blocks if (block := kept.host.read(key))) <= 1.02 * num_unique
@@ -86,7 +86,7 @@ def test_who_does_not_know_where_instructions_end_goes_on_from_there_too() -> No
     kept.ask("b", [*system, 2, *tokens_of(50, 2)])
     kept.engine.close()
     assert sum(len(block.tokens) for block in kept.below.blocks.values()) < 300 + 104 + 54
-    # And a prompt that leaves them before their end finds what it shares.
+    # A prompt that differs before the end of these blocks still finds the shared part.
     again = Kept()
     again.below.blocks.update(kept.below.blocks)
     assert again.ask("c", [*system, 1, *tokens_of(100, 1)]).num_cached == 400
@@ -143,7 +143,7 @@ def test_where_blocks_end() -> None:
 
 
 class TestLanes:
-    """A lane's latest response stays, however many others come meanwhile."""
+    """The latest response of a lane stays cached, however many others follow."""
 
     def test_the_latest_response_stays_and_the_one_before_does_not(self) -> None:
         kept = Kept(num_cells=700, host_bytes=16_000)

@@ -1,4 +1,4 @@
-"""Where the batches ended that gave a sequence's output, for computing it again with the same bits."""
+"""The batch boundaries of a sequence's output, for recomputing it with the same bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from edgeagent.engine.replay import BatchEnds
 
 
 def test_delivered_steps_end_where_their_batches_did() -> None:
-    ends = BatchEnds.of_steps(10, (1, 1, 3))  # the first token follows from the prompt, whose batch gave it
+    ends = BatchEnds.of_steps(10, (1, 1, 3))  # the first token comes from the prompt's batch
     assert [ends.after(position) for position in (9, 10, 11, 13, 14)] == [10, 11, 14, 14, None]
 
 

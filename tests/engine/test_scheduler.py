@@ -1,4 +1,4 @@
-"""What a batch holds: decoding first, then prompts by urgency within the latency budget."""
+"""What a batch holds: decoding sequences first, then prompts by urgency, within the latency budget."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_no_stop_leaves_a_prompts_last_token_alone() -> None:
 def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:
     costs = CostModel(512)
     for size in (32, 64, 128, 256, 512):
-        costs.observe(StepShape.alone(size, 10), size / 1000)  # a millisecond a token
+        costs.observe(StepShape.alone(size, 10), size / 1000)  # one millisecond per token
     works = Scheduler(512, 0.130, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
     assert summary(works) == [("a", 1, 1), ("b", 127, 0)]
 
@@ -117,7 +117,7 @@ def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:
 def test_an_answer_that_waits_to_go_on_takes_longer_steps_than_a_new_prompt() -> None:
     costs = CostModel(512)
     for size in (32, 64, 128, 256, 512):
-        costs.observe(StepShape.alone(size, 10), size / 1000)  # a millisecond a token
+        costs.observe(StepShape.alone(size, 10), size / 1000)  # one millisecond per token
     resuming = sequence("b", 600, order=1)
     resuming.spec = dataclasses.replace(resuming.spec, delivered=(1,))
     sizes = []
@@ -166,7 +166,7 @@ def test_drafts_fit_the_batch_and_leave_every_stream_its_token() -> None:
 
 
 def chunks(num_prompt: int, step_s: Callable[[int], float], *, num_warm: int | None) -> list[int]:
-    """Return the chunks of a lone prompt on a machine that takes `step_s(tokens)` for a step."""
+    """Return the chunk sizes of a lone prompt on a machine where a step takes `step_s(tokens)` seconds."""
     costs = CostModel(512)
     if num_warm is not None:
         costs.observe(StepShape.alone(num_warm, 0), step_s(num_warm))
@@ -189,7 +189,7 @@ def test_on_a_slow_machine_no_step_is_long(tokens_per_s: int, overhead_s: float)
     longest_s = max(MAX_STEP_S, step_s(MIN_SLOW_CHUNK))
     assert all(step_s(size) <= 2 * longest_s for size in sizes), "a size that is tried for the first time"
     assert sum(step_s(size) > longest_s for size in sizes) <= 2
-    # Nor are they shorter than they must be.
+    # Nor are they shorter than necessary.
     assert step_s(sizes[2]) >= MAX_STEP_S / 2 - overhead_s
 
 
@@ -210,12 +210,12 @@ def test_beside_a_stream_too_no_step_is_long_on_a_slow_machine() -> None:
 
 
 def test_rows_of_logits_count_while_somebody_decodes() -> None:
-    """A prompt that is scored has steps no longer than one that is not, but for a few rows that it always gets."""
+    """A scored prompt's steps are no longer than those of another prompt, apart from a few rows that it always gets."""
 
     def num_scored(row_cost: float, *others: Sequence) -> int:
         scored = sequence("scored", 600, order=1)
         scored.spec = dataclasses.replace(scored.spec, num_prompt_logprobs=1)
-        # A token takes a millisecond, so that the budget is one of MIN_CHUNK_BESIDE tokens.
+        # A token takes one millisecond, so the budget allows MIN_CHUNK_BESIDE tokens.
         plan = Scheduler(512, 0.001, warm_costs(512, 0.512), row_cost=row_cost).plan([*others, scored], {})
         return next(work.num_scored for work in plan if work.sequence is scored)
 
@@ -234,7 +234,7 @@ def test_rows_cost_nothing_where_nothing_is_said_of_them() -> None:
 
 
 class Asked(CostModel):
-    """A cost model that notes the depths that it is asked about, and lets a step have so many tokens."""
+    """A cost model that records the requested depths, and always allows the same number of tokens per step."""
 
     def __init__(self, within_itl: int) -> None:
         super().__init__(512)
@@ -288,7 +288,7 @@ def scoring(name: str, num_prompt: int, order: int = 0) -> Sequence:
 
 
 def test_rows_that_others_sample_from_are_not_taken_for_scoring() -> None:
-    """Of ten rows the stream and its drafts have three, and each prompt is left one to sample from."""
+    """Of ten rows, the stream and its drafts use three, and each prompt keeps one to sample from."""
     scheduler = Scheduler(512, 0.1, Asked(512), max_outputs=10)
     running = [decoding("s"), scoring("a", 600, order=1), sequence("b", 600, order=2)]
     works = scheduler.plan(running, {"s": (1, 2)})

@@ -1,4 +1,4 @@
-"""Prompts whose own tokens are scored, and prompts that tell how far they are, on a fake runner."""
+"""Prompts whose own tokens are scored, and prompts that report their progress, on a fake runner."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_scores_stand_whatever_is_cancelled_preempted_or_refused() -> None:
 
 
 def test_scoring_one_prompt_holds_up_no_other_stream() -> None:
-    """Rows of logits are few: what decodes has its own in every step."""
+    """There are few rows of logits, and a decoding sequence gets its own in every step."""
     engine = Engine(FakeRunner(max_outputs=4, end_token=-1), max_running=3)
     engine.add(spec("stream", [1, 2], 30, num_top=None))
     engine.step()

@@ -1,4 +1,4 @@
-"""A long prompt in a context of its own: the same answer, streams keep their steps, and what fails loses nothing."""
+"""A long prompt in its own context: the answer is the same, streams keep their steps, and a failure loses nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BUDGET_S = 0.1
 
 
 class FakeSide:
-    """A context that computes a chunk whenever it is resumed, at once; after `num_chunks` of them it fails."""
+    """A context that computes a chunk at once each time it is resumed, and fails after `num_chunks`."""
 
     def __init__(self, tokens: Tokens[int], num_known: int, chunk: int, num_chunks: int) -> None:
         self.tokens, self.num_known, self.chunk = list(tokens), num_known, chunk
@@ -75,7 +75,7 @@ class FakeSide:
 
 
 class SlowRunner(FakeRunner):
-    """A runner whose steps take time: 10 ms, and 5 ms a token in steps of fewer than 64; and who checks the pauses."""
+    """A runner whose steps take 10 ms, plus 5 ms per token below 64 tokens; checks that side contexts are paused."""
 
     def __init__(self, clock: FakeClock, sides: list[FakeSide]) -> None:
         super().__init__(num_cells=2000, max_batch=512, end_token=-1)
@@ -91,7 +91,7 @@ class SlowRunner(FakeRunner):
 
 
 def answer(prompt: Tokens[int], num_tokens: int) -> list[int]:
-    """What a plain loop would generate; nothing ends it."""
+    """Return what a plain loop would generate, without an end token."""
     tokens = list(prompt)
     for _ in range(num_tokens):
         tokens.append(next_token(tokens, 50))
@@ -103,7 +103,7 @@ def step_s(size: int) -> float:
 
 
 class Scene:
-    """An engine with a clock of its own, and the contexts that it opened."""
+    """An engine with its own clock, and the side contexts that it opened."""
 
     def __init__(self, *, num_chunks: int = 1000, has_memory: bool = True, num_cells: int = 2000) -> None:
         self.clock, self.sides = FakeClock(), list[FakeSide]()
@@ -153,7 +153,7 @@ class Scene:
         raise AssertionError("the engine does not come to an end")
 
     def stream(self, name: str = "stream", max_tokens: int = 400) -> list[int]:
-        """Begin a stream that lasts, and return its prompt."""
+        """Start a long stream, and return its prompt."""
         prompt = [1, 2, 3]
         self.add(name, prompt, max_tokens)
         while len(self.outputs.get(name, ())) < 3:
@@ -170,7 +170,7 @@ def test_a_long_prompt_is_computed_aside_and_both_answers_are_right() -> None:
         scene.step()
     sizes = scene.runner.sizes[num_before:]
     assert len(scene.sides) == 1 and scene.sides[0].is_closed and scene.sides[0].num_known == 0
-    assert max(sizes) <= 3 and scene.runner.num_tokens_computed < 100  # the last two tokens, beside the stream's
+    assert max(sizes) <= 3 and scene.runner.num_tokens_computed < 100  # the last two tokens, beside the stream's one
     scene.run()
     assert scene.outputs == {"stream": answer(prompt, 400), "long": answer(LONG, 5)}
 
@@ -252,7 +252,7 @@ def test_the_most_urgent_of_the_waiting_prompts_gets_the_context() -> None:
     scene.add("urgent", LONG[1:], 5, tier=Tier.REALTIME)
     running = scene.engine._running
     scene.engine.admit()
-    # The less urgent one was admitted earlier.
+    # The less urgent prompt was admitted first.
     running["urgent"] = running.pop("urgent")
     scene.step()
     assert scene.engine._side.sequence is running["urgent"]
@@ -343,7 +343,8 @@ def test_a_more_urgent_prompt_has_the_time_to_itself() -> None:
     num_events = len(scene.sides[0].events)
     while not scene.outputs.get("urgent"):
         scene.step()
-    assert scene.sides[0].events[num_events:].count("resume") <= 1  # after the step that gave its first token
+    # after the step that gave the first token of the urgent one
+    assert scene.sides[0].events[num_events:].count("resume") <= 1
     scene.run()
     assert scene.outputs["long"] == answer(LONG, 5)
     assert scene.outputs["urgent"] == answer(LONG[100:200], 5)
@@ -382,7 +383,7 @@ def test_whatever_comes_and_goes_beside_it_every_answer_is_right(seed: int) -> N
 
 @pytest.mark.parametrize(("budget_s", "is_aside"), [(0.1, True), (0.5, False)])
 def test_chunks_that_are_cheap_but_exceed_the_budget_are_computed_aside(*, budget_s: float, is_aside: bool) -> None:
-    """Each token takes as long in a small step as in a large one, but the smallest step takes longer than 0.1 s."""
+    """A token costs the same in a small and in a large step, but the smallest chunk takes longer than 0.1 s."""
     clock, costs, num_asked = FakeClock(), CostModel(512), 0
     for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
         costs.observe(StepShape.alone(size, 0), 0.01 * size)

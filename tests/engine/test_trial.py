@@ -1,4 +1,4 @@
-"""What a model's first work finds: files that load and are of no use, each refused by its name and its fault."""
+"""A model's first computation finds files that load but do not work; each is refused with its name and its fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def opened(path: Path) -> tuple[Model, LlamaRunner]:
 
 
 def damage(path: Path, tensor: str, value: float) -> None:
-    """Write a value all over a tensor of 32-bit numbers; a single one may drown where products are quantized."""
+    """Fill a tensor of 32-bit numbers with a value; a single wrong number may vanish where products are quantized."""
     reader = gguf.GGUFReader(path, "r+")
     found = next(each for each in reader.tensors if each.name == tensor)
     found.data[:] = value
@@ -96,7 +96,7 @@ def test_bad_recommendations_are_passed_over(tmp_path: Path) -> None:
 
 
 class Stale(LlamaRunner):
-    """Goes back to states that the latest batch did not leave, as llama.cpp does if it is asked to."""
+    """Rewinds to states that the latest batch did not leave, as llama.cpp does if asked."""
 
     def decode(self, slices: Items[Slice]) -> None:
         rows = []

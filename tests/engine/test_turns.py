@@ -1,4 +1,4 @@
-"""Adapters: each batch is computed with one, they take turns, and none sees what another computed."""
+"""Adapters: each batch is computed with one, they take turns, and none sees another's cells."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def naive(prompt: list[int], max_tokens: int, adapter: str) -> list[int]:
 
 
 class OneAdapterRunner(FakeRunner):
-    """A runner that knows which adapter each sequence has, and checks every batch."""
+    """A runner that knows the adapter of each sequence, and checks every batch."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def make(runner: FakeRunner, host_bytes: int = 1 << 20, draft: FakeRunner | None
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
 def test_each_answer_is_its_own_adapter_s_whatever_runs_beside_it(seed: int, kind: MemoryKind) -> None:
-    """The same few prompts for all adapters, so that a prefix of another adapter's would be found if it could be."""
+    """All adapters get the same few prompts, so another adapter's prefix would be found if that were possible."""
     chance = random.Random(seed)
     runner = OneAdapterRunner(memory_kind=kind, num_cells=160, num_sequences=6)
     draft = FakeRunner(num_cells=160, num_sequences=6) if kind is MemoryKind.FULL_ATTENTION and seed % 2 else None
@@ -110,7 +110,7 @@ def test_a_partition_is_purged_with_what_its_adapters_computed() -> None:
 
 
 def test_streams_of_two_adapters_advance_side_by_side() -> None:
-    """Neither waits until the other has ended, and a long prompt of one is cut for the other's stream."""
+    """Neither stream waits until the other has ended."""
     runner = FakeRunner(end_token=-1, num_cells=400)
     engine = make(runner, host_bytes=0)
     for number, adapter in enumerate(("", "1")):
@@ -121,7 +121,7 @@ def test_streams_of_two_adapters_advance_side_by_side() -> None:
     while engine.has_work and max(lengths.values()) < 60:
         for output in engine.step():
             lengths[output.sequence.id] += len(output.tokens)
-        turns.note(TURN_S)  # each step is as long as a turn
+        turns.note(TURN_S)  # each step lasts as long as a turn
         apart.append(abs(lengths["s0"] - lengths["s1"]))
     assert max(apart) <= 2
 

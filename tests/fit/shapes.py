@@ -1,4 +1,4 @@
-"""Shapes of files that the tests of `fit` count with."""
+"""Shapes of model files for the tests of `fit`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shape(
     table_bytes: int = 100 * MIB,
     output_bytes: int = 100 * MIB,
 ) -> FileShape:
-    """Return a model of these layers; with 1,024 numbers in K and in V a layer keeps 4 KiB of each token."""
+    """Return a model with these layers; with 1,024 numbers in K and in V, a layer keeps 4 KiB per token."""
     layer = LayerShape(layer_bytes, expert_bytes, num_kv_values, num_kv_values)
     return FileShape(
         num_bytes=num_layers * layer_bytes + table_bytes + output_bytes,

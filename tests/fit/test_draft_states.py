@@ -1,4 +1,4 @@
-"""How many earlier states are kept for drafts: as many as may be drafted, within bounds, if nothing else gives way."""
+"""How many earlier states are kept for drafts: as many as may be drafted, within limits, if nothing else is reduced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_SEQUENCES = CONFIG.num_parallel + 3
 
 
 def hybrid(state_bytes: int, num_layers: int = 3, layer_bytes: int = GIB) -> FileShape:
-    """Return a model of which one layer attends and the others keep a state."""
+    """Return a model with one attention layer; the other layers keep a state."""
     layers = (
         *[LayerShape(layer_bytes, 0, 0, 0, state_bytes // 4)] * num_layers,
         LayerShape(layer_bytes, 0, 1024, 1024),
@@ -30,7 +30,7 @@ def hybrid(state_bytes: int, num_layers: int = 3, layer_bytes: int = GIB) -> Fil
 
 
 SMALL, LARGE = hybrid(16 << 10), hybrid(8 * MIB)
-# Of three layers, and of one more in a buffer.
+# Three layers, and one more layer's size for a buffer.
 SMALL_BYTES, LARGE_BYTES = 4 * NUM_SEQUENCES * (16 << 10), 4 * NUM_SEQUENCES * 8 * MIB
 
 

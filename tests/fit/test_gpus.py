@@ -1,4 +1,4 @@
-"""Which devices a model is spread over: those that llama.cpp takes."""
+"""The devices over which a model is spread: those that llama.cpp uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory a model takes on a CPU, by its file's shape."""
+"""The memory that a model needs on a CPU, by its file's shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where layers lie, and what that takes of the machine's memory and of each GPU."""
+"""Where layers are placed, and how much memory of the machine and of each GPU they use."""
 
 from __future__ import annotations
 

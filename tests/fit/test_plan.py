@@ -1,4 +1,4 @@
-"""How a model is made to fit: what gives way first, what was asked for, and what is refused before a load."""
+"""How a model is made to fit: what is reduced first, what was requested, and what is refused before a load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = EngineConfig()
 
 
 def room_for(num_cells: int, config: EngineConfig = CONFIG) -> Room:
-    """Return the room that this context takes without a GPU."""
+    """Return the room that this context needs without a GPU."""
     return Room(predict([MODEL], config, num_cells).total_bytes)
 
 
@@ -177,7 +177,7 @@ def test_more_layers_than_a_gpu_can_hold_are_refused_with_how_many_fit() -> None
         check_possible([MODEL], EngineConfig(gpu_layers=99), small)
     check_possible([MODEL], EngineConfig(gpu_layers=99), card(8 * GIB))
     busy = Room(64 * GIB, (replace(card(8 * GIB).gpus[0], free_bytes=GIB),))
-    check_possible([MODEL], EngineConfig(gpu_layers=99), busy)  # what others hold may be given back
+    check_possible([MODEL], EngineConfig(gpu_layers=99), busy)  # other programs may free their memory
 
 
 def test_the_reasons_are_told() -> None:

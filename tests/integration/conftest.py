@@ -1,4 +1,4 @@
-"""A real daemon as its users start it: `python -m edgeagent serve`, its own process, port and state folder."""
+"""A real daemon as users start it: `python -m edgeagent serve`, with its own process, port and state folder."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Daemon:
 
 
 def start_daemon(state_dir: Path, *flags: str, program: Sequence[str] = ("-m", "edgeagent")) -> Daemon:
-    """Start a daemon and wait until its model is ready; `program` is what Python runs.
+    """Start a daemon and wait until its model is ready; `program` holds Python's arguments.
 
-    It computes with one thread unless `flags` say otherwise: two wait for each other by spinning, which takes many
-    times as long where another test runs beside this one. It does not calibrate, which takes longer than the start.
-    With plain attention answers do not change with the sizes of steps, which follow the machine's speed.
+    It computes with one thread unless `flags` say otherwise: two threads wait for each other by spinning, which is many
+    times slower while another test runs. It does not calibrate, which takes longer than the start. With plain
+    attention, answers do not change with the sizes of steps, which follow the machine's speed.
     """
     log = state_dir.with_suffix(".log")
     flags = ("--threads", "1", "--calibration-s", "0", "--flash-attention", "off", *flags)
@@ -63,16 +63,16 @@ def start_daemon(state_dir: Path, *flags: str, program: Sequence[str] = ("-m", "
 
 
 def stop_daemon(daemon: Daemon) -> None:
-    """Stop a daemon the way a service manager does, and check that it was there until then and goes in order."""
+    """Stop a daemon as a service manager does; check that it ran until then and exits as it should."""
     assert daemon.process.poll() is None, f"it ended by itself:\n{daemon.log.read_text()}"
     daemon.process.terminate()
-    # Windows ends a process without asking it.
+    # Windows ends the process without a signal that it could handle.
     assert daemon.process.wait(20) == (0 if os.name == "posix" else 1), daemon.log.read_text()
 
 
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """The daemon with the bundled model that most tests share; they leave it as they found it."""
+    """The daemon with the bundled model that most tests share; they leave it unchanged."""
     running = start_daemon(tmp_path_factory.mktemp("shared") / "state", "builtin")
     yield running
     stop_daemon(running)
@@ -80,7 +80,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def own_daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon for one test, to be mistreated."""
+    """A daemon for one test, which may harm it."""
     running = start_daemon(tmp_path / "state", "builtin")
     yield running
     stop_daemon(running)

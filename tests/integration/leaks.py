@@ -1,4 +1,4 @@
-"""What a daemon and its worker hold: memory, descriptors, threads, connections, KV cells; read from outside."""
+"""What a daemon and its worker hold: memory, descriptors, threads, connections, KV cells; measured from outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """One look. Memory in MiB; descriptors are handles on Windows."""
+    """One measurement. Memory is in MiB; descriptors are handles on Windows."""
 
     daemon_mib: float
     worker_mib: float
@@ -33,14 +33,14 @@ class Holdings:
 
 
 def status_of(url: str) -> dict[str, Any]:
-    """Return what the daemon says of itself."""
+    """Return the daemon's status."""
     with urllib.request.urlopen(f"{url}/edgeagent/status", timeout=30) as response:
         status: dict[str, Any] = json.load(response)
     return status
 
 
 def holdings(daemon: Daemon) -> Holdings:
-    """Look now."""
+    """Measure what the daemon and its worker hold now."""
     status = status_of(daemon.url)
     (model,) = status["models"]
     process, worker = psutil.Process(daemon.process.pid), psutil.Process(model["pid"])
@@ -51,22 +51,22 @@ def holdings(daemon: Daemon) -> Holdings:
         worker_descriptors=_num_descriptors(worker),
         daemon_threads=process.num_threads(),
         worker_threads=worker.num_threads(),
-        # The look itself is one.
+        # The status request itself uses one.
         num_connections=status["num_connections"] - 1,
         num_live=status["num_live_requests"],
-        # Nothing is known of them before the worker's first pong.
+        # The number is unknown before the worker's first pong.
         num_cells_used=model["worker"]["num_cells_used"] if model["worker"] else 0,
     )
 
 
 def purge(daemon: Daemon) -> None:
-    """Let the caches forget everything: whatever is in use after that has leaked."""
+    """Purge all caches: memory still in use afterwards has leaked."""
     command = ["cache", "purge", "--state-dir", str(daemon.state_dir)]
     subprocess.run([sys.executable, "-m", "edgeagent", *command], check=True, capture_output=True)
 
 
 async def idle(daemon: Daemon) -> None:
-    """Wait until nothing is open or live."""
+    """Wait until no connection is open and no request is live."""
     while True:
         await asyncio.sleep(0.1)
         now = await asyncio.to_thread(holdings, daemon)
@@ -75,9 +75,9 @@ async def idle(daemon: Daemon) -> None:
 
 
 async def settled(daemon: Daemon) -> Holdings:
-    """Look once nothing is open or live, and the worker has told of it."""
+    """Measure once no connection is open, no request is live, and the worker has reported it."""
     await idle(daemon)
-    # The worker's own numbers are as old as its last pong, and a look's own connection may outlast it by a moment.
+    # The worker's numbers are as old as its last pong, and the connection of a measurement may stay open for a moment.
     await asyncio.sleep(2.5)
     looks = [await asyncio.to_thread(holdings, daemon) for _ in range(5)]
     return Holdings(*map(min, zip(*(astuple(look) for look in looks), strict=True)))

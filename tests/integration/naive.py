@@ -1,8 +1,8 @@
-"""The engine's law as an instrument: what a plain loop computes for the tokens that an engine gave, row by row.
+"""A check of the engine's law: what a plain loop computes for the tokens that an engine gave, row by row.
 
-The engine's own tokens are fed to the plain loop, so that everything is compared, behind a token in which the two would
-part too. How far apart two right runs may be is measured: the plain loop computes every answer twice, the second time
-in small chunks, beside another sequence that comes and goes and leaves holes between the cells.
+The engine's own tokens are fed to the plain loop, so everything is compared, also after a token on which the two would
+disagree. The allowed distance between two correct runs is measured: the plain loop computes every answer twice, the
+second time in small chunks, beside another sequence that starts and ends and leaves holes between the cells.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from edgeagent.types import SamplingParams
 Rows = list[NDArray[np.float32]]
 
 CHUNK = 32
-# Right runs differ by up to this many times what the plain loop's own two runs differ by, and by `floor` more: a last
-# bit may or may not flip the rounding of a cell or of a quantized value. One wrong token in the middle of a prompt
-# makes a difference of 0.16 to 7.
+# Correct runs may differ by up to this factor times the difference between the plain loop's own two runs, plus `floor`:
+# the last bit may change how a cell or a quantized value is rounded. One wrong token within a prompt makes a difference
+# of 0.16 to 7.
 FACTOR = 3.0
 FLOOR = 0.05
 EXACT_FLOOR = 1e-3
-# The plain loop's runs in which a row may be found. Of a tie between two experts each has its side in about half.
+# The number of plain runs that may contain a row. When two experts tie, each wins in about half of the runs.
 MAX_RUNS = 12
 
 
 class Recorder(Sampler):
-    """A greedy sampler that keeps the rows that it was shown."""
+    """A greedy sampler that keeps every row of logits."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(resolve(SamplingParams(temperature=0.0), model.default_sampling()), model.num_tokens)
@@ -49,7 +49,7 @@ class Recorder(Sampler):
 
 @dataclass(slots=True)
 class Asked:
-    """A request, what came of it so far, and the rows that its tokens were drawn from."""
+    """A request, its output so far, and the rows from which its tokens were drawn."""
 
     prompt: list[int]
     max_tokens: int
@@ -58,14 +58,14 @@ class Asked:
 
 
 class Naive:
-    """A plain loop in a context of its own: the whole prefix in chunks, without a cache."""
+    """A plain loop in its own context: the whole prefix in chunks, without a cache."""
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
         config = config.model_copy(update={"parallel": 2, "batch": 2 * CHUNK, "ctx": config.ctx + 2 * CHUNK})
         self._runner = LlamaRunner(model, config)
 
     def rows(self, asked: Asked) -> Rows:
-        """Return the logits behind the prompt and behind each token of the output, as far as the engine has them."""
+        """Return the logits after the prompt and after each output token, for as many rows as the engine recorded."""
         return self._rows(asked, lambda: CHUNK, list)
 
     def rows_beside_another(self, asked: Asked, seed: int = 0) -> Rows:
@@ -104,20 +104,20 @@ class Naive:
 
 
 def difference(rows: Rows, others: Rows) -> float:
-    """Return the largest difference of two runs' logits."""
+    """Return the largest difference between two runs' logits."""
     return max(differences(rows, others), default=0.0)
 
 
 def differences(rows: Rows, others: Rows) -> list[float]:
-    """Return the largest difference of two runs' logits, row by row."""
+    """Return the largest difference between two runs' logits for each row."""
     return [float(np.abs(a - b).max()) for a, b in zip(rows, others, strict=True)]
 
 
 def check(all_asked: Iterable[Asked], naive: Naive, floor: float = EXACT_FLOOR) -> None:
     """Assert that every token was the likeliest of its row, and that the plain loop computes the same rows.
 
-    Where two experts tie, a last bit decides between two right rows that are far apart. So a row that the plain loop's
-    first run does not have may be one that a later run beside another sequence has.
+    When two experts tie, the last bit decides between two correct rows that are far apart. So a row that the plain
+    loop's first run does not contain may appear in a later run beside another sequence.
     """
     answered = [asked for asked in all_asked if asked.recorder.rows]
     plain = [naive.rows(asked) for asked in answered]

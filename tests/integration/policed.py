@@ -1,4 +1,4 @@
-"""The command line on a machine whose policy is the file named first. The product itself takes no such argument."""
+"""The command line on a machine whose policy is the file in the first argument; edgeagent has no such argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA adapters in a real daemon: chosen by name, beside each other, over a worker's death."""
+"""LoRA adapters in a real daemon: selected by name, used beside each other, and kept when a worker dies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "numbers", "strict": Tr
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder: Path = tmp_path_factory.mktemp("lora")
     lines = ['[models."builtin".adapters]']
-    # With these no token of an answer is nearly as likely as another: which requests share a step changes roundings.
+    # With these adapters no two tokens are almost equally likely; the requests that share a step change the rounding.
     for name, seed, std in (("one", 2, 0.15), ("two", 3, 0.2)):
         path = make_adapter(folder / f"{name}.gguf", builtin_model().path, seed=seed, std=std)
         lines.append(f"{name} = '{path}'")

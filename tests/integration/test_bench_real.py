@@ -1,4 +1,4 @@
-"""`edgeagent bench` against the real daemon and the bundled model: every number is there. None is judged."""
+"""`edgeagent bench` against the real daemon and the bundled model: every number is present. None is judged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edgeagent.bench.scenario import ITL, RATE
 from edgeagent.bench.scenarios import SCENARIOS
 from tests.integration.conftest import Daemon
 
-# The bundled model answers in a few words: nothing need be left of two streams at once, or live beside a long prompt.
+# The bundled model answers in a few words: two streams need not overlap, nor live beside a long prompt.
 MAY_BE_MISSING = {
-    # An answer that is one piece has no rate and no gaps: a draft model may guess all of it.
+    # An answer in one piece has no rate and no gaps; a draft model may guess it entirely.
     RATE.name,
     ITL.name,
     scenarios.LIVE_RATE.name,

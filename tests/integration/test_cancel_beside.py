@@ -1,4 +1,4 @@
-"""A cancel in the middle of a step costs the others nothing, whatever their memory can take back."""
+"""A cancel in the middle of a step does not change other answers, whatever their memory can take back."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.conftest import TinyModel
 from tests.models import MEMORIES
 
 NUM_PROMPT = 300
-# No stream's latency cuts a chunk: all runs have the same batches.
+# No latency target limits a chunk, so all runs have the same batches.
 CONFIG = EngineConfig(threads=1, ctx=2048, batch=128, itl_budget_ms=60_000, flash_attention="off")
 
 
 class Run:
-    """Three requests on a worker; `b` is cancelled during or behind the fourth decode with a prompt's tokens in it."""
+    """Three requests on a worker; `b` is cancelled during or after the fourth decode with more than 32 tokens."""
 
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch, *, cancels_during: bool) -> None:
         load = Load("tiny", str(model), None, CONFIG.model_dump_json().encode())
@@ -71,7 +71,7 @@ class Run:
         self.host.close()
 
     def scores(self) -> dict[str, list[tuple[int, float]]]:
-        """Return the tokens with their log probabilities of those that were not cancelled."""
+        """Return the tokens of the requests that were not cancelled, with their log probabilities."""
         scores: dict[str, list[tuple[int, float]]] = {}
         while not self.frames.empty():
             frame = self.frames.get()
@@ -98,7 +98,7 @@ def test_the_others_lose_nothing(tiny_model: TinyModel, monkeypatch: pytest.Monk
     interrupted, undisturbed = runs
     for before, after in zip(interrupted.computed, interrupted.computed[1:], strict=False):
         assert all(after[name] >= num for name, num in before.items() if name in after)
-    if kind is not MemoryKind.FULL_ATTENTION:  # its step is computed again, beside one fewer
+    if kind is not MemoryKind.FULL_ATTENTION:  # the interrupted step is computed again, without the cancelled one
         scores, expected = interrupted.scores(), undisturbed.scores()
         assert set(scores) == set(expected) == {"a", "c"}
         for name, each in expected.items():

@@ -23,7 +23,7 @@ TIMER = {
     "required": ["minutes"],
     "additionalProperties": False,
 }
-# An answer that does not end by itself for a while.
+# An answer that does not end for a while.
 NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 900, "maxItems": 900}
 ENDLESS: Any = {
     "format": {
@@ -45,7 +45,7 @@ async def client(daemon: Daemon) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def respond(connection: Any, **fields: Any) -> Any:
-    """Create a response over an open connection; return its final object."""
+    """Create a response on an open connection; return its final object."""
     await connection.response.create(model="builtin", **fields)
     grammar = EventGrammar()
     async for event in connection:
@@ -97,7 +97,7 @@ class TestResponsesOverWebSocket:
             second = await respond(connection, input="What is my name?", previous_response_id=first.id, temperature=0)
         assert second.previous_response_id == first.id
         assert second.usage.input_tokens > first.usage.total_tokens
-        # All of the first turn but the answer's last token, which was never fed, and what closes the turn.
+        # All of the first turn except the answer's last token, which was never computed, and the end of the turn.
         assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
 
     async def test_prefill_only(self, client: AsyncOpenAI) -> None:

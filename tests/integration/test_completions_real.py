@@ -1,4 +1,4 @@
-"""Completions and text tools on a real daemon with a tiny model, against llama.cpp asked directly."""
+"""Completions and text tools on a real daemon with a tiny model, compared with direct calls of llama.cpp."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.models import make_tiny_model
 
 CONTEXT = 1024
 PROMPT = "the boy and the other one in here wandered on over the hill to the town; "
-# Logits still move by some thousandths with the cells' order, that is, with who else is served. Where answers are
-# compared, their tokens lead by a tenth, so that it does not matter.
+# Logits still move by some thousandths with the order of the cells, and so with concurrent requests. Where answers are
+# compared, each token leads by a tenth, so this does not matter.
 EXACT = {"threads": 1, "ctx": CONTEXT, "flash_attention": "on", "kv_type_k": "f32", "kv_type_v": "f32"}
 TOLERANCE = 0.02
 LEAD = 0.1
@@ -62,7 +62,7 @@ async def http(tiny_daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
 
 
 class Direct:
-    """llama.cpp itself, asked one sequence at a time."""
+    """llama.cpp itself, with one sequence at a time."""
 
     def __init__(self, path: Path) -> None:
         config = EngineConfig.model_validate({**EXACT, "parallel": 1, "batch": 32})
@@ -70,7 +70,7 @@ class Direct:
         self._runner = LlamaRunner(self.model, config)
 
     def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return the log probabilities of what may follow each token."""
+        """Return the log probabilities of the next token after each token."""
         self._runner.clear(0)
         rows = []
         for start in range(0, len(tokens), 32):
@@ -102,7 +102,7 @@ def direct(model_path: Path) -> Direct:
 
 
 def check_scores(choice: CompletionChoice, direct: Direct, tokens: Sequence[int], first: int, num_rivals: int) -> None:
-    """Hold a choice's scores of tokens[first:] against llama.cpp's own."""
+    """Compare a choice's scores of tokens[first:] with llama.cpp's own."""
     scores = choice.logprobs
     assert scores is not None and scores.tokens is not None and scores.token_logprobs is not None
     assert scores.top_logprobs is not None and scores.text_offset is not None
@@ -124,7 +124,7 @@ def check_scores(choice: CompletionChoice, direct: Direct, tokens: Sequence[int]
 
 
 def lead(rivals: dict[str, float]) -> float:
-    """Return how far the likeliest of some tokens is ahead of the next."""
+    """Return how far the likeliest of some tokens leads the second."""
     first, second, *_ = sorted(rivals.values(), reverse=True)
     return first - second
 
@@ -193,7 +193,7 @@ class TestCompletions:
         check_scores(choice, direct, [*tokens, *choice.model_extra["tokens"]], 0, 2)
         assert completion.usage is not None
         assert completion.usage.completion_tokens == max_tokens
-        # By token ids, and streamed, it is the same.
+        # With token ids and streaming, the result is the same.
         stream = await client.completions.create(
             model="tiny", prompt=tokens, max_tokens=max_tokens, temperature=0, logprobs=2, echo=True, stream=True
         )
@@ -237,7 +237,7 @@ class TestCompletions:
         assert cut.choices[0].finish_reason == "stop"
 
     async def test_a_gap_is_what_its_tokens_say(self, client: AsyncOpenAI, direct: Direct) -> None:
-        """The same as the model's own tokens around the two parts, by hand."""
+        """The result equals that of the model's own infill tokens, placed around the two parts by hand."""
         marks = direct.model.infill_tokens
         assert marks is not None
         head, tail = (direct.model.tokenize(text, parse_special=False) for text in ("the boy ", " the town"))
@@ -270,7 +270,7 @@ class TestCompletions:
         assert len(told) >= 3
 
     async def test_other_clients_read_the_answers(self, tiny_daemon: Daemon) -> None:
-        """openai in strict validation, and LangChain's own completions."""
+        """openai with strict validation, and LangChain's own completions."""
         url = f"{tiny_daemon.url}/v1"
         strict = AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, _strict_response_validation=True)
         async with strict:
@@ -329,7 +329,7 @@ class TestTextTools:
     async def test_questions_wait_for_no_stream_and_disturb_none(
         self, client: AsyncOpenAI, http: httpx.AsyncClient
     ) -> None:
-        """Many are answered while one answer is being generated, which comes out as it does alone."""
+        """Many queries are answered while one answer is generated, and that answer does not change."""
         fields: Any = {"model": "tiny", "prompt": "Over there ", "max_tokens": 600, "temperature": 0, "logprobs": 2}
         alone = (await client.completions.create(**fields)).choices[0].logprobs
         assert alone is not None and alone.tokens is not None
@@ -342,7 +342,7 @@ class TestTextTools:
         assert len(answers) == 11
         chunks += [chunk async for chunk in stream]
         tokens = [token for chunk in chunks if (scores := chunk.choices[0].logprobs) for token in scores.tokens or ()]
-        # Behind the first token that hardly leads the answers may part.
+        # After the first token with a small lead, the answers may differ.
         num_sure = next(index for index, rivals in enumerate(alone.top_logprobs or ()) if lead(rivals) < LEAD)
         assert tokens[:num_sure] == alone.tokens[:num_sure]
         assert len(tokens) == len(alone.tokens)

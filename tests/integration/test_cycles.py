@@ -1,4 +1,4 @@
-"""Connect, generate, cancel, over and over: nothing is left behind, in the daemon or in its worker."""
+"""Connect, generate and cancel, many times: nothing is left behind in the daemon or its worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = {
     "properties": {"numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 900}},
     "required": ["numbers"],
 }
-# It does not end by itself for a while, begins alike each time, and is not long however late a cancel comes.
+# The answer does not end for a while, begins the same each time, and stays short even if the cancel comes late.
 CREATE = {
     "type": "response.create",
     "input": "Hello!",
@@ -38,24 +38,24 @@ async def until(socket: ClientConnection, *kinds: str) -> dict[str, object]:
 
 
 async def cancel(socket: ClientConnection) -> None:
-    """End it politely."""
+    """Cancel the response and wait for its end."""
     await socket.send(json.dumps({"type": "response.cancel"}))
     end = await until(socket, "response.incomplete", "response.completed", "response.failed", "error")
     assert end["type"] == "response.incomplete", end
 
 
 async def close(socket: ClientConnection) -> None:
-    """Leave with a closing handshake."""
+    """Disconnect with a closing handshake."""
     await socket.close()
 
 
 async def drop(socket: ClientConnection) -> None:
-    """Leave without a word."""
+    """Disconnect without a closing handshake."""
     socket.transport.abort()
 
 
 async def ask_no_more(socket: ClientConnection) -> None:
-    """Leave before the first token."""
+    """Disconnect before the first token."""
     await socket.send(json.dumps({**CREATE, "stream_id": "other"}))
 
 
@@ -64,14 +64,14 @@ WAYS = (cancel, close, drop, ask_no_more)
 
 async def cycle(daemon: Daemon, number: int) -> None:
     async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
-        # Every other one leaves its prefix in the cache.
+        # Every other cycle leaves its prefix in the cache.
         await socket.send(json.dumps({**CREATE, "cache_prompt": number // len(WAYS) % 2 == 0}))
         await until(socket, "response.output_text.delta")
         await WAYS[number % len(WAYS)](socket)
 
 
 async def cycles(daemon: Daemon, count: int) -> Holdings:
-    """Go through so many; return what is held when the cache, too, has been told to forget them."""
+    """Run this many cycles; return what is held after the cache is purged too."""
     for number in range(count):
         await cycle(daemon, number)
     await idle(daemon)
@@ -85,8 +85,8 @@ async def check(daemon: Daemon, count: int) -> None:
     assert before.num_cells_used == after.num_cells_used == 0
     assert after.daemon_mib <= before.daemon_mib + MAX_GROWTH_MIB
     assert after.worker_mib <= before.worker_mib + MAX_GROWTH_MIB
-    # A file or a connection that was still open at the first look is no leak, nor is one that is opened once, late: a
-    # leak grows again.
+    # A file or connection that was still open at the first measurement is not a leak, nor is one that opens once, late:
+    # a leak grows again.
     if after.daemon_descriptors > before.daemon_descriptors:
         before, after = after, await cycles(daemon, count)
     assert after.daemon_descriptors <= before.daemon_descriptors

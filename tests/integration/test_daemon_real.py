@@ -1,4 +1,4 @@
-"""The real daemon when things go wrong: its worker dies, it dies itself, it is told to stop."""
+"""The real daemon when things fail: its worker dies, it dies itself, it is stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def receive(socket: ClientConnection) -> dict[str, object]:
 
 
 async def until(socket: ClientConnection, *kinds: str) -> dict[str, object]:
-    """Read on until an event of one of these kinds."""
+    """Read until an event of one of these kinds."""
     while True:
         event = await receive(socket)
         if event["type"] in kinds:
@@ -35,7 +35,7 @@ async def until(socket: ClientConnection, *kinds: str) -> dict[str, object]:
 
 
 async def ask(daemon: Daemon, text: str) -> str:
-    """Return the answer to one message over a connection of its own."""
+    """Return the answer to one message on a new connection."""
     async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
         await socket.send(json.dumps({"type": "response.create", "model": "builtin", "input": text, "temperature": 0}))
         event = await until(socket, "response.completed", "response.failed", "error")
@@ -44,7 +44,7 @@ async def ask(daemon: Daemon, text: str) -> str:
 
 
 def long_request(daemon: Daemon) -> dict[str, object]:
-    """Return a request whose answer does not end by itself for a while."""
+    """Return a request whose answer does not end for a while."""
     schema = {"type": "array", "items": {"type": "integer"}, "minItems": 900, "maxItems": 900}
     wrapped = {"type": "object", "properties": {"numbers": schema}, "required": ["numbers"]}
     return {**LONG, "text": {"format": {"type": "json_schema", "name": "numbers", "schema": wrapped, "strict": True}}}
@@ -59,7 +59,7 @@ async def test_a_worker_killed_in_mid_stream(own_daemon: Daemon) -> None:
         victim = own_daemon.worker_pid()
         os.kill(victim, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
         end = await until(socket, "response.completed", "response.failed", "response.incomplete", "error")
-        # A new worker went on from the tokens delivered, under the same id.
+        # A new worker continued from the delivered tokens, under the same id.
         assert end["type"] in ("response.completed", "response.incomplete"), end
         response: Any = end["response"]
         assert response["id"] == created["response"]["id"]  # type: ignore[index]
@@ -67,7 +67,7 @@ async def test_a_worker_killed_in_mid_stream(own_daemon: Daemon) -> None:
         assert (handover["reason"], handover["after_tokens"] > 0) == ("worker_killed", True)
         text = response["output"][0]["content"][0]["text"]
         assert "".join(text.split()).startswith('{"numbers":[')
-        # The same socket, the same daemon, a new worker, the same answer.
+        # The same socket and the same daemon, with a new worker, give the same answer.
         await socket.send(
             json.dumps({"type": "response.create", "model": "builtin", "input": "Hello!", "temperature": 0})
         )

@@ -1,4 +1,4 @@
-"""Every kind of memory comes back from disk exactly: a model's host, its engine and its store, without a daemon."""
+"""Every kind of memory is restored exactly from disk: a model's host, its engine and its store, without a daemon."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ PROMPT = "The cat sat on the mat and the dog on the log, and they were there all
 
 @pytest.fixture(autouse=True)
 def _always_restore(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore what there is, also where a busy machine would compute it sooner."""
+    """Restore all cached blocks, even if a busy machine would compute them faster."""
     monkeypatch.setattr(CostModel, "prefill_s", lambda *_: None)
 
 
 class Machine:
-    """One life of a worker with this model and this folder."""
+    """One run of a worker with this model and this folder."""
 
     def __init__(self, model: Path, folder: Path, config: EngineConfig, *, draft: Path | None = None) -> None:
         disk = DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=30.0)
@@ -50,16 +50,16 @@ class Machine:
         self._host = Host(load, open_model(load), store=start_block_store(disk))
         self.notes = self._host.notes
         self._num_requests = 0
-        self.draft_tokens: int | None = None  # of its requests
+        self.draft_tokens: int | None = None  # limit for its requests; None: the default
         self.first: list[int] = []  # the tokens of the first prompt
 
     def ask(self, prompt: str, cache: CachePolicy | None = None) -> tuple[list[int], int]:
-        """Return a greedy answer's tokens, and how many of the prompt's came from the cache."""
+        """Return the tokens of a greedy answer, and the number of cached prompt tokens."""
         tokens, sequence = self.run(TextPrompt(prompt), cache)
         return tokens, sequence.num_cached
 
     def run(self, prompt: TextPrompt | ChatPrompt, cache: CachePolicy | None = None) -> tuple[list[int], Sequence]:
-        """Return a greedy answer's tokens, and what the engine made of the request."""
+        """Return the tokens of a greedy answer, and the engine's sequence."""
         self._num_requests += 1
         request = GenerateRequest(
             id=f"request {self._num_requests}",
@@ -82,11 +82,11 @@ class Machine:
                     return tokens, sequence
 
     def bytes_in_memory(self) -> int:
-        """Return what host memory keeps."""
+        """Return the number of bytes in host memory."""
         return self._host.engine.status().host.num_bytes
 
     def idle(self) -> None:
-        """Let the engine do what it does while idle."""
+        """Let the engine do its idle work."""
         while self._host.engine.has_work:
             self._host.engine.step()
 
@@ -99,7 +99,7 @@ class Machine:
 def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_type: KvType) -> None:
     if kv_type != "f16" and kind is MemoryKind.RECURRENT:
         pytest.skip("it has no KV cells to quantize")
-    # Heads must be 32 wide for quantized cells; below 64 tokens a batch, sums are exact with flash attention.
+    # Quantized cells need heads of width 32; in batches under 64 tokens, sums are exact with flash attention.
     model = make_tiny_model(tmp_path / "tiny.gguf", kind, num_heads=2)
     config = EngineConfig(ctx=1024, batch=32, threads=1, flash_attention="on", kv_type_k=kv_type, kv_type_v=kv_type)
     folder = tmp_path / "cache"
@@ -124,7 +124,7 @@ def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
     third = Machine(model, folder, config)
-    assert third.ask(PROMPT) == (expected, 0)  # a spoilt block is a miss
+    assert third.ask(PROMPT) == (expected, 0)  # a damaged block is a miss
     third.close()
 
 
@@ -147,7 +147,7 @@ def test_conversations_take_the_bytes_of_their_system_prompt_once(
         num_system = sequence.spec.num_system
         assert sequence.num_cached >= (num_system if number else 0)
         num_unique += sequence.num_prompt + len(tokens) - num_system
-        machine.idle()  # or the next one drops what a busy machine would take too long to read out
+        machine.idle()  # otherwise the next request drops prefixes that a busy machine takes too long to read out
     num_unique += num_system
     assert num_system > 20 * num_rules
     machine.idle()
@@ -167,7 +167,7 @@ def test_what_is_not_to_be_kept_is_not_on_disk(tmp_path: Path, kind: MemoryKind)
     secret = CachePolicy(persist=False)
     machine = Machine(model, tmp_path / "cache", config)
     for round_number in range(3):
-        assert machine.ask(PROMPT, secret)[1] > 0 or round_number == 0  # in memory it may be
+        assert machine.ask(PROMPT, secret)[1] > 0 or round_number == 0  # memory may keep it
         machine.ask("Something else that needs the cells. " * 20, secret)
         machine.idle()
     machine.close()
@@ -220,7 +220,7 @@ def test_the_folder_of_an_older_version_is_a_miss_and_stays_in_order(
     old = {path.name for path in folder.glob("*.kv")}
     for path in folder.glob("*.about"):
         path.write_text('{"model": "tiny", "client": ""}')
-    for path in folder.glob("*.kv"):  # one of a format that is not read any more
+    for path in folder.glob("*.kv"):  # a format that is no longer read
         content = bytearray(path.read_bytes())
         content[8:10] = b"\0\0"
         path.write_bytes(content)
@@ -241,7 +241,7 @@ def test_the_folder_of_an_older_version_is_a_miss_and_stays_in_order(
 def test_small_blocks_come_back_as_exactly_as_large_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: MemoryKind
 ) -> None:
-    """Blocks of 32 tokens, as a model with many bytes a token has them; a prompt is cut in the middle of one."""
+    """Blocks of 32 tokens, as for a model with many bytes per token; a prompt is cut in the middle of one."""
     monkeypatch.setattr(host, "choose_block_tokens", lambda token_bytes: 32)
     model = make_tiny_model(tmp_path / "tiny.gguf", kind, num_heads=2)
     config = EngineConfig(ctx=1024, batch=32, threads=1, flash_attention="on")

@@ -1,4 +1,4 @@
-"""Prompts outlive the daemon: rows F5, C1, C2, C5 and C6 on a real daemon, real models and a real disk."""
+"""Prompts survive the daemon: rows F5, C1, C2, C5 and C6 with a real daemon, real models and a real disk."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def serving(state_dir: Path, model: str, *flags: str) -> Iterator[Daemon]:
 
 
 def kill(daemon: Daemon) -> None:
-    """End a daemon and its worker with SIGKILL; wait until its lock and its worker are gone."""
+    """End a daemon and its worker with SIGKILL; wait until the lock is free and the worker has ended."""
     daemon.process.kill()
     daemon.process.wait()
 
 
 def ask(daemon: Daemon, question: str, token: str | None = None, **fields: Any) -> tuple[str, int]:
-    """Return an answer, and how many of its prompt's tokens came from the cache."""
+    """Return an answer, and the number of cached prompt tokens."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     body = {"messages": messages, "max_tokens": 12, "temperature": 0, **fields}
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -63,7 +63,7 @@ def num_tokens_on_disk(state_dir: Path) -> int:
 
 
 def wait_for_disk(state_dir: Path, num_tokens: int) -> None:
-    """Wait until so much of prompts is on disk."""
+    """Wait until this many tokens of prompts are on disk."""
     deadline = time.monotonic() + WAIT_S
     while num_tokens_on_disk(state_dir) < num_tokens:
         assert time.monotonic() < deadline, num_tokens_on_disk(state_dir)
@@ -138,8 +138,8 @@ def test_a_cache_folder_that_is_deleted_comes_back(tmp_path: Path) -> None:
     with serving(cache.parent, "builtin") as daemon:
         first, _ = ask(daemon, "When do you open?")
         wait_for_disk(cache.parent, 256)
-        shutil.rmtree(cache.rename(tmp_path / "deleted"))  # moved first: the worker may be writing into it
-        # Where the worker is in a sandbox, that is bound to the old folder, so it takes another worker.
+        shutil.rmtree(cache.rename(tmp_path / "deleted"))  # moved first, since the worker may be writing into it
+        # A sandboxed worker is bound to the old folder, so another worker is needed.
         wait_until_healthy_with(lambda: 0)
         assert stat.S_IMODE(cache.stat().st_mode) == 0o700
         assert ask(daemon, "When do you open?")[0] == first
@@ -166,7 +166,7 @@ def test_nobody_finds_what_was_anothers_nor_what_was_not_to_be_kept(tmp_path: Pa
     files = [path.read_bytes() for path in (state_dir / "cache").iterdir()]
     assert not [content for content in files if b"museum" in content or b"xylophone" in content]
     with serving(state_dir, "builtin") as daemon:
-        # Names and salts of the client's own choice change nothing.
+        # Names and salts chosen by the client change nothing.
         claims = {"user": "me", "prompt_cache_key": "me", "cache_salt": "me", "partition": "me"}
         assert ask(daemon, "When do you open?", theirs, **claims)[1] == 0
         assert ask(daemon, "When do you open?", mine)[1] > 256
@@ -188,7 +188,7 @@ def test_purging_one_client_and_all(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert {part.about.client for part in cache_folder.list_parts(state_dir / "cache") if part.about} <= {"them"}
         assert ask(daemon, "When do you open?", mine)[1] == 0
         assert ask(daemon, "When do you open?", theirs)[1] > 256
-        # The worker tells of its tiers with its pongs.
+        # The worker reports its tiers with its pongs.
         while "disk" not in capsys.readouterr().out:
             assert main(["cache", "stats", *folder]) == 0
         assert main(["cache", "purge", *folder]) == 0
@@ -201,7 +201,7 @@ def test_purging_one_client_and_all(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_two_daemons_on_one_cache_folder_keep_their_own_prompts(tmp_path: Path) -> None:
-    """Each has a secret of its own: it finds its own blocks, and leaves the other's alone."""
+    """Each daemon has its own secret: it finds its own blocks and leaves the other's alone."""
     folder = ("--cache-dir", str(tmp_path / "cache"))
     founds = []
     for _ in range(2):
@@ -238,18 +238,19 @@ def test_a_stream_goes_on_from_blocks_where_its_worker_died(tmp_path: Path) -> N
     ):
 
         def is_continued() -> bool:
-            """Kill the worker in an answer, once its prompt is on disk; False if the answer ended before that."""
+            """Kill the worker during an answer, once its prompt is on disk; return False if the answer ended before."""
             socket.send(json.dumps({**asked, "max_output_tokens": 1200}))
             until(socket, "response.output_text.delta")
-            wait_for_disk(state_dir, 256)  # while it runs: its worker will have no time to say goodbye
+            wait_for_disk(state_dir, 256)  # while it runs, since a killed worker cannot write any more
             os.kill(daemon.worker_pid(), signal.SIGKILL)
             end = until(socket, "response.completed", "response.incomplete", "response.failed", "error")
             return bool(end["response"]["edgeagent"]["handovers"])
 
-        # An answer takes a second or two, and a busy machine may need as long to write; the second is killed at once.
+        # An answer takes a second or two, and a busy machine may need as long to write. The prompt of the second try is
+        # on disk already, so the worker is killed at once.
         assert is_continued() or is_continued()
         deadline = time.monotonic() + WAIT_S
-        # The new worker tells of it with a pong.
+        # The new worker reports it with a pong.
         while ((status_of(daemon.url)["models"][0]["worker"] or {}).get("num_tokens_from_disk_total") or 0) < 256:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -260,7 +261,7 @@ Answer = list[tuple[str, dict[str, float]]]
 
 
 def ask_closely(daemon: Daemon, question: str, **fields: Any) -> tuple[Answer, int]:
-    """Return an answer, and how many of its prompt's tokens came from the cache."""
+    """Return an answer with its log probabilities, and the number of cached prompt tokens."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     body = {"messages": messages, "max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 5, **fields}
     reply = httpx2.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=60).json()
@@ -270,9 +271,9 @@ def ask_closely(daemon: Daemon, question: str, **fields: Any) -> tuple[Answer, i
 
 
 def is_same(answer: Answer, expected: Answer) -> bool:
-    """Whether two greedy answers are the same, but for a tie.
+    """Return whether two greedy answers are equal, except for a tie.
 
-    What comes out of the cache stands in other cells, over which attention sums in another order.
+    Restored tokens are in other cells, over which attention sums in another order.
     """
     for (token, _), (wanted, rivals) in zip(answer, expected, strict=False):
         if token != wanted:
@@ -281,7 +282,7 @@ def is_same(answer: Answer, expected: Answer) -> bool:
 
 
 def _survive(tmp_path: Path, num_kills: int) -> None:
-    """Kill a daemon at random moments under load, and spoil a file now and then: no answer is ever another."""
+    """Kill a daemon at random times under load, and damage a file sometimes: no answer ever changes."""
     state_dir, chance = tmp_path / "state", random.Random(3)
     questions = [f"What is in room {number}, and who {'painted ' * number}it?" for number in range(6)]
     flags = ("builtin", "--batch", "32")
@@ -309,7 +310,7 @@ def _survive(tmp_path: Path, num_kills: int) -> None:
         files = sorted((state_dir / "cache").glob("*.kv"))
         if files and chance.random() < 0.3:
             _spoil(chance.choice(files), chance)
-    # A daemon that lived until its blocks were written leaves its prompt to the next one. No file is damaged here.
+    # A daemon that ran until its blocks were written leaves its prompt to the next daemon. No file is damaged here.
     shutil.rmtree(state_dir / "cache")
     num_cached = 0
     for question in ("Is the last room open?", "Is the last room open, and when?"):

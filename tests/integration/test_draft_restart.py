@@ -1,4 +1,4 @@
-"""A draft model begins where its own blocks end: after a restart of the worker as before it."""
+"""A draft model starts at the end of its own blocks, also after a restart of the worker."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NEXT = PROMPT + "And then?"
 
 @pytest.fixture(autouse=True)
 def _always_restore(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore what there is, also where a busy machine would compute it sooner."""
+    """Restore all cached blocks, even if a busy machine would compute them faster."""
     monkeypatch.setattr(CostModel, "prefill_s", lambda *_: None)
 
 
 class Pair(Machine):
-    """One life of a worker whose draft model drafts at each step, and the tokens that it computes."""
+    """One run of a worker whose draft model drafts at each step; counts the tokens that the draft computes."""
 
     def __init__(self, folder: Path, config: EngineConfig = CONFIG) -> None:
         super().__init__(folder / "tiny.gguf", folder / "cache", config, draft=folder / "draft.gguf")
@@ -53,7 +53,7 @@ class Pair(Machine):
         runner.decode = counted  # type: ignore[method-assign]
 
     def _wait_for_blocks(self) -> None:
-        """Let each step of the draft wait for its blocks: how many steps come before them is up to the machine."""
+        """Make each step of the draft wait for its blocks, so that the machine's speed does not matter."""
         model = self._host.engine.proposals.draft_model
         assert model is not None
         restorer, advance = model.prefixes._restorer, model.prefixes._restorer.advance
@@ -66,7 +66,7 @@ class Pair(Machine):
         restorer.advance = patient  # type: ignore[method-assign]
 
     def ask_drafted(self, prompt: str, cache: CachePolicy | None = None) -> tuple[list[int], int, int]:
-        """Return a greedy answer, how much of the prompt was cached, and how many tokens the draft computed for it."""
+        """Return a greedy answer, the number of cached prompt tokens, and how many tokens the draft computed."""
         before = self.num_computed
         answer, num_cached = self.ask(prompt, cache)
         return answer, num_cached, self.num_computed - before
@@ -90,7 +90,7 @@ def expected(folder: Path) -> dict[str, list[int]]:
 
 @pytest.fixture
 def kept(folder: Path, expected: dict[str, list[int]]) -> Path:
-    """A folder that keeps what a first life computed, which knew nothing."""
+    """A folder with the blocks of a first run, which began with an empty folder."""
     pair = Pair(folder)
     answer, num_cached, num_drafted = pair.ask_drafted(PROMPT)
     assert (answer, num_cached) == (expected[PROMPT], 0)
@@ -124,7 +124,7 @@ def _other_shape(kept: Path, _: pytest.MonkeyPatch) -> None:
 
 
 def _other_cells(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the draft have another KV type than its target, as where memory is short."""
+    """Give the draft another KV type than its target, as when memory is short."""
 
     def opened(load: Load) -> Opened:
         found = open_model(load)
@@ -162,7 +162,7 @@ def test_another_build_finds_neither(
 
 
 def test_what_a_model_left_for_itself_is_not_a_drafts(folder: Path, expected: dict[str, list[int]]) -> None:
-    """The same file's cells were computed in other batches: as a target it promises the same answer again."""
+    """A target's blocks were computed in other batches: the draft must not use them, even with the same file."""
     shutil.copy2(folder / "tiny.gguf", folder / "draft.gguf")
     machine = Machine(folder / "draft.gguf", folder / "cache", CONFIG)
     machine.ask(PROMPT)

@@ -1,4 +1,4 @@
-"""Embeddings by a real daemon with the bundled model, for off-the-shelf clients; streams beside them are as alone."""
+"""Embeddings by a real daemon with the bundled model, for off-the-shelf clients; streams beside them do not change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.present import present
 TEXTS = ["What is the weather like?", "How is the weather today?", "Set a timer for five minutes."]
 MODEL = Path(__file__).parents[2] / "models/builtin/edgeagent-mini.gguf"
 LONG = "The quick brown fox jumps over the lazy dog. " * 30
-# What llama-cpp-python makes of the same file; the last token's vector, since the file names no pooling.
+# What llama-cpp-python returns for the same file: the last token's vector, since the file names no pooling.
 REFERENCE = """
 import json, sys
 from llama_cpp import Llama
@@ -96,7 +96,7 @@ async def test_a_text_that_is_too_long(client: AsyncOpenAI, ollama: AsyncClient)
 
 
 async def test_langchain(daemon: Daemon) -> None:
-    # LangChain sends OpenAI's own token ids unless it is told that the server is another.
+    # LangChain sends OpenAI's own token ids unless an option says that the server is another.
     openai = OpenAIEmbeddings(
         model="builtin",
         base_url=f"{daemon.url}/v1",
@@ -116,7 +116,7 @@ async def test_langchain(daemon: Daemon) -> None:
 
 @pytest.fixture
 async def steady_client(tmp_path: Path) -> AsyncIterator[AsyncOpenAI]:
-    """A client of a daemon whose arithmetic does not change with the machine's load."""
+    """A client of a daemon whose results do not change with the machine's load."""
     running = await asyncio.to_thread(start_daemon, tmp_path / "state", "builtin", "--threads", "1")
     async with AsyncOpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as made:
         yield made
@@ -124,7 +124,7 @@ async def steady_client(tmp_path: Path) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def answer(client: AsyncOpenAI, begun: asyncio.Event | None = None) -> str:
-    """Return a streamed answer; `begun` is set at its first words."""
+    """Return a streamed answer; `begun` is set at its first text."""
     text = ""
     stream = await client.completions.create(
         model="builtin",
@@ -149,7 +149,7 @@ async def test_a_stream_beside_embeddings_is_as_alone(steady_client: AsyncOpenAI
     await begun.wait()
     embedding = asyncio.create_task(vectors(client, [LONG, LONG]))
     assert await streaming == alone
-    # What went on beside a stream is what goes on alone.
+    # A vector computed beside a stream equals one computed alone.
     assert np.array_equal(await embedding, await vectors(client, [LONG, LONG]))
 
 

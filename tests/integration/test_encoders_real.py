@@ -25,7 +25,7 @@ QUERY = "the dog"
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with an encoder of each architecture, and a ranker, in its models' folder."""
+    """A daemon with an encoder of each architecture and a ranking model in its models' folder."""
     folder = tmp_path_factory.mktemp("encoders")
     (folder / "models").mkdir()
     for architecture in ARCHITECTURES:
@@ -57,7 +57,7 @@ async def test_every_architecture_embeds(client: openai.AsyncOpenAI, architectur
     again = await client.embeddings.create(model=architecture, input=TEXTS[1], dimensions=8)
     short = rows[1, :8] / np.linalg.norm(rows[1, :8])
     assert np.allclose(again.data[0].embedding, short, atol=1e-3)
-    # The chat model answers beside it.
+    # The chat model answers at the same time.
     chat = await client.chat.completions.create(
         model="builtin", messages=[{"role": "user", "content": "Hi"}], max_tokens=2
     )
@@ -107,7 +107,7 @@ async def test_one_is_loaded_by_name_and_kept_as_asked(shelf: Daemon, http: http
     client = ollama.AsyncClient(host=shelf.url)
 
     async def leaves() -> dict[str, float]:
-        """Return the loaded encoders, and for how long each stays."""
+        """Return the loaded encoders and the seconds until each is unloaded."""
         status = (await http.get("/edgeagent/status")).json()
         ready = (model for model in status["models"] if model["state"] == "ready" and not model["is_pinned"])
         return {model["name"]: model["unload_in_s"] for model in ready}

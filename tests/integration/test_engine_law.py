@@ -1,10 +1,10 @@
 """The engine's law on real llama.cpp: batched, cached, restored, interrupted output equals naive greedy output.
 
-llama.cpp's logits depend on the order of a sequence's cells, which are taken where there is room: attention sums in
-that order, and flash attention, smaller cells and quantized weights make more of the last bit (measured on these
-models: 1e-5 where all is f32 and plain, 0.1 with flash attention or smaller cells, 0.4 with quantized weights too).
-From 64 tokens a batch on they also depend on the chunks. So every row of logits is compared with a plain loop's, within
-what two plain runs differ by (naive.py).
+llama.cpp's logits depend on the order of a sequence's cells, which are taken where there is room. Attention sums in
+that order; flash attention, smaller cells and quantized weights amplify the difference in the last bit (measured on
+these models: 1e-5 if everything is f32 and plain, 0.1 with flash attention or smaller cells, 0.4 with quantized weights
+too). From 64 tokens per batch, logits also depend on the chunks. So every row of logits is compared with a plain
+loop's; the allowed distance is that between two plain runs (naive.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.peer.shelf import TWINS, make_model
 
 F16 = EngineConfig(threads=1, batch=48, parallel=4, ctx=768, flash_attention="on")
 CONFIG = F16.model_copy(update={"kv_type_k": "f32", "kv_type_v": "f32", "flash_attention": "off"})
-# Batches in which many sequences' states are moved at once, and interrupted.
+# Batches in which the states of many sequences are moved at once, and interrupted.
 WIDE = CONFIG.model_copy(update={"batch": 128})
 Q8 = F16.model_copy(update={"kv_type_k": "q8_0", "kv_type_v": "q8_0"})
 SECRET = b"s" * 32
@@ -50,7 +50,7 @@ SECRET = b"s" * 32
 
 @dataclass(frozen=True)
 class Setup:
-    """A model and how it is run."""
+    """A model and its engine configuration."""
 
     model: Model
     config: EngineConfig
@@ -70,7 +70,7 @@ ExactModel = Callable[[MemoryKind | str], Path]
 
 @pytest.fixture(scope="session")
 def exact_model(tmp_path_factory: pytest.TempPathFactory) -> ExactModel:
-    """Return a function from a memory kind, or a shape's name, to a tiny model of it with f32 weights."""
+    """Return a function from a memory kind or a shape's name to a tiny model with f32 weights."""
     folder = tmp_path_factory.mktemp("exact")
 
     def get(kind: MemoryKind | str) -> Path:
@@ -90,14 +90,14 @@ KINDS_AND_CELLS = [
     for config in (CONFIG, F16, Q8)
     if config is CONFIG or kind is not MemoryKind.RECURRENT  # it has no cells to quantize
 ]
-# What a CPU may be chosen to compute.
+# The forms that the engine may choose on a CPU.
 PLAIN = F16.model_copy(update={"flash_attention": "off"})
 KINDS_AND_CELLS += [
     pytest.param((kind, PLAIN), id=f"{kind}-plain") for kind in MEMORIES if kind is not MemoryKind.RECURRENT
 ]
 KINDS_AND_CELLS += [pytest.param((kind, WIDE), id=f"{kind}-wide") for kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)]
-# What the tiny models of each kind do not have: norms of queries and keys, windows in five of six layers, states that
-# are matrices, states of convolutions alone, experts.
+# Features that the tiny models of each kind lack: norms of queries and keys, windows in five of six layers, matrix
+# states, states of convolutions alone, experts.
 SHAPES = ("qwen3-0.6b", "gemma-3-1b", "qwen3.5-0.8b", "lfm2-350m", "qwen3moe-1b-a400m")
 SHAPES_AND_CELLS = [
     pytest.param((name, config), id=f"{name}-{label}", marks=[] if config is F16 else [pytest.mark.slow(seconds=1.5)])
@@ -124,9 +124,9 @@ def run_schedule(
     known: list[list[int]] | None = None,
     below: FakeTier | None = None,
 ) -> list[Asked]:
-    """Drive an engine through a random schedule; return what was asked and not cancelled, with what came of it.
+    """Run an engine through a random schedule; return the requests that were not cancelled, with their output.
 
-    Prompts begin like those in `known`, which grows. Blocks `below` are damaged now and then.
+    New prompts share prefixes with those in `known`, to which they are added. Blocks `below` are damaged sometimes.
     """
     known = [] if known is None else known
     known.append([rng.randrange(10, 250) for _ in range(60)])
@@ -141,7 +141,7 @@ def run_schedule(
             prompt = base[:kept] + [rng.randrange(10, 250) for _ in range(rng.randrange(1, 20))]
             name = f"s{step}"
             asked[name] = Asked(prompt[-600:], rng.randrange(1, 12), Recorder(model), [])
-            # What was shared counts as instructions now and then, and some prompts are lanes'.
+            # The shared prefix sometimes counts as instructions, and some prompts belong to a lane.
             num_system = kept if len(prompt) <= 600 and rng.random() < 0.4 else 0
             lane = rng.choice(["", "", "a", "b"])
             spec = SequenceSpec(
@@ -160,8 +160,8 @@ def run_schedule(
                 del asked[victim]
         if below is not None and below.blocks and rng.random() < 0.03:
             below.lost.add(rng.choice(list(below.blocks)))
-        # An abort flag that is set before a decode begins interrupts it at its first node. Other memories are never
-        # interrupted: llama.cpp leaves their states half moved, and now and then a later sequence begins with that.
+        # An abort flag that is set before a decode interrupts it at its first node. Other memory kinds are never
+        # interrupted: llama.cpp leaves their states half moved, and a later sequence may start with such a state.
         if rng.random() < 0.08 and model.memory_kind is MemoryKind.FULL_ATTENTION:
             runner.request_abort()
         for output in engine.step():
@@ -240,7 +240,7 @@ def test_random_schedules_of_batches_that_are_filled_up(
 
 
 class Meddler(threading.Thread):
-    """Sets the abort flag again and again from another thread, wherever the decode happens to be."""
+    """Sets the abort flag again and again from another thread, at any point of a decode."""
 
     def __init__(self, runner: LlamaRunner) -> None:
         super().__init__(daemon=True)
@@ -277,7 +277,7 @@ def test_drafts_change_nothing(exact_model: ExactModel) -> None:
     naive = Naive(target, CONFIG)
 
     class Wrong(DraftModel):
-        """A draft model that agrees with the target except for every third token."""
+        """A draft model that agrees with the target except on every third token."""
 
         def draft(
             self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""What a cached prompt depends on, end to end: vary one thing at a time, and it is found again or it is not."""
+"""The settings that a cached prompt depends on, end to end: change one at a time; it is either found again or not."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CONFIG = EngineConfig(ctx=1024, batch=32, threads=1, flash_attention="on")
 
 @pytest.fixture(autouse=True)
 def _always_restore(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore what there is, also where a busy machine would compute it sooner."""
+    """Restore all cached blocks, even if a busy machine would compute them faster."""
     monkeypatch.setattr(CostModel, "prefill_s", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two models of one shape with other weights. Heads are as wide as quantized cells need them."""
+    """Return two models of one shape with different weights. Their heads are wide enough for quantized cells."""
     folder = tmp_path_factory.mktemp("models")
     return (
         make_tiny_model(folder / "one.gguf", MemoryKind.FULL_ATTENTION, num_heads=2),
@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 class Kept:
-    """A model's file, and a folder that keeps what a first life of it computed."""
+    """A model's file, and a folder with the blocks of a first run."""
 
     def __init__(self, folder: Path, models: tuple[Path, Path]) -> None:
         self.other = models[1]
@@ -52,7 +52,7 @@ class Kept:
         machine.close()
 
     def cached(self, config: EngineConfig = CONFIG, draft: Path | None = None) -> tuple[int, str]:
-        """Return how much of the prompt the next life finds, and what it says of blocks that it does not use."""
+        """Return how much of the prompt the next run finds, and its notes about blocks that it does not use."""
         machine = Machine(self.model, self.folder, config, draft=draft)
         num_cached = machine.ask(PROMPT)[1]
         machine.close()
@@ -122,7 +122,7 @@ def _rewrite(kept: Kept) -> None:
 
 
 def _flip(kept: Kept) -> None:
-    """Change one bit of the weights, and not the file's time."""
+    """Change one bit of the weights, but not the file's time."""
     times = kept.model.stat()
     content = bytearray(kept.model.read_bytes())
     content[-100] ^= 1

@@ -1,4 +1,4 @@
-"""What only a real worker can judge (rows B6, B7, B9 to B12): refused or answered, and never the worker's end."""
+"""Hostile inputs that only a real worker can judge (rows B6, B7, B9 to B12): refused or answered, without a crash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USER = {"role": "user", "content": "Hello!"}
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with a small context; its worker must live through all of this."""
+    """A daemon with a small context; its worker must survive all of these tests."""
     running = start_daemon(tmp_path_factory.mktemp("hostile") / "state", "builtin", "--ctx", str(CTX))
     worker = running.worker_pid()
     yield running
@@ -40,7 +40,7 @@ def code(reply: httpx.Response) -> str:
 
 @pytest.fixture(autouse=True)
 def still_serving(small: Daemon) -> Iterator[None]:
-    """Row I8, after each: the next ordinary request succeeds."""
+    """Row I8, after each test: the next ordinary request succeeds."""
     yield
     assert chat(small).status_code == 200
 
@@ -61,7 +61,7 @@ class TestLengths:
         assert str(CTX) in refused.json()["error"]["message"]
         fitting = complete(CTX - 1, 1)
         assert fitting.status_code == 200 and fitting.json()["usage"]["prompt_tokens"] == CTX - 1
-        # What would run past the end is cut there.
+        # An answer that would exceed the context is cut at its end.
         cut = complete(CTX - 4, 100)
         assert cut.status_code == 200 and cut.json()["usage"]["completion_tokens"] <= 5
 
@@ -144,7 +144,7 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
-# What can be followed within the limits, if only as far as the tokens reach; all others are refused.
+# Schemas that can be enforced within the limits, if only up to the token limit; all others are refused.
 FOLLOWED = {
     "a pattern with nothing to repeat",
     "two stars",
@@ -158,9 +158,10 @@ FOLLOWED = {
     "choices of choices",
     "as deep as allowed",
 }
-# Inside of a tool: the first refers to the tool's own parameters, and what cannot be enforced there is let be.
+# Within a tool, a reference to itself means the tool's own parameters, and constraints that cannot be enforced are
+# ignored.
 FOLLOWED_IN_A_TOOL = FOLLOWED | {"a reference to itself", "no value at all"}
-# A tool's schema is told in the prompt, which has 512 tokens, and lies one level deeper.
+# A tool's schema is part of the prompt, which has room for 512 tokens, and is nested one level deeper.
 FOLLOWED_IN_A_TOOL -= {"thousands of words", "choices of choices", "as deep as allowed"}
 TOO_LONG_FOR_A_TOOL = FOLLOWED | {"a thousand choices for one object"}
 
@@ -204,7 +205,7 @@ class TestSchemas:
 
 
 class TestTemplates:
-    """B12: templates come with the model; a request may set what the template reads, and no more."""
+    """B12: templates come with the model; a request may set the variables that the template reads, and nothing more."""
 
     @pytest.mark.parametrize(
         "fields",
@@ -221,7 +222,7 @@ class TestTemplates:
         ordinary = chat(small).json()["choices"][0]["message"]["content"]
         reply = chat(small, **fields)
         if "chat_template" in fields:
-            # A field that is not read is ignored, as unknown fields are.
+            # A field that the template does not read is ignored, like any unknown field.
             assert reply.status_code == 200
             assert reply.json()["choices"][0]["message"]["content"] == ordinary
         else:

@@ -1,4 +1,4 @@
-"""Drafts for memories that are a state, on real llama.cpp: whatever is drafted, answers are those of a plain loop."""
+"""Drafts for memories that are a state, on real llama.cpp: with any drafts, answers equal those of a plain loop."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check_same(row: Row, expected: Row) -> None:
 
 
 class TestRewind:
-    """The runner by itself."""
+    """The runner alone."""
 
     @pytest.mark.parametrize("num_accepted", range(DEPTH + 1))
     def test_any_number_of_drafts_is_taken_back(self, runner: LlamaRunner, num_accepted: int) -> None:
@@ -137,7 +137,7 @@ class TestRewind:
     def test_what_is_computed_behind_drafts_moves_no_state(
         self, runner: LlamaRunner, num_drafts: tuple[int, ...]
     ) -> None:
-        """In one call llama.cpp would compute the middle one first, and move its state for the others after that."""
+        """In one call llama.cpp would compute the middle sequence first, and then move its state for the others."""
         for seq_id in range(3):
             feed(runner, seq_id, 0, TOKENS[:10])
         order = dict(zip((1, 0, 2), num_drafts, strict=True))
@@ -190,7 +190,7 @@ class TestRewind:
 
 
 class Watched(LlamaRunner):
-    """Takes back all that it is asked to, or the engine would compute whole prompts again."""
+    """Asserts that every rewind succeeds; otherwise the engine would compute whole prompts again."""
 
     def rewind(self, seq_id: int, length: int) -> bool:
         was_cut = super().rewind(seq_id, length)
@@ -199,7 +199,7 @@ class Watched(LlamaRunner):
 
 
 class Oracle:
-    """Knows what a model answers greedily, and guesses it right, wrong or mixed."""
+    """Knows a model's greedy answers, and drafts them right, wrong or mixed."""
 
     def __init__(self, model: Model, config: EngineConfig, rule: str) -> None:
         self._runner = LlamaRunner(model, config)
@@ -230,7 +230,7 @@ class Oracle:
 
 
 class Guesses(DraftModel):
-    """Drafts what an oracle says."""
+    """Drafts the oracle's tokens."""
 
     def __init__(self, oracle: Oracle) -> None:
         super().__init__(FakeRunner(num_vocab=512, num_cells=4096, end_token=-1))
@@ -243,7 +243,7 @@ class Guesses(DraftModel):
 
 
 class Found(NgramDrafter):
-    """Finds what an oracle says, now and then."""
+    """Finds the oracle's tokens as n-grams, in some steps."""
 
     def __init__(self, oracle: Oracle) -> None:
         super().__init__()
@@ -255,13 +255,13 @@ class Found(NgramDrafter):
 
 @pytest.fixture
 def _always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft in each step, whether that pays or not."""
+    """Draft in each step, whether or not it pays."""
     monkeypatch.setattr(proposals, "allocate", lambda offers, *_: ([len(offer.chances) for offer in offers], 2.0))
     monkeypatch.setattr(DraftModel, "catch_up_s", lambda self, sequence: 0.0)
 
 
 def run(engine: Engine, model: Model, rng: random.Random, known: list[list[int]], num_steps: int) -> list[Asked]:
-    """Drive an engine through a random schedule of prompts that begin like others; return what was not cancelled."""
+    """Run a random schedule of prompts with shared prefixes; return the requests that were not cancelled."""
     known.append([rng.randrange(10, 250) for _ in range(60)])
     asked: dict[str, Asked] = {}
     step = 0
@@ -295,7 +295,7 @@ def run(engine: Engine, model: Model, rng: random.Random, known: list[list[int]]
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("parallel", [1, 4])
 def test_whatever_is_drafted_the_answers_stay(path: Path, config: EngineConfig, rule: str, parallel: int) -> None:
-    """Two engines, one after another, which share the blocks that they save and restore."""
+    """Two engines, one after another, share the blocks that they save and restore."""
     config = config.model_copy(update={"cache_memory_bytes": 300_000})
     model = Model(path, config)
     naive, oracle, below = Naive(model, config), Oracle(model, config, rule), FakeTier()
@@ -323,7 +323,7 @@ def test_whatever_is_drafted_the_answers_stay(path: Path, config: EngineConfig, 
 
 
 class ShortOfCells(LlamaRunner):
-    """Finds no cells for the drafts of every third batch, when the rest of the batch is computed."""
+    """Has no cells for the drafts of every third batch, after the rest of the batch was computed."""
 
     num_refused = num_batches = 0
 
@@ -336,7 +336,7 @@ class ShortOfCells(LlamaRunner):
             self.num_batches += 1
             if self.num_batches % 3 == 0:
                 self.num_refused += 1
-                return 1  # of llama_decode: no cells
+                return 1  # llama_decode's code for no cells
         self._is_later = True
         return super()._compute(num_tokens)
 

@@ -1,4 +1,4 @@
-"""L9 with a real worker: it tokenizes, renders, compiles, computes and writes to the disk, and the loop is in time."""
+"""L9 with a real worker: while it tokenizes, renders, compiles, computes and writes to disk, the loop stays in time."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def tokenize() -> bytes:
 
 
 def render() -> bytes:
-    """Return a conversation that no template has seen before."""
+    """Return a conversation that was not rendered before."""
     messages = [{"role": role, "content": f"{next(numbers)} {'word ' * 200}"} for role in ("user", "assistant") * 200]
     return json.dumps({"messages": messages}).encode()
 
 
 def compile_schema() -> bytes:
-    """Return a request under a schema as large as is taken, which no one has sent before."""
+    """Return a new request with the largest schema that is accepted."""
     properties = {f"field{next(numbers)}": {"type": "string", "maxLength": 9} for _ in range(800)}
     schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "large", "schema": schema, "strict": True}}
@@ -44,7 +44,7 @@ def compile_schema() -> bytes:
 
 
 def compute_and_keep() -> bytes:
-    """Return a prompt of several blocks that is new, so that they go to the disk."""
+    """Return a new prompt of several blocks, which are written to disk."""
     return json.dumps(chat(f"{next(numbers)} " + "some other words " * 200)).encode()
 
 

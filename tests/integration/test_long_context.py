@@ -1,4 +1,4 @@
-"""A context of 8,192 tokens on a real daemon, to its last cell, for full attention and for a hybrid memory."""
+"""A context of 8,192 tokens on a real daemon, filled to its last cell, with full attention and a hybrid memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.leaks import status_of
 from tests.models import make_tiny_model
 
 CONTEXT = 8192
-# Tokens of one byte each: what they mean does not matter.
+# Tokens of one byte each; their meaning is irrelevant.
 VOCABULARY = range(100, 200)
 
 

@@ -1,4 +1,4 @@
-"""A real daemon on a machine with a policy: what it forbids does not happen, and every place says why."""
+"""A real daemon on a machine with a policy: forbidden things do not happen, and every interface says why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOST = {"/v1/models": models("tiny")}
 
 
 async def steady(http: httpx.AsyncClient, mode: str) -> None:
-    """Wait until the daemon's mode is this one."""
+    """Wait until the daemon has this mode."""
     async with asyncio.timeout(10):
         while (await http.get("/edgeagent/status")).json()["route"]["mode"] != mode:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -36,7 +36,7 @@ def write(path: Path, text: str) -> None:
 
 @pytest.fixture
 async def http(tmp_path: Path, machine_policy: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a daemon that was started under a policy which cannot be understood."""
+    """A client of a daemon that was started under an invalid policy."""
     write(machine_policy, "route = 'prefer_locall'")
     program = ("-m", "tests.integration.policed", str(machine_policy))
     daemon = start_daemon(tmp_path / "state", "builtin", program=program)

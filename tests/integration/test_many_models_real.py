@@ -1,4 +1,4 @@
-"""One daemon serves every model on this machine: real workers, and the ollama and openai packages switching models."""
+"""One daemon serves all models of a machine: real workers, with models switched by the ollama and openai packages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HI = [{"role": "user", "content": "Hello!"}]
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with two further models in its models' folder."""
+    """A daemon with two more models in its models' folder."""
     folder = tmp_path_factory.mktemp("many")
     (folder / "models").mkdir()
     for name in ("one", "two"):
@@ -44,7 +44,7 @@ async def test_ollamas_client_switches_loads_and_unloads(shelf: Daemon) -> None:
         *(client.chat("one", HI, options={"num_predict": 2, "num_ctx": size}) for size in (512, 1024))
     )
     assert all(answer.message.content for answer in answers)
-    assert num_workers(shelf) == 2  # the default model's and one more, whatever the context that was asked for
+    assert num_workers(shelf) == 2  # the default model's and one more, for any requested context size
     assert {model.model for model in (await client.ps()).models} == {"builtin:latest", "one:latest"}
     assert (await client.generate("two", keep_alive="5m")).done_reason == "load"
     loaded = {model.model: model for model in (await client.ps()).models}

@@ -24,7 +24,7 @@ def scrape(daemon: Daemon) -> dict[str, float]:
 
 
 def chat(daemon: Daemon, text: str) -> dict[str, int]:
-    """Ask something; return the usage."""
+    """Ask something; return the usage that the answer reports."""
     body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 24}
     request = urllib.request.Request(
         f"{daemon.url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
@@ -50,8 +50,7 @@ def test_numbers_are_the_model_s_own(daemon: Daemon) -> None:
     assert moved("decode_tokens_total") == sum(usage["completion_tokens"] for usage in usages)
     assert moved("generations_total") == moved("first_token_seconds_count") == 2
     assert moved("stage_seconds_count") == 2 * 6
-    # What the worker tells comes with its pongs.
-    # How late the loop is, it finds out every so often.
+    # The worker's numbers come with its pongs, and the loop measures its lag at intervals.
     lag = "edgeagent_loop_lag_seconds_count"
     while not after.get("edgeagent_kv_cells") or after[lag] == before[lag]:
         after = scrape(daemon)

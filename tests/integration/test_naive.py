@@ -1,4 +1,4 @@
-"""The plain loop notices faults that are planted in what it compares."""
+"""The plain loop finds faults that are planted in the compared output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def naive(model: Model) -> Iterator[Naive]:
 
 @pytest.fixture
 def asked(model: Model, naive: Naive) -> Asked:
-    """What a right engine gives: eight of the likeliest tokens behind 300."""
+    """The output of a correct engine: the eight likeliest tokens after 300."""
     rng = random.Random(1)
     asked = Asked([rng.randrange(10, 250) for _ in range(300)], 8, Recorder(model), [])
     for _ in range(asked.max_tokens):

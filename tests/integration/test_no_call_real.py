@@ -1,4 +1,4 @@
-"""Requests in which the bundled model may call nothing: their prompt is the same, and no markup comes out as text."""
+"""Requests that forbid calls to the bundled model: the prompt stays the same, and no markup appears as text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_chat_completions(daemon: Daemon, temperature: float) -> None:
     assert is_plain(choice["message"]["content"])
     usage, before = answered["usage"], called["usage"]
     assert usage["prompt_tokens"] == before["prompt_tokens"]
-    # An answer computes a prompt's last tokens again.
+    # An answer computes the last tokens of a cached prompt again.
     assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 4
 
 
@@ -55,7 +55,7 @@ def test_responses(daemon: Daemon) -> None:
     usage = answered["usage"]
     assert usage["input_tokens"] == called["usage"]["input_tokens"]
     assert usage["input_tokens_details"]["cached_tokens"] >= usage["input_tokens"] - 4
-    # The call goes on in a conversation without tools.
+    # The call's result continues in a conversation without tools.
     call = called["output"][0]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
     history = [{"type": "message", **ASK}, call, result, {"type": "message", **ASK}]

@@ -1,4 +1,4 @@
-"""Ollama's own client and LangChain's against a real daemon with the bundled model: only the address is theirs."""
+"""Ollama's own client and LangChain's against a real daemon with the bundled model; only the address differs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def langchain_set_timer(minutes: int) -> str:
 
 
 def check_timer(text: str, done_reason: str | None) -> None:
-    """Fail where an answer does not obey Timer's schema; a small model may fill its last tokens with white space."""
+    """Fail if an answer violates Timer's schema; a small model may fill its last tokens with white space."""
     assert re.match(r'\s*\{\s*"minutes"\s*:\s*\d{1,3}\s*(\}|$)', text)
     if done_reason == "stop":
         Timer.model_validate_json(text)
@@ -75,7 +75,7 @@ class TestOllama:
     async def test_generate(self, client: AsyncClient) -> None:
         system = await client.generate("builtin", "Hello!", system="Be brief.", options=GREEDY | {"num_predict": 8})
         assert system.response and system.done_reason in ("stop", "length")
-        options = GREEDY | {"num_predict": 64}  # without a template the model may go on to the end of its context
+        options = GREEDY | {"num_predict": 64}  # without a template, the model may continue to the end of its context
         raw = [part async for part in await client.generate("builtin", "Once", raw=True, stream=True, options=options)]
         assert raw[-1].done and "".join(part.response or "" for part in raw)
 

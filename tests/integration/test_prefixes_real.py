@@ -1,4 +1,4 @@
-"""Prefixes named in config.toml: the first request after the load finds them computed."""
+"""Prefixes configured in config.toml: the first request after the load finds them computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What prepares a prompt or answers a question about text in too much memory ends, and only that."""
+"""A process that uses too much memory while preparing a prompt or answering a query ends, and nothing else does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of README and docs/howto/examples.md, as they stand there, against the real daemon."""
+"""The examples of README and docs/howto/examples.md, unchanged, against the real daemon."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TIMEOUT_S = 60
 
 
 def blocks(document: str, language: str) -> list[str]:
-    """Return the code of a language in a document."""
+    """Return a document's code blocks of one language."""
     text = (ROOT / document).read_text(encoding="utf-8")
     fenced = re.findall(r"^```(\w*)\n(.*?)^```\n", text, re.MULTILINE | re.DOTALL)
     return [code for name, code in fenced if name == language]
 
 
 def of(daemon: Daemon, code: str) -> str:
-    """Return code that speaks to this daemon instead of the one README starts."""
+    """Return code changed to use this daemon instead of the one that README starts."""
     assert ":8127" in code
     return code.replace(":8127", f":{daemon.port}")
 
@@ -41,7 +41,7 @@ def run(command: list[str], **environment: str) -> str:
     return done.stdout
 
 
-# The others find the daemon of this user's own state folder; tests/client has them.
+# The other examples use the daemon of the user's own state folder; tests/client covers them.
 PYTHON = [code for document in (README, EXAMPLES) for code in blocks(document, "python") if "edgeagent" not in code]
 
 
@@ -55,7 +55,7 @@ def test_enough_python_is_run() -> None:
 
 
 def node() -> list[str]:
-    """Return the command of a Node with a WebSocket of its own."""
+    """Return the command of a Node.js that has a built-in WebSocket."""
     found = shutil.which("node")
     if found is None:
         pytest.skip("no node here")

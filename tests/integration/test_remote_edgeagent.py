@@ -1,4 +1,4 @@
-"""Two whole daemons, the second one the remote of the first: what goes over, what goes on elsewhere, and what stays."""
+"""Two whole daemons, the second as a remote of the first: which requests leave, which continue there, which stay."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="kill -9")
 
 HOME_CONTEXT = 1024
-# Long enough to break something in the middle of it: an answer never ends by itself.
+# Long enough to break something midway: an answer never ends by itself.
 LONG, SHORT = 800, 8
-# Wherever its answer is cut, the text makes the tokens that were drawn. Other prompts' answers have "." and a line end
-# where the text makes one token of both, and what follows other tokens may differ.
+# Cut at any point, this answer's text tokenizes to the tokens that were drawn. For other prompts, "." and a line end
+# may be two drawn tokens where the text gives one, so the continuation may differ.
 PROMPT = "Tell me a joke."
-# More than fits the first daemon's context, and not the second one's.
+# Exceeds the first daemon's context, but not the second one's.
 LONG_PROMPT = "word " * (HOME_CONTEXT + 100)
 LOCAL_FIRST, LOCAL_ONLY = {"route": "prefer_local"}, {"route": "local_only"}
 
 
 @dataclass(slots=True)
 class Pair:
-    """The daemon that is asked, the one that is its remote, the key that the second wants, and the model of both."""
+    """The daemon that receives requests, the daemon that is its remote, the remote's key, and the model of both."""
 
     home: Daemon
     away: Daemon
@@ -50,7 +50,7 @@ class Pair:
 
 @dataclass(slots=True)
 class Heard:
-    """What came of a streamed answer."""
+    """The result of a streamed answer."""
 
     headers: httpx.Headers
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Heard:
 
     @property
     def told_first(self) -> dict[str, Any]:
-        """Where it is made, as is told before its first text."""
+        """The placement that was reported before the first text."""
         told: dict[str, Any]
         before = itertools.takewhile(lambda event: not piece_of(event), self.events)
         (told,) = [event["edgeagent"] for event in before if "edgeagent" in event]
@@ -66,18 +66,18 @@ class Heard:
 
     @property
     def told_last(self) -> dict[str, Any]:
-        """What stands in the terminal event."""
+        """The placement in the terminal event."""
         events = [event.get("response", event) for event in self.events]
         return next(event["edgeagent"] for event in reversed(events) if event.get("edgeagent"))
 
     @property
     def ids(self) -> set[str]:
-        """The ids that the answer had."""
+        """The ids of the answer."""
         return {event["id"] for event in self.events if "id" in event}
 
     @property
     def finish_reason(self) -> str:
-        """How it ended, in a chat completion."""
+        """The finish reason of a chat completion."""
         (reason,) = [c["finish_reason"] for e in self.events for c in e.get("choices", ()) if c["finish_reason"]]
         return str(reason)
 
@@ -90,7 +90,7 @@ def piece_of(event: dict[str, Any]) -> str:
 
 
 def edgeagent(state_dir: Path, *words: str) -> str:
-    """Run the command line; return what it printed."""
+    """Run the command line; return its output."""
     command = [sys.executable, "-m", "edgeagent", *words, "--state-dir", str(state_dir)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -102,7 +102,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     model = folder / f"{LOCAL_NAME}.gguf"
     write_endless_model(model)
-    # Each daemon measures for itself which form of attention is faster, and answers are the same in one form only.
+    # Each daemon would measure which form of attention is faster, and the two forms give different answers.
     plain = (str(model), "--flash-attention", "off")
     with ThreadPoolExecutor() as threads:
         home = threads.submit(
@@ -120,7 +120,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture
 def allowed(pair: Pair) -> Iterator[Pair]:
-    """The two, while the first may use the second."""
+    """Both daemons, while the first may use the second."""
     models = ("--model", f"{LOCAL_NAME}={LOCAL_NAME}", "--model", f"elsewhere={LOCAL_NAME}")
     with remote(pair, pair.away.url, *models):
         yield pair
@@ -128,7 +128,7 @@ def allowed(pair: Pair) -> Iterator[Pair]:
 
 @contextmanager
 def remote(pair: Pair, url: str, *options: str, key: bool = True) -> Iterator[None]:
-    """Add a remote to the first daemon, and take it back in the end."""
+    """Add a remote to the first daemon, and remove it at the end."""
     keys = ("--key-file", str(pair.key_file)) if key else ()
     edgeagent(pair.home.state_dir, "remote", "add", "desk", url, *keys, *options, "--yes")
     try:
@@ -139,7 +139,7 @@ def remote(pair: Pair, url: str, *options: str, key: bool = True) -> Iterator[No
 
 @pytest.fixture(scope="module")
 def undisturbed(pair: Pair) -> str:
-    """Return what the first daemon answers by itself."""
+    """Return what the first daemon answers alone."""
     heard = chat(pair.home, PROMPT, LONG, edgeagent=LOCAL_ONLY)
     assert heard.finish_reason == "length"
     return heard.text
@@ -169,7 +169,7 @@ def ask(daemon: Daemon, path: str, *, then: Callable[[], None] | None = None, **
 
 
 def kill_worker(daemon: Daemon) -> Callable[[], None]:
-    """Return a kill -9 of the process that has the model."""
+    """Return a function that kills the model's process with kill -9."""
     return lambda: os.kill(daemon.worker_pid(), signal.SIGKILL)
 
 
@@ -192,7 +192,7 @@ def test_what_the_first_cannot_do_goes_over(allowed: Pair, fields: dict[str, Any
     }
     assert heard.told_first == place
     assert {name: heard.told_last[name] for name in place} == place
-    # Headers wait 2 s for the first token, which a long prompt on a busy machine takes longer for.
+    # Headers wait at most 2 s for the first token; a long prompt on a busy machine takes longer.
     assert heard.headers.get("x-edgeagent-served-by", "remote:desk") == "remote:desk"
     assert heard.headers.get("x-edgeagent-reason", reason) == reason
 
@@ -218,7 +218,7 @@ def test_an_answer_goes_on_when_its_worker_is_killed(allowed: Pair, undisturbed:
     assert len(heard.ids) == 1
     assert heard.told_first["served_by"] == "local"
     assert heard.told_first["model_sha256"] == file_sha256(allowed.model)
-    # It goes on where that is sooner: there, or here with the worker's successor.
+    # It continues where that is sooner: at the remote, or here with a new worker.
     assert [move["from"] for move in heard.told_last["handovers"]] == ["local"]
     assert heard.told_last["reason"] in ("local_failed", "prefer_local")
 

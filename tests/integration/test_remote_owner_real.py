@@ -1,4 +1,4 @@
-"""What an owner is promised, held by a real daemon and a remote that counts: rows, budgets, modes, withdrawal, keys."""
+"""Promises to the owner, checked with a real daemon and a remote: rows, budgets, modes, withdrawal, keys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def http(daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def add(daemon: Daemon, server: FaultServer, name: str = "gpu", **fields: Any) -> None:
-    """Add the remote for a model that this machine does not have, so that requests for it have to leave."""
+    """Add the remote for a model that this machine does not have, so that its requests must leave."""
     write_private(daemon.state_dir / "key", SECRET.encode())
     key = Key("file", str(daemon.state_dir / "key"))
     add_remote(daemon.state_dir, Remote(name, (Endpoint(server.url),), key, {"elsewhere": "tiny"}, **fields))
@@ -86,7 +86,7 @@ async def test_what_must_stay_here_fails_here(path: str, daemon: Daemon, http: h
 
 async def test_a_used_up_budget_lets_nothing_more_leave(daemon: Daemon, http: httpx.AsyncClient) -> None:
     async with faults(stream(answer("Hel", "lo")), gets=HOST) as server:
-        # A name of its own: what others have spent today counts, purged or not.
+        # A remote of its own: today's tokens count for a remote by name, even after a purge.
         add(daemon, server, "thrifty", budget=Budget(tokens=1))
         assert (await http.post("/v1/chat/completions", json=body())).status_code == 200
         refused = await http.post("/v1/chat/completions", json=body())

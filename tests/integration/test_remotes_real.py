@@ -1,4 +1,4 @@
-"""The owner's commands and a running daemon: it follows the file of remotes, and tells its route."""
+"""The owner's commands and a running daemon: it follows the file of remotes and reports its route."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def route(folder: Path, capsys: Output) -> dict[str, Any]:
 
 
 def soon(ask: Callable[[], dict[str, Any]], mode: str) -> dict[str, Any]:
-    """Return the report once it has this mode."""
+    """Return the report once it shows this mode."""
     deadline = time.monotonic() + LIMIT_S
     while (report := ask())["mode"] != mode:
         assert time.monotonic() < deadline, report
@@ -49,7 +49,7 @@ def test_a_running_daemon_follows_its_owner(daemon: Daemon, folder: Path, capsys
         return route(folder, capsys)
 
     assert told() == {"mode": "local_only", "trouble": None, "ledger_trouble": None, "remotes": []}
-    # Nobody listens there, so whatever the daemon tries, no request leaves.
+    # Nothing listens there, so no request can leave.
     add = ["remote", "add", "gpu", "http://127.0.0.1:1", "--region", "lab", "--budget", "tokens=10", "--yes"]
     assert main([*add, "--state-dir", str(folder)]) == 0
     (remote,) = soon(told, "prefer_local")["remotes"]

@@ -1,4 +1,4 @@
-"""The Responses API against a real daemon with the bundled model: by id, lanes, steering, and across a kill -9."""
+"""The Responses API against a real daemon with the bundled model: ids, lanes, steering, and after a kill -9."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.present import present
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
 STORY = "Tell me everything that you can do, one thing after another."
-# An answer that does not end by itself for a while.
+# An answer that does not end for a while.
 NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 900, "maxItems": 900}
 ENDLESS: Any = {
     "text": {
@@ -83,7 +83,7 @@ async def test_a_background_stream_is_left_and_taken_up_again(client: AsyncOpenA
             break
     await stream.close()
     response_id, number = seen[0]["response"]["id"], seen[-1]["sequence_number"]
-    for _ in range(2):  # while it is generated, perhaps, and afterwards
+    for _ in range(2):  # once while it is generated, possibly, and once afterwards
         rest = await client.responses.retrieve(response_id, stream=True, starting_after=number)
         events = seen + [event.to_dict() async for event in rest]
         check_stream(events)
@@ -104,7 +104,7 @@ async def test_a_conversation_that_outgrows_its_context(client: AsyncOpenAI) -> 
         now = (made.model_extra or {})["edgeagent"].get("dropped_items", 0)
         assert now >= dropped
         if now == dropped > 0:
-            # All but what is new was computed in the turn before.
+            # Everything except the new input was computed in the previous turn.
             assert made.usage.input_tokens_details.cached_tokens > made.usage.input_tokens // 2
             num_again += 1
         previous, dropped = made.id, now
@@ -155,7 +155,7 @@ async def test_steered(client: AsyncOpenAI) -> None:
         await connection.response.steer(previous_response_id=created.response.id, input="Hello!")
         first = await last(connection, grammar)
         assert (first.status, first.incomplete_details.reason) == ("incomplete", "steered")
-        # The successor has the first one's settings, so it is as long.
+        # The successor inherits the first one's settings, so it is as long.
         successor = await connection.recv()
         grammar.feed(successor.to_dict())
         assert successor.type == "response.created"
@@ -184,7 +184,7 @@ async def test_work_stops_when_its_client_leaves(
         num_live = 1
         while num_live:
             status = (await plain.get(f"{daemon.url}/edgeagent/status")).json()
-            # It says nothing of itself before its first pong.
+            # The worker reports nothing before its first pong.
             worker = status["models"][0]["worker"] or {"num_running": 1, "num_waiting": 0}
             num_live = status["num_live_requests"] + worker["num_running"] + worker["num_waiting"]
             await asyncio.sleep(0.02)
@@ -193,7 +193,7 @@ async def test_work_stops_when_its_client_leaves(
 
 
 async def last(connection: Any, grammar: EventGrammar | None = None) -> Any:
-    """Return a response's final object; its events obey the grammar, which may have had some of them."""
+    """Return a response's final object; check its events against the grammar, which may know the first of them."""
     grammar = grammar or EventGrammar()
     async for event in connection:
         grammar.feed(event.to_dict())
@@ -210,7 +210,7 @@ async def test_a_chain_outlives_the_daemon(tmp_path: Path) -> None:
             secret = await last(connection)
             await connection.response.create(model="builtin", input="Hello, my name is Robin.", temperature=0)
             first = await last(connection)
-            # A client that has seen the end may go on from it, however soon the daemon dies.
+            # A client that has seen the end may continue from it, however soon the daemon dies.
             daemon.process.kill()
     finally:
         daemon.process.kill()

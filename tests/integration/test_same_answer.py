@@ -1,8 +1,8 @@
 """A request alone gets the same answer, to the last bit of its log probabilities, wherever its tokens come from.
 
-With plain attention, on a CPU: computed whole, found in cells, restored from blocks, or gone on with after the
-worker's death at any token. So says what llama.cpp computes: chunks of two tokens or more give the same bits whatever
-their size, single tokens others.
+With plain attention on a CPU: computed whole, found in cells, restored from blocks, or continued after the worker died
+at any token. This follows from llama.cpp: chunks of two or more tokens give the same bits whatever their size, single
+tokens give others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, DiskCache, L
 from tests.conftest import TinyModel
 from tests.models import MEMORIES
 
-# Long enough to be computed in several micro-batches; 129 and 257 would leave their last token alone in one.
+# Long enough for several micro-batches; 129 and 257 would leave their last token alone in one.
 LENGTHS = [40, 129, 257, 300, 513, 600]
 SCHEMA = '{"type":"array","items":{"enum":["a very long word","another long word"]},"minItems":9}'
 SAMPLINGS = {
@@ -37,7 +37,7 @@ SAMPLINGS = {
 
 @dataclass
 class Answer:
-    """What one request got, and the steps that it came in."""
+    """The output of one request, and the steps in which it came."""
 
     tokens: list[int]
     logprobs: list[Logprob]
@@ -45,13 +45,13 @@ class Answer:
     num_cached: int = 0
 
     def until(self, num_steps: int) -> Delivered:
-        """Return what a worker had given after so many steps."""
+        """Return what a worker had delivered after this many steps."""
         lengths = self.step_lengths[:num_steps]
         return Delivered(tuple(self.tokens[: sum(lengths)]), tuple(lengths))
 
 
 class Life:
-    """One life of a worker."""
+    """One run of a worker."""
 
     def __init__(self, model: Path, folder: Path | None, threads: int) -> None:
         disk = None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=30.0)
@@ -63,7 +63,7 @@ class Life:
         self._is_over = False
 
     def ask(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Answer:
-        """Run one request alone, and what is left to do behind it: sums depend on the order of cells, too."""
+        """Run one request alone, and all remaining work after it: results depend on the order of cells too."""
         self._num_requests += 1
         prepared = self._host.prepare(structs.replace(request, id=f"r{self._num_requests}"), delivered)
         engine, answer = self._host.engine, Answer([], [], [])
@@ -82,7 +82,7 @@ class Life:
         return answer
 
     def end(self) -> None:
-        """Stop as a worker does that is told to; once."""
+        """Stop once, as a worker stops on command."""
         if not self._is_over:
             self._is_over = True
             self._host.close()
@@ -95,9 +95,9 @@ Begin = Callable[..., Life]
 def begin(tiny_model: TinyModel) -> Iterator[Begin]:
     lives: list[Life] = []
 
-    # One thread: two wait for each other by spinning, which takes many times as long beside another test.
+    # One thread: two wait for each other by spinning, which is many times slower beside another test.
     def begin_one(folder: Path | None = None, kind: MemoryKind | None = None, threads: int = 1) -> Life:
-        # The tiny models' sums are mostly the same whatever is computed at once; the bundled one's are not.
+        # The results of tiny models are mostly the same for all batch sizes; those of the bundled model are not.
         lives.append(Life(builtin_model().path if kind is None else tiny_model(kind), folder, threads))
         return lives[-1]
 
@@ -151,7 +151,7 @@ def test_every_memory_goes_on_as_it_was(begin: Begin, kind: MemoryKind) -> None:
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.alone)])
 def test_gone_on_with_behind_blocks(begin: Begin, tmp_path: Path, threads: int) -> None:
-    """Of a long answer the full blocks are on disk; what follows them is computed as it was."""
+    """A long answer's full blocks are on disk; the tokens after them are recomputed with their original batches."""
     request = ask_for(200, max_tokens=400)
     first = begin(tmp_path, threads=threads)
     whole = first.ask(request)

@@ -1,4 +1,4 @@
-"""Schemas that clients send, followed by the bundled model, which has learned no JSON but that of short calls."""
+"""Schemas that clients send, with the bundled model, which has learned no JSON except that of short calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slow, starved or stopped machine is not a hang: real workers load and answer, and none is replaced."""
+"""A slow, starved or suspended machine is not a hang: real workers load and answer, and none is replaced."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.conftest import TinyModel
 from tests.integration.test_worker_real import Files
 from tests.slow_worker import slow_command
 
-# Scaled as a slow machine is: the whole prompt takes three times as long as a step may at first.
+# Scaled to a slow machine: the whole prompt takes three times as long as the limit for a first step.
 IMPATIENT = Patience(ping_interval_s=0.02, pong_timeout_s=1.0, hang_timeout_s=1.0, load_timeout_s=20.0)
 
 
 @asynccontextmanager
 async def running(model: Path, command: tuple[str, ...], patience: Patience = IMPATIENT) -> AsyncIterator[LocalBackend]:
-    # With plain attention an answer is the same whatever the sizes of chunks, which follow the machine's speed.
+    # With plain attention, answers do not depend on chunk sizes, which follow the machine's speed.
     config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0))
     pool = Pool(config, lambda _: Files(model), validate_model, command=command, patience=patience)
     backend = LocalBackend(pool)
@@ -43,7 +43,7 @@ async def running(model: Path, command: tuple[str, ...], patience: Patience = IM
 def ask(name: str, num_prompt: int, max_tokens: int, tier: Tier = Tier.INTERACTIVE) -> GenerateRequest:
     prompt = TokenPrompt(tuple(10 + 7 * i * i % 240 for i in range(num_prompt)))
     sampling = SamplingParams(temperature=0.0)
-    # An idle prefix in the cells, or out of them by now, changes the order in which attention sums.
+    # An idle prefix, in the cells or already out of them, would change the order in which attention sums.
     cache = CachePolicy(write=False)
     return GenerateRequest(
         id=name, model="", prompt=prompt, sampling=sampling, max_tokens=max_tokens, tier=tier, cache=cache
@@ -79,7 +79,7 @@ async def test_a_worker_that_is_stopped_again_and_again_is_no_hang(tiny_model: T
     model = tiny_model(MemoryKind.FULL_ATTENTION)
     async with running(model, WORKER_COMMAND) as backend:
         expected = await tokens_of(backend, ask("undisturbed", 40, 60))
-    # Slow, so that its answer is not over before the third stop.
+    # Slow, so that the answer does not end before the third stop.
     async with running(model, slow_command(tokens_per_s=50.0)) as backend:
         tokens: list[int] = []
         has_new = asyncio.Event()
@@ -91,14 +91,15 @@ async def test_a_worker_that_is_stopped_again_and_again_is_no_hang(tiny_model: T
 
         reader = asyncio.create_task(read())
         for _ in range(3):
-            # What was sent before a stop has arrived once a question is answered: the token after it is a new step's.
+            # Once a query is answered, everything sent before the stop has arrived, so the next token comes from a new
+            # step.
             await backend.ask("", Tokenize("awake"))
             has_new.clear()
             await has_new.wait()
             (status,) = backend.models()
             assert status.pid is not None
             os.kill(status.pid, signal.SIGSTOP)
-            await asyncio.sleep(1.5 * IMPATIENT.pong_timeout_s)  # longer than a worker that computes may be silent
+            await asyncio.sleep(1.5 * IMPATIENT.pong_timeout_s)  # longer than a computing worker may be silent
             os.kill(status.pid, signal.SIGCONT)
         assert not reader.done()
         await reader

@@ -1,4 +1,4 @@
-"""Who asks a real daemon with a real model: a token that is removed while its stream runs, and another user."""
+"""The identity of clients of a real daemon: a token that is removed while its stream runs, and another user."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def test_another_user_does_not_find_what_is_cached(daemon: Daemon) -> None:
     assert mine() == 0
     assert mine() > 50
     assert theirs() == 0
-    # The other user has a cache of their own, and the owner's is still there.
+    # The other user has a cache of their own, and the owner's cache still holds the prompt.
     assert theirs() > 50
     assert mine() > 50

@@ -1,7 +1,7 @@
-"""The local backend with the real worker and a tiny model: what a stub cannot show.
+"""The local backend with the real worker and a tiny model: behaviour that a stub cannot show.
 
-A killed, aborted or frozen process is named and replaced, its requests end or go on, and the next answer is the same
-as before.
+A killed, aborted or frozen process is reported and replaced, its requests end or continue, and the next answer is the
+same as before.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def make(tiny_model: TinyModel) -> AsyncIterator[Make]:
         **engine: object,
     ) -> LocalBackend:
         files = Files(path or tiny_model(MemoryKind.FULL_ATTENTION))
-        # With plain attention an answer is the same whatever the sizes of steps, which follow the machine's speed.
+        # With plain attention, answers do not depend on the sizes of steps, which follow the machine's speed.
         config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0, **engine))  # type: ignore[arg-type]
         pool = Pool(config, lambda _: files, validate, patience=patience)
         made.append(LocalBackend(pool))
@@ -80,7 +80,7 @@ async def make(tiny_model: TinyModel) -> AsyncIterator[Make]:
 
 
 def ask(request_id: str = "r1", max_tokens: int | None = 12, num_prompt: int = 5, **fields: object) -> GenerateRequest:
-    """Return a request; without max_tokens it goes on for two thousand steps."""
+    """Return a request; without max_tokens it runs for two thousand steps."""
     prompt = TokenPrompt(tuple(range(10, 10 + num_prompt)))
     return GenerateRequest(id=request_id, model="", prompt=prompt, sampling=GREEDY, max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
 
@@ -138,7 +138,7 @@ async def test_the_workers_refusals_come_back_as_errors(make: Make) -> None:
 
 
 async def collect(backend: LocalBackend, request: GenerateRequest, kill_at: int = -1, number: int = 0) -> list[Step]:
-    """Return an answer's steps; end the worker by a signal once so many tokens have come."""
+    """Return an answer's steps; send the worker a signal once this many tokens have arrived."""
     steps: list[Step] = []
     num_tokens = 0
     async for step in backend.generate(request):
@@ -152,7 +152,7 @@ async def collect(backend: LocalBackend, request: GenerateRequest, kill_at: int 
 async def collect_over_a_death(
     backend: LocalBackend, request: GenerateRequest, kill_at: int, number: int
 ) -> list[Step]:
-    """Return the steps of an answer whose worker died midway; one that was faster than the signal is asked again."""
+    """Return the steps of an answer whose worker died midway; repeat the request if it ended before the signal."""
     while True:
         steps = await collect(backend, request, kill_at, number)
         if finished_of(steps).timings.handovers:
@@ -185,7 +185,7 @@ SCHEMA = '{"type":"array","items":{"type":"string","maxLength":9},"minItems":60}
 async def test_a_stream_whose_worker_is_killed_ends_as_if_nothing_had_been(make: Make, fields: dict[str, Any]) -> None:
     backend = make()
     await backend.start()
-    # An idle prefix in the cells, or out of them by now, would change the order in which attention sums.
+    # An idle prefix, in the cells or already out of them, would change the order in which attention sums.
     request = structs.replace(ask(num_prompt=40, max_tokens=300), cache=CachePolicy(write=False), **fields)
     whole = await collect(backend, request)
     for kill_at, number in ((1, signal.SIGKILL), (17, signal.SIGSEGV)):
@@ -232,7 +232,7 @@ async def test_three_kills_close_together_lose_no_stream(make: Make, num_streams
         finished = finished_of(steps)
         assert finished.reason in (FinishReason.STOP, FinishReason.LENGTH)
         assert finished.usage.num_output_tokens == len(answer(steps)[0])
-        # Beside others, whose number changes, sums and so near ties may differ.
+        # Beside a changing number of other streams, results and so near ties may differ.
         assert num_streams > 1 or answer(steps) == answer(whole)
     assert backend.models()[0].num_restarts == 3
 
@@ -330,7 +330,7 @@ async def test_a_killed_daemon_takes_its_worker_along(tiny_model: TinyModel) -> 
 async def test_a_tokenizer_that_ends_its_process_fails_the_load_by_name(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SentencePiece without tokens for single bytes: llama.cpp throws where a character is in no piece."""
+    """SentencePiece without tokens for single bytes: llama.cpp throws for a character that no piece contains."""
     name_it = GGUFWriter.add_tokenizer_model
     monkeypatch.setattr(GGUFWriter, "add_tokenizer_model", lambda self, _: name_it(self, "llama"))
     path = make_tiny_model(tmp_path / "thrower.gguf", MemoryKind.FULL_ATTENTION)

@@ -1,4 +1,4 @@
-"""The policy's file: what may stand in it, whose it must be, and that whatever is wrong with it closes the machine."""
+"""The policy's file: its content and its owner. Anything wrong with it forbids remotes, pulls and further models."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def assert_closed(file: PolicyFile, why: str) -> None:
     with pytest.raises(Forbidden) as refused:
         file.check_pull()
     assert refused.value.message == file.trouble
-    file.check_model(Path("any"), lambda _: HASH)  # the models of this machine still run
+    file.check_model(Path("any"), lambda _: HASH)  # models of this machine still run
 
 
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: ascii(text[:40]))
@@ -123,7 +123,7 @@ def test_who_else_can_write_is_not_trusted(machine_policy: Path, mode: int, is_f
     file = PolicyFile()
     assert_closed(file, "can be changed by other users")
     if is_folder:
-        # Whoever can write there could have taken the policy away.
+        # A user who can write there could have removed the policy.
         machine_policy.unlink()
         assert_closed(PolicyFile(), "can be changed by other users")
 
@@ -169,7 +169,7 @@ def test_only_a_regular_file_that_can_be_read_is_a_policy(machine_policy: Path, 
     assert_closed(PolicyFile(), "more than")
     machine_policy.unlink()
     machine_policy.parent.rmdir()
-    write(machine_policy.parent, "")  # a file where the folder should be
+    write(machine_policy.parent, "")  # a file in the place of the folder
     assert_closed(PolicyFile(), "cannot be read")
 
 

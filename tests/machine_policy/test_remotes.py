@@ -1,4 +1,4 @@
-"""What the policy leaves of a remote."""
+"""How the policy restricts a remote."""
 
 from __future__ import annotations
 

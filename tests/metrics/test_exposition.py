@@ -1,4 +1,4 @@
-"""What is exported, and that the dashboard and its README ask for nothing else."""
+"""The exported metrics, and that the dashboard and its README use no others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), 
 
 
 def exported() -> set[str]:
-    """Return the name of every series there is or can be."""
+    """Return the name of every series that exists or can exist."""
     families = text_string_to_metric_families(exposition(Snapshot([MODEL], 1)).decode())
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
 
@@ -89,7 +89,7 @@ def expressions() -> Iterator[str]:
 
 def test_the_dashboard_asks_only_for_what_there_is() -> None:
     asked = {name for expression in expressions() for name in NAME.findall(expression)}
-    # `process_...` is there where the system tells; the parser of this test's machine may lack them.
+    # `process_...` series depend on the system, so this machine may lack them.
     assert {name for name in asked if name.startswith("edgeagent")} <= exported()
     assert asked >= {"edgeagent_requests_total", "edgeagent_live_requests", "edgeagent_kv_cells_used"}
 

@@ -1,4 +1,4 @@
-"""What a generation leaves in the registry, however it ends."""
+"""The measurements that a generation adds to the registry, for every way to end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ models = (f"meter-{number}" for number in itertools.count())
 
 @pytest.fixture
 def model() -> str:
-    """A name that no other test measures under."""
+    """A model name that no other test uses."""
     return next(models)
 
 

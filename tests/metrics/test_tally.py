@@ -1,4 +1,4 @@
-"""The quick histogram says what the library's would."""
+"""The fast histogram gives the same values as the library's."""
 
 from __future__ import annotations
 

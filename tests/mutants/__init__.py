@@ -1,1 +1,1 @@
-"""Planted faults: small changes of the source, each of which a test should notice (`make mutants`)."""
+"""Planted faults: small changes of the source, each of which some test should notice (`make mutants`)."""

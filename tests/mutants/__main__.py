@@ -18,7 +18,7 @@ MAX_ALIVE = 0.10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 where no more than a tenth of the sample lives, 1 otherwise."""
+    """Return 0 if at most a tenth of the sample survives, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--sample", type=int, default=400, help="how many changes are tried (default: 400)")
     parser.add_argument("--seed", type=int, default=1, help="which ones (default: 1)")
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def all_trials(only: str) -> list[Trial]:
-    """Return every change of the modules that a pattern names."""
+    """Return every change of the modules that match a pattern."""
     trials: list[Trial] = []
     for target in TARGETS:
         test_sets = tuple(tests for tests in (target.quick, target.wider) if tests)
@@ -47,13 +47,13 @@ def all_trials(only: str) -> list[Trial]:
 
 
 def choose(trials: Sequence[Trial], sample: int, seed: int) -> list[Trial]:
-    """Return the sample, in the order of the source; the same for the same source and seed."""
+    """Return a sample in the order of the source; it depends on the source and the seed alone."""
     chosen = random.Random(seed).sample(range(len(trials)), min(sample, len(trials)))
     return [trials[index] for index in sorted(chosen)]
 
 
 def is_harmless(trial: Trial) -> bool:
-    """Return whether the change was reviewed and found to change nothing that matters."""
+    """Return whether a review found that the change has no relevant effect."""
     return (trial.path.as_posix(), trial.line, trial.mutant.text) in HARMLESS
 
 

@@ -1,8 +1,8 @@
-"""Changes that no test notices, and that a review found to change nothing that matters; with the reason."""
+"""Changes that no test notices and that a review found harmless, each with the reason."""
 
 from __future__ import annotations
 
-# The module, the line of the source as it stands, and the text that takes the place of a part of it.
+# The module, the unchanged line of the source, and the text that replaces a part of it.
 HARMLESS: dict[tuple[str, str, str], str] = {
     (
         "edgeagent/engine/cache/disk/retention.py",

@@ -1,6 +1,6 @@
-"""The small changes that are made to a module's source, one at a time.
+"""The small changes to a module's source, one at a time.
 
-Left alone is what no test should pin down: annotations, decorators, messages, log lines, assertions.
+Annotations, decorators, messages, log lines and assertions are never changed, since no test should pin them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.RShift: ast.LShift,
 }
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-# Its text serves people alone.
+# Its text is only for people.
 _LEFT_ALONE = {"__repr__"}
-# What is said of a call for people and type checkers: lengths agree anyhow, or nothing else would hold.
+# Arguments for people and type checkers: without `strict`, lengths would be equal anyway.
 _KEYWORDS_LEFT_ALONE = {"strict", "slots"}
 _LOGS = {"logger", "logging", "_log"}
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change: the bytes `start` to `end` of the source become `text`. `line` is where it begins, from 1."""
+    """One change: `text` replaces the bytes `start` to `end` of the source.
+
+    `line` is its first line, counted from 1.
+    """
 
     start: int
     end: int
@@ -55,7 +58,7 @@ class Mutant:
 
 
 def find_mutants(source: bytes) -> list[Mutant]:
-    """Return every change of a module, in the order of the source; each gives a module that can be compiled."""
+    """Return every change of a module, in the order of the source; each changed module compiles."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -72,10 +75,10 @@ Change = tuple[ast.stmt | ast.expr, str]
 
 
 class _Changes:
-    """Walks a module and yields a node with the text that takes its place."""
+    """Walks a module and yields nodes with the text that replaces them."""
 
     def of(self, node: ast.AST) -> Iterator[Change]:
-        """Yield the changes of a node and of what is below it."""
+        """Yield the changes of a node and of all nodes below it."""
         if _is_left_alone(node):
             return
         yield from self._own(node)

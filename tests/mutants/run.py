@@ -1,4 +1,4 @@
-"""Runs tests against changed copies of the repository, several side by side, and tells which changes none noticed."""
+"""Runs tests against changed copies of the repository, several in parallel, and reports changes that none noticed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.mutants.mutate import Mutant
 
 _NOT_COPIED = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist")
 _PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no")
-# A change that takes so much longer than unchanged tests makes them hang; a busy machine alone does not.
+# A run that takes this much longer than the unchanged tests hangs; a busy machine alone is not that slow.
 SLACK_FACTOR = 4
 SLACK_S = 20.0
 _NOTHING_FAILED, _SOMETHING_FAILED, _NOT_COLLECTED = 0, 1, 2
 
 
 class Fate(StrEnum):
-    """What became of a change: a test failed, the tests did not end, or none noticed."""
+    """The outcome of a change: a test failed, the tests did not end, or no test noticed it."""
 
     KILLED = "killed"
     TIMED_OUT = "timed out"
@@ -40,7 +40,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change of one module, and the sets of tests that are run until one notices it. `path` is from the root."""
+    """A change of one module, and the test sets to run until one notices it. `path` is relative to the root."""
 
     path: Path
     before: bytes
@@ -53,7 +53,7 @@ class Trial:
         return self.before.splitlines()[self.mutant.line - 1].decode().strip()
 
     def diff(self) -> str:
-        """Return the change as people read it."""
+        """Return the change as a readable diff."""
         after = self.mutant.apply(self.before)
         lines = difflib.unified_diff(
             self.before.decode().splitlines(),
@@ -70,7 +70,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a trial."""
+    """The result of a trial."""
 
     trial: Trial
     fate: Fate
@@ -78,34 +78,34 @@ class Outcome:
 
 
 class BaselineFailed(Exception):
-    """Tests fail without any change: nothing can be learned from them."""
+    """Tests fail without any change, so the results would mean nothing."""
 
 
 class Workbench:
-    """A copy of a repository, in which one module at a time is changed."""
+    """A copy of a repository in which one module at a time is changed."""
 
     def __init__(self, folder: Path) -> None:
-        """Take a folder that holds the copy; see `of`."""
+        """Use a folder that holds the copy; see `of`."""
         self._root = folder / "copy"
-        # Runs side by side tidy up each other's folders otherwise. A socket's path must be short.
+        # Otherwise parallel runs would delete each other's folders. The path is short, since a socket's path must be.
         self._temporary = folder / "t"
         self._temporary.mkdir()
 
     @classmethod
     def of(cls, root: Path, folder: Path) -> Workbench:
-        """Return a bench with a copy of a repository."""
+        """Return a workbench with a copy of a repository."""
         copy = folder / "copy"
         shutil.copytree(root, copy, ignore=shutil.ignore_patterns(*_NOT_COPIED, "__pycache__", "*.log"))
         compileall.compile_dir(copy, quiet=2)
         return cls(folder)
 
     def twin(self, folder: Path) -> Workbench:
-        """Return another bench with the same copy, and with the bytecode that tests left here."""
+        """Return another workbench with the same copy, including the bytecode that tests left here."""
         shutil.copytree(self._root, folder / "copy")
         return Workbench(folder)
 
     def time_baseline(self, tests: Sequence[str]) -> float:
-        """Return how long unchanged tests take, in seconds; raise BaselineFailed."""
+        """Return how many seconds the unchanged tests take; raise BaselineFailed if one fails."""
         began_s = time.monotonic()
         status, output = self._run(tests, limit_s=1800.0, writes_bytecode=True)
         if status != _NOTHING_FAILED:
@@ -113,7 +113,7 @@ class Workbench:
         return time.monotonic() - began_s
 
     def judge(self, trial: Trial, limits_s: dict[tuple[str, ...], float]) -> Outcome:
-        """Return what the tests say of a change."""
+        """Run the tests on a change and return the outcome."""
         began_s = time.monotonic()
         fate = Fate.ALIVE
         with self._changed(trial):
@@ -132,7 +132,7 @@ class Workbench:
     @contextmanager
     def _changed(self, trial: Trial) -> Iterator[None]:
         path = self._root / trial.path
-        # Bytecode is recognised by size and second of its source, which a change may share.
+        # Python identifies bytecode by the source's size and second, which a change may not alter.
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
             compiled.unlink()
         path.write_bytes(trial.mutant.apply(trial.before))
@@ -166,7 +166,7 @@ class Workbench:
 
 
 def _end(process: psutil.Popen) -> None:
-    """End a run of tests and what it has started."""
+    """End a run of tests and all processes that it started."""
     if not process.is_running():
         return
     family = [*process.children(recursive=True), process]
@@ -177,9 +177,9 @@ def _end(process: psutil.Popen) -> None:
 
 
 def judge_all(root: Path, trials: Sequence[Trial], jobs: int) -> Iterator[Outcome]:
-    """Yield the outcomes as they come, `jobs` trials side by side. Raise BaselineFailed."""
+    """Yield outcomes as they arrive, with `jobs` trials in parallel. Raise BaselineFailed if unchanged tests fail."""
     with tempfile.TemporaryDirectory(prefix="m-") as folder:
-        Path(folder).chmod(0o755)  # tests of what another user can do need a way in
+        Path(folder).chmod(0o755)  # tests of another user's rights need access
         first = Workbench.of(root, Path(folder) / "0")
         limits_s = _limits(first, trials)
         benches = [first, *(first.twin(Path(folder) / str(index)) for index in range(1, jobs))]

@@ -1,4 +1,4 @@
-"""Which modules are changed, and which tests should notice: quick ones first, wider ones where those see nothing."""
+"""The modules to change, and the tests that should notice: quick ones first, wider ones if those find nothing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Modules by pattern, and what pytest runs for a change of one of them, from the root of the repository."""
+    """Modules by pattern, and pytest's arguments for a change in one of them, relative to the repository's root."""
 
     modules: str
     quick: tuple[str, ...]
     wider: tuple[str, ...] = ()
 
     def paths(self, root: Path = ROOT) -> list[Path]:
-        """Return the modules, without packages' own files."""
+        """Return the modules, without `__init__.py` files."""
         return [path for path in sorted(root.glob(self.modules)) if path.name != "__init__.py"]
 
 

@@ -1,4 +1,4 @@
-"""The planted faults themselves: each is a change, and whether a test notices it is told right."""
+"""The planted faults themselves: each is a real change, and whether a test notices it is reported correctly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.mutants.targets import ROOT, TARGETS
 
 
 def changed(source: str) -> set[str]:
-    """Return what becomes of a source, change by change."""
+    """Return a source after each of its changes."""
     return {mutant.apply(source.encode()).decode() for mutant in find_mutants(source.encode())}
 
 
@@ -101,7 +101,7 @@ _TESTS = ("test_grown.py",)
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # Without the plugins that happen to be installed pytest starts several times faster.
+    # Without autoloaded plugins, pytest starts several times faster.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     folder = tmp_path / "repository"
     folder.mkdir()
@@ -112,7 +112,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trials_of(repository: Path, *texts: str) -> list[Trial]:
-    """Return the changes that put one of these texts in."""
+    """Return the trials that insert one of these texts."""
     source = (repository / "grown.py").read_bytes()
     mutants = [mutant for mutant in find_mutants(source) if mutant.text in texts]
     return [Trial(Path("grown.py"), source, mutant, (_TESTS,)) for mutant in mutants]

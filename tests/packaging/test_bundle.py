@@ -1,4 +1,4 @@
-"""What the list of an offline bundle says of each wheel."""
+"""What an offline bundle's list states about each wheel."""
 
 from __future__ import annotations
 

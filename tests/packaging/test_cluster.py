@@ -1,4 +1,4 @@
-"""packaging/cluster: what its files promise, without the tools of `make check-cluster`."""
+"""The files of packaging/cluster, checked without the tools of `make check-cluster`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ yaml = pytest.importorskip("yaml", reason="PyYAML, which comes with huggingface-
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "packaging/cluster"
 OVERLAYS = ("one-gpu", "one-node", "several-nodes", "experts")
-# Names that the engine and the router of the pinned versions were seen to send.
+# The metric names that the pinned versions of the engine and the router were seen to send.
 METRICS = set((ROOT / "tests/packaging/cluster_metrics.txt").read_text(encoding="utf-8").split())
 
 
@@ -37,7 +37,7 @@ def check() -> ModuleType:
 
 @pytest.fixture(scope="module", params=OVERLAYS)
 def objects(request: pytest.FixtureRequest, check: ModuleType) -> list[dict[str, Any]]:
-    """Return what kustomize makes of an overlay."""
+    """Return the objects that kustomize builds from an overlay."""
     path = os.pathsep.join([os.environ["PATH"], str(check.tools_folder() / "bin")])
     kubectl = shutil.which("kubectl", path=path)
     if kubectl is None:
@@ -49,7 +49,7 @@ def objects(request: pytest.FixtureRequest, check: ModuleType) -> list[dict[str,
 
 
 def of_kind(objects: list[dict[str, Any]], *kinds: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of some kinds."""
+    """Yield the objects of these kinds."""
     return (found for found in objects if found["kind"] in kinds)
 
 
@@ -161,7 +161,7 @@ class TestEverywhere:
             text = (CLUSTER / file).read_text(encoding="utf-8")
             assert re.search(r"--queue-size[= ]0\b", text), file
             assert re.search(r"--cb-failure-threshold[= ]1000\b", text), file
-            # A router with a key lends it to whoever asks for /v1/responses.
+            # A router with a key would use it for every client that requests /v1/responses.
             assert "--api-key" not in text, file
             assert re.search(r"--health-check-interval-secs[= ][1-5]\b", text), file
 
@@ -181,7 +181,7 @@ class TestEverywhere:
             assert set(re.findall(r"\$\{?([A-Z_]+)\}?", text)) <= given, unit
 
     def test_an_engine_may_use_the_gpus_of_its_node(self) -> None:
-        """Each of these closes all devices, ProtectClock before systemd 252."""
+        """Each of these settings hides all devices (ProtectClock before systemd 252), so the unit must not have any."""
         lines = (CLUSTER / "systemd/vllm@.service").read_text(encoding="utf-8").splitlines()
         closing = ("PrivateDevices=", "DevicePolicy=", "DeviceAllow=", "ProtectClock=")
         assert not [line for line in lines if line.startswith(closing)]

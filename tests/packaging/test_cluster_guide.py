@@ -1,4 +1,4 @@
-"""docs/cluster.md and the READMEs of packaging/cluster say what is so: their commands, files, overlays and targets."""
+"""docs/cluster.md and the READMEs of packaging/cluster are right: their commands, files, overlays and targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of docs/reference are what the code says, and they are whole."""
+"""The pages of docs/reference match the code and are complete."""
 
 from __future__ import annotations
 

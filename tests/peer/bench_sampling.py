@@ -1,8 +1,8 @@
-"""Measures what drawing one token costs, for many mixes of parameters, at a real vocabulary's size.
+"""Measures the cost of drawing one token, for many mixes of parameters, with a real vocabulary's size.
 
 Run as `python -m tests.peer.bench_sampling`. Two shapes of logits: `peaked`, as a trained model gives them (few likely
-tokens, a long tail), and `flat` (normal with a deviation of 3, as random weights give them). Times are of the thread's
-own work, so that a busy machine disturbs them less.
+tokens, a long tail), and `flat` (normal with a deviation of 3, as random weights give them). Times are the thread's own
+CPU time, so that a busy machine disturbs them less.
 """
 
 from __future__ import annotations

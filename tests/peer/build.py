@@ -1,8 +1,8 @@
-"""Builds llama.cpp's own llama-server, llama-bench and llama-quantize, to measure against.
+"""Builds llama.cpp's own llama-server, llama-bench and llama-quantize, for comparisons.
 
-Run as `python tests/peer/build.py` in the project's environment. The source is that of the installed llama-cpp-python
-and the options are those its wheel was compiled with, so both sides of a comparison run the same code. Binaries stay
-in the user's cache folder.
+Run as `python tests/peer/build.py` in the project's environment. It uses the source of the installed llama-cpp-python
+and the options with which its wheel was compiled, so both sides of a comparison run the same code. The programs are
+kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import platformdirs
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "llama-cpp-python"
 TARGETS = ("llama-server", "llama-bench", "llama-quantize")
-# As llama-cpp-python's own CMakeLists sets them, and nothing fetched while building.
+# Set as llama-cpp-python's own CMakeLists sets them; the build downloads nothing.
 OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "BUILD_SHARED_LIBS": "ON",
@@ -43,7 +43,7 @@ OPTIONS = {
 
 
 def binary(folder: Path, name: str) -> Path:
-    """Return where a built program lies."""
+    """Return the path of a built program."""
     return folder / "bin" / (f"{name}.exe" if os.name == "nt" else name)
 
 
@@ -64,7 +64,7 @@ def fetch_source(folder: Path) -> Path:
 
 
 def setup_env() -> ModuleType:
-    """Return packaging/setup_env.py, which compiles the bindings and knows what this CPU needs."""
+    """Return packaging/setup_env.py as a module; it compiles the bindings and knows the flags for this CPU."""
     spec = importlib.util.spec_from_file_location("setup_env", ROOT / "packaging" / "setup_env.py")
     assert spec is not None
     assert spec.loader is not None
@@ -74,7 +74,7 @@ def setup_env() -> ModuleType:
 
 
 def build(source: Path, folder: Path, jobs: int) -> None:
-    """Compile the programs from an unpacked source package of the bindings."""
+    """Compile the programs from the bindings' unpacked source package."""
     cmake = shutil.which("cmake")
     if cmake is None:
         raise SystemExit("cmake is not on PATH; install it, for instance with: pip install cmake")

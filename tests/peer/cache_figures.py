@@ -1,9 +1,9 @@
-"""Measures what docs/figures.md's table of the prefix cache says: `python -m tests.peer.cache_figures MODEL.gguf`.
+"""Measures the prefix cache's table in docs/figures.md: `python -m tests.peer.cache_figures MODEL.gguf`.
 
-Starts edgeagent and llama.cpp's own server with the same model, threads and context, and measures them by turns; where
-it is compared with itself, two daemons take turns. Prints the table in Markdown; `--json FILE` keeps every sample.
-About a quarter of an hour with a 0.5 B model on a quiet machine (tests/peer/shelf makes one,
-tests/peer/build.py compiles llama-server); `--quick` tries everything once, with numbers that mean little.
+It starts edgeagent and llama.cpp's own server with the same model, threads and context, and measures them in turn; to
+compare edgeagent with itself, two daemons take turns. It prints the table in Markdown; `--json FILE` stores every
+sample. It takes about a quarter of an hour with a 0.5 B model on a quiet machine (tests/peer/shelf makes one,
+tests/peer/build.py compiles llama-server); `--quick` runs everything once, and its numbers mean little.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WRITTEN_TOKENS = 2400
 
 @dataclass(frozen=True, slots=True)
 class Setup(servers.Setup):
-    """What both servers get, and how much is asked of them."""
+    """The settings of both servers, and the amount of work."""
 
     seed: int
     rounds: int = 6
@@ -65,7 +65,7 @@ class Setup(servers.Setup):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table. `bar` is what it should be."""
+    """A line of the table. `bar` is the required value."""
 
     title: str
     ours: str
@@ -95,7 +95,7 @@ def cell(measurement: Measurement, metric: Metric, server: int, figure: str = "p
 
 
 def compared(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]], q: float = 0.5) -> str:
-    """Return the median of the rounds' ratios, each of quantiles of its samples, and their quartiles."""
+    """Return the median and the quartiles of the rounds' ratios; each ratio compares the quantile `q`."""
     ratios = [
         quantile(mine, q) / quantile(other, q) for mine, other in zip(above, below, strict=False) if mine and other
     ]
@@ -105,7 +105,7 @@ def compared(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]],
 
 
 def versus(measurement: Measurement, metric: Metric, title: str, bar: str = "") -> Row:
-    """Return the line that compares both servers in one metric."""
+    """Return the line that compares both servers by one metric."""
     ratio = compared(measurement.samples(metric, 0), measurement.samples(metric, 1))
     return Row(title, cell(measurement, metric, 0), cell(measurement, metric, 1), ratio, bar)
 
@@ -114,7 +114,7 @@ Section = tuple[list[Row], Samples]
 
 
 def restart(setup: Setup) -> Section:
-    """A power cut: the same beginning with a new question, before and after."""
+    """The same prefix with a new question, before and after a power failure."""
     with edgeagent(setup, 8192) as ours, llama_server(setup, 8192) as theirs:
         scenario = scenarios.SCENARIOS["restart"]
         done, samples = measured([ours, theirs], scenario, Load(setup.prefix, 64, 4), setup.restarts, setup.seed)
@@ -130,7 +130,7 @@ def restart(setup: Setup) -> Section:
 
 
 def depths(setup: Setup) -> Section:
-    """Warm prompts of several lengths, which together do not fit into the cells: each comes back, then is there."""
+    """Warm prompts of several lengths that do not all fit into the cells: each is restored, then found in the cells."""
     back = {at: Metric(f"back {at}", "ms", "first text, after others had the cells") for at in setup.depths}
     there = {at: Metric(f"there {at}", "ms", "first text, asked again at once") for at in setup.depths}
     moved = {at: Metric(f"moved {at}", "blocks", "from host memory, first ask", "neither") for at in setup.depths}
@@ -166,7 +166,7 @@ def depths(setup: Setup) -> Section:
 
 
 async def asked(target: Target, prompt: str) -> Trace:
-    """Ask what may be kept, on an open connection."""
+    """Send a prompt that may be cached, on an open connection."""
     trace = Trace()
     async with opened(target) as connection:
         await connection.ask(Ask(prompt, FEW_TOKENS, is_stored=True), trace)
@@ -174,7 +174,7 @@ async def asked(target: Target, prompt: str) -> Trace:
 
 
 async def num_memory_hits(server: Server) -> int:
-    """Return how many blocks came out of an edgeagent's host memory so far; 0 for others."""
+    """Return how many blocks an edgeagent has restored from host memory so far; 0 for other servers."""
     if server.kind != "edgeagent":
         return 0
     await asyncio.sleep(PONG_S)
@@ -184,18 +184,18 @@ async def num_memory_hits(server: Server) -> int:
 
 
 async def num_disk_blocks(server: Server) -> int:
-    """Return how many blocks an edgeagent has on disk at this moment."""
+    """Return how many blocks an edgeagent has on disk now."""
     return sum(part["num_blocks"] for part in json.loads(await read_page(server, "/edgeagent/cache"))["parts"])
 
 
 def purge(server: Server) -> None:
-    """Let an edgeagent forget all prompts."""
+    """Purge all prompts of an edgeagent."""
     http = Address(server.http_base.removesuffix("/v1"), server.address.token)
     ask(http, "/edgeagent/cache/purge", "POST", body={})
 
 
 def idle(setup: Setup) -> Section:
-    """Live streams of a daemon that keeps many idle conversations, and of one that keeps none."""
+    """Live streams of a daemon with many idle conversations, and of one without any."""
     with edgeagent(setup, 8192, transport="http") as full, edgeagent(setup, 8192, transport="http") as empty:
 
         async def prepare(target: Target, _: Load) -> None:
@@ -220,7 +220,7 @@ WRITTEN = Metric("written meanwhile", "blocks", "onto the disk while the streams
 
 
 def writer(setup: Setup) -> Section:
-    """Live streams while what was asked before them is written to disk, and without a disk cache."""
+    """Live streams while earlier prompts are written to disk, and without a disk cache."""
     without = ("--cache-disk-bytes", "0")
     with edgeagent(setup, 8192, transport="http") as on, edgeagent(setup, 8192, *without, transport="http") as off:
 
@@ -242,7 +242,7 @@ def writer(setup: Setup) -> Section:
 
 
 def conversations(setup: Setup) -> Section:
-    """More conversations than the cells hold: at both defaults, and with the same little memory for prompts."""
+    """More conversations than the cells hold, with both servers' defaults and with the same small host memory."""
     scenario = scenarios.SCENARIOS["conversations"]
     load = Load(1000, 64, NUM_LIVE, conversations=setup.conversations)
     title = f"{setup.conversations} conversations of 1,000 tokens by turns, cells for nine: first token of a next turn"
@@ -256,7 +256,7 @@ def conversations(setup: Setup) -> Section:
 
 
 def shared_prefix(setup: Setup) -> Section:
-    """Many conversations with one system prompt: the bytes that are kept."""
+    """Many conversations with one system prompt: the stored bytes."""
     with edgeagent(setup, 8192) as ours:
         scenario = scenarios.SCENARIOS["shared-prefix"]
         load = Load(setup.system, 64, NUM_LIVE, conversations=setup.sharers)
@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    # So that the servers end with this process, however it is told to.
+    # So that the servers end with this process, also on SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     setup = Setup(options.model, options.llama_server, options.threads, options.seed)
     if options.quick:

@@ -2,10 +2,10 @@
 
 `python -m tests.peer.draft_restart`.
 
-The pair is of tests.peer.shelf.pairs: a 0.4 B target, and a draft of its first two layers whose guesses always stand. A
-life of a worker is asked the same long prompt twice, and the next life once, with and without the draft by turns; the
-engine runs in this process. Prints medians: the seconds until the first token and from there to the last, and how many
-tokens the draft computed.
+The pair comes from tests.peer.shelf.pairs: a 0.4 B target, and a draft of its first two layers whose draft tokens are
+always accepted. One run of a worker gets the same long prompt twice, and the next run gets it once, alternately with
+and without the draft; the engine runs in this process. It prints medians: the seconds until the first token, the
+seconds from there to the last, and the number of tokens that the draft computed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STAGES = ("cold", "warm", "after a restart")
 
 
 class Life:
-    """A worker's engine with a disk cache, from its load to its end. `kept` is what the last one learnt."""
+    """A worker's engine with a disk cache, from load to end. `kept` is what the last run learnt."""
 
     def __init__(self, target: Path, draft: Path | None, folder: Path, kept: bytes, threads: int) -> None:
         config = EngineConfig(ctx=4096, threads=threads, sandbox=False, calibration_s=0, draft_ngrams=False)
@@ -59,7 +59,7 @@ class Life:
         return counted
 
     def ask(self, prompt: list[int]) -> tuple[float, float, int]:
-        """Return the seconds until the first token, from there to the last, and the tokens that the draft computed."""
+        """Return the seconds to the first token, the seconds from there to the last, and the draft's token count."""
         engine, before = self._host.engine, self.num_drafted
         params = SamplingParams(temperature=0.0)
         sampler = Sampler(resolve(params, self._host.model.default_sampling()), VOCAB)
@@ -76,7 +76,7 @@ class Life:
         return first_s - started_s, ended_s - first_s, self.num_drafted - before
 
     def close(self) -> bytes:
-        """End it and return what it learnt."""
+        """Close it and return what it learnt."""
         kept = self._host.to_keep
         self._host.close()
         return kept
@@ -95,7 +95,7 @@ def main() -> None:
     target, draft = make_pair(options.folder, 0.0, shape)
     samples: defaultdict[tuple[str, str], list[tuple[float, float, int]]] = defaultdict(list)
     kept = {"without": b"", "with": b""}
-    for number in range(-1, options.rounds):  # the first teaches what steps cost, and does not count
+    for number in range(-1, options.rounds):  # the first round teaches the costs of steps, and does not count
         chance = random.Random(number)
         prompt = [chance.randrange(300, VOCAB - 300) for _ in range(options.tokens)]
         for name, partner in (("without", None), ("with", draft)):

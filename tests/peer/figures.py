@@ -1,7 +1,7 @@
-"""Measures what docs/figures.md says of the daemon: `python -m tests.peer.figures MODEL.gguf --llama-bench PATH`.
+"""Measures the daemon's figures in docs/figures.md: `python -m tests.peer.figures MODEL.gguf --llama-bench PATH`.
 
-MODEL is a 0.5 B model (tests/peer/shelf makes one). Run it on a quiet machine. Comparisons alternate and give
-medians; `--json` prints everything measured.
+MODEL is a 0.5 B model (tests/peer/shelf makes one). Run it on a quiet machine. Comparisons alternate and give medians;
+`--json` prints every measurement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edgeagent.worker.protocol import Cancel, Load, Submit
 
 DEPTH = 512
 NUM_TOKENS = 128
-# Both compute attention in the form that is the daemon's default on a CPU.
+# Both compute attention in the same form.
 FLASH_ATTENTION = {"edgeagent": "off", "llama-bench": "0"}
 SCHEMA = {
     "type": "object",
@@ -45,7 +45,7 @@ SCHEMA = {
 
 
 class Timed:
-    """A runner that adds up the time spent inside llama.cpp's decode."""
+    """Adds up the time spent inside llama.cpp's decode."""
 
     def __init__(self, host: Host) -> None:
         self._decode = host.engine._runner.decode
@@ -74,25 +74,25 @@ def submit(host: Host, worker: Worker, request: GenerateRequest) -> None:
 
 
 def python_share(model: Path, threads: int, sampling: SamplingParams) -> float:
-    """Return the part of the worker's loop that is not llama.cpp, over one stream's decode steps."""
+    """Return the share of the worker's loop outside llama.cpp, during the decode steps of one stream."""
     host, worker = load(model, threads)
     timed = Timed(host)
     prompt = TokenPrompt(tuple(range(1000, 1000 + DEPTH)))
     shares = []
     for turn in range(4):
         submit(host, worker, GenerateRequest(f"r{turn}", "m", prompt, sampling, max_tokens=NUM_TOKENS))
-        worker.turn()  # the prompt; all of it the first time, its last token later
+        worker.turn()  # the prompt: all of it the first time, only its last token later
         timed.seconds, started = 0.0, time.perf_counter()
         while host.engine.num_live:
             worker.turn()
         shares.append(1 - timed.seconds / (time.perf_counter() - started))
-        while host.engine.has_work:  # what is tidied up when nothing runs is no part of a step
+        while host.engine.has_work:  # idle work is not part of a step
             worker.turn()
     return statistics.median(shares[1:])
 
 
 def cancel_delay_ms(model: Path, threads: int) -> float:
-    """Return how long a cancel in the middle of a long prefill takes to end the step."""
+    """Return how many milliseconds a cancel in the middle of a long prefill takes to end the step."""
     delays = []
     host, worker = load(model, threads)
     for turn in range(5):
@@ -114,7 +114,7 @@ def cancel_delay_ms(model: Path, threads: int) -> float:
 
 @contextmanager
 def daemon(model: str, *flags: str) -> Iterator[tuple[psutil.Process, int, dict[str, float]]]:
-    """Start a daemon; yield its process, port and when (seconds after start) it listened and was ready."""
+    """Start a daemon; yield its process, its port, and the seconds until it listened and was ready."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "edgeagent", "serve", model, "--port", "0", "--state-dir", folder, *flags]
         started = time.perf_counter()
@@ -137,7 +137,7 @@ def daemon(model: str, *flags: str) -> Iterator[tuple[psutil.Process, int, dict[
 
 
 async def stream_rate(port: int, prompt: str, schema: object | None = None) -> tuple[float, dict[str, float]]:
-    """Return the tokens/s of one stream as the client sees it, and the stages of the answer in milliseconds."""
+    """Return the tokens per second of one stream at the client, and the stages of the answer in milliseconds."""
     fields: dict[str, object] = {"input": prompt, "max_output_tokens": NUM_TOKENS, "temperature": 0, "store": False}
     if schema is not None:
         fields["text"] = {"format": {"type": "json_schema", "name": "s", "schema": schema, "strict": True}}
@@ -153,12 +153,12 @@ async def stream_rate(port: int, prompt: str, schema: object | None = None) -> t
                 break
     usage = event["response"]["usage"]
     stages = event["response"]["edgeagent"]["stages_ms"] | {"input_tokens": usage["input_tokens"]}
-    # A short answer may come in one piece; its rate means nothing and is not used.
+    # A short answer may come in one piece; its rate is meaningless and not used.
     return (usage["output_tokens"] - 1) / max(last - first, 1e-9), stages
 
 
 async def prompt_of(port: int, num_tokens: int) -> str:
-    """Return a text that gives a prompt of about this many tokens, template included."""
+    """Return a text whose prompt has about this many tokens, template included."""
     sample = "word " * 64
     _, stages = await stream_rate(port, sample)
     return "word " * round(64 * num_tokens / stages["input_tokens"])
@@ -197,7 +197,7 @@ def main() -> None:
         figures[name] = statistics.median(start[index] for start in starts)
     ours, theirs, constrained, delivery = [], [], [], []
     for _ in range(options.rounds):
-        # A daemon for each round: the prefixes that earlier answers left in its cells would slow later ones.
+        # A new daemon for each round: prefixes that earlier answers left in the cells would slow later ones.
         flags = ("--threads", str(options.threads), "--ctx", "4096", "--flash-attention", FLASH_ATTENTION["edgeagent"])
         with daemon(str(options.model), *flags) as (_, port, _):
             prompt = asyncio.run(prompt_of(port, DEPTH))
@@ -215,7 +215,7 @@ def main() -> None:
     if theirs:
         figures["llama_bench_tokens_per_s"] = statistics.median(theirs)
         figures["websocket_ratio"] = statistics.median(o / t for o, t in zip(ours, theirs, strict=True))
-    # Last: models loaded into this process would get in the way of what it measures from outside.
+    # Measured last, since models loaded into this process would disturb the other measurements.
     greedy = SamplingParams(temperature=0.0)
     mixed = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=1)
     figures["python_share_greedy"] = python_share(options.model, options.threads, greedy)

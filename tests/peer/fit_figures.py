@@ -1,7 +1,7 @@
-"""Compares what `edgeagent fit` predicts with a worker's real memory: `python -m tests.peer.fit_figures [--folder F]`.
+"""Compares `edgeagent fit`'s predictions with a worker's real memory: `python -m tests.peer.fit_figures [--folder F]`.
 
-Each shape of the shelf is served on the CPU with the defaults and reads a prompt of 900 tokens, so that everything is
-touched once. The memory is the resident one of the worker's process, without the blocks of prompts in host memory.
+Each shape of the shelf is served on the CPU with the defaults and reads a prompt of 900 tokens, so that all memory is
+touched once. The measured value is the resident memory of the worker's process, without the blocks in host memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.peer.shelf.pairs import LOUDNESS, make_pair
 PAIR = "pair of 0.4 B"
 NAMES = (*SHAPES, PAIR, "builtin")
 NUM_PROMPT = 900
-PONG_S = 1.6  # until the status has seen the prompt
+PONG_S = 1.6  # until the status includes the prompt
 
 
 def measured_bytes(model: Path, draft: Path | None, ctx: int) -> int:
-    """Return the resident memory of a model's worker behind a prompt, without cached blocks."""
+    """Return the resident memory of a model's worker after a prompt, without cached blocks."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--ctx", str(ctx), "--cache-disk-bytes", "0", *(["--draft", str(draft)] if draft else [])]
         daemon = start_daemon(Path(folder) / "state", str(model), *options)

@@ -1,7 +1,7 @@
-"""Measures a long prompt of a model with an 8B model's KV cells: cold, again, and after a stop and a start.
+"""Measures a long prompt with an 8B model's KV cells: cold, repeated, and after a stop and a start.
 
-Run as `python -m tests.peer.large_kv`; it makes the model (8b-kv of tests/peer/shelf), starts a
-daemon with its defaults, and stops it in order. The disk gets 0.6 GB.
+Run as `python -m tests.peer.large_kv`. It makes the model (8b-kv of tests/peer/shelf), starts a daemon with its
+defaults, and stops it normally. It writes 0.6 GB to the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.peer.shelf import SHAPES, make_model
 
 
 def ask(daemon: Daemon, num_tokens: int) -> tuple[int, float]:
-    """Return how many of a prompt's tokens were cached, and the milliseconds to its first token."""
+    """Return the number of cached prompt tokens, and the milliseconds to the first token."""
     prompt = [300 + at * 7919 % 30_000 for at in range(num_tokens)]
     body = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
     started_s = time.perf_counter()

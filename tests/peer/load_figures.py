@@ -2,8 +2,8 @@
 
 between  the first token of requests that switch between two loaded models, and of requests that do not
 demand   from a request for the bundled pair, which is not loaded, to its first token
-unload   how much of a worker's memory is free one second after `unload`
-turn     20 models, one after the other, through room for three
+unload   the share of a worker's memory that is free one second after `unload`
+turn     20 models, one after another, with room for three
 
 The models are copies of the bundled one under other names.
 """
@@ -31,7 +31,7 @@ WORKER = "edgeagent.worker.child.process"
 
 
 class Client:
-    """Asks a daemon, and sees its processes."""
+    """Sends requests to a daemon, and measures its processes."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._http = httpx.Client(base_url=daemon.url, timeout=120)
@@ -39,7 +39,7 @@ class Client:
         self._num_asked = 0
 
     def first_token_s(self, model: str) -> float:
-        """Return when the first token of an answer came; each prompt is another one."""
+        """Return the seconds until the first token of an answer; each call uses a new prompt."""
         self._num_asked += 1
         body = {"model": model, "prompt": f"{self._num_asked} is a number.", "max_tokens": 4, "stream": True}
         started_s, first_s = time.perf_counter(), None
@@ -66,7 +66,7 @@ class Client:
         return found
 
     def memory_bytes(self) -> int:
-        """Return what the daemon and its workers take of the memory, shared pages counted once."""
+        """Return the memory of the daemon and its workers, with shared pages counted once."""
         total = 0
         for process in (self._process, *self._process.children(recursive=True)):
             try:
@@ -76,13 +76,13 @@ class Client:
         return total
 
     def daemon_size(self) -> tuple[int, int, int]:
-        """Return the daemon's own memory, its open files and its threads."""
+        """Return the daemon's own memory in bytes, its number of open files and its number of threads."""
         return self._process.memory_info().rss, self._process.num_fds(), self._process.num_threads()
 
 
 @contextmanager
 def serving(folder: Path, *flags: str) -> Iterator[Client]:
-    """Run a daemon of its own whose models' folder has many models."""
+    """Run a new daemon with many models in its models' folder."""
     models = folder / "models"
     models.mkdir(exist_ok=True)
     for number in range(NUM_MODELS):
@@ -97,7 +97,7 @@ def serving(folder: Path, *flags: str) -> Iterator[Client]:
 
 
 def between(folder: Path, rounds: int) -> None:
-    """Print the median time to the first token where requests switch, and where they do not."""
+    """Print the median time to the first token of requests that switch models, and of requests that do not."""
     with serving(folder) as client:
         for _ in range(5):
             client.first_token_s("m0"), client.first_token_s("m1")
@@ -112,7 +112,7 @@ def between(folder: Path, rounds: int) -> None:
 
 
 def demand(folder: Path, rounds: int) -> None:
-    """Print the time from a request for the bundled pair to its first token, with nothing of it loaded."""
+    """Print the time from a request for the bundled pair to its first token, when no part of it is loaded."""
     with serving(folder, "--calibration-s", "2") as client:
         times = []
         for _ in range(rounds + 1):
@@ -123,7 +123,7 @@ def demand(folder: Path, rounds: int) -> None:
 
 
 def unload(folder: Path, rounds: int) -> None:
-    """Print which share of the memory that a model took is free after a second."""
+    """Print the share of a model's memory that is free one second after its unload."""
     shares, times = [], []
     with serving(folder) as client:
         for number in range(rounds + 1):
@@ -136,14 +136,14 @@ def unload(folder: Path, rounds: int) -> None:
             time.sleep(max(0.0, 1.0 - times[-1]))
             shares.append((loaded - client.memory_bytes()) / (loaded - before))
             assert len(client.workers()) == 1
-    # The first time the daemon itself grows.
+    # The daemon itself grows in the first round.
     shares, times = shares[1:], times[1:]
     print(f"unload: {1e3 * median(times):.0f} ms ({1e3 * max(times):.0f} at most); free after 1 s: ", end="")
     print(f"{median(shares):.1%} ({min(shares):.1%} at least) of {(loaded - before) / 2**20:.0f} MiB")
 
 
 def turn(folder: Path, rounds: int) -> None:
-    """Ask all models in turn, with room for three, and print what the daemon grew by."""
+    """Send requests to all models in turn, with room for three, and print how much the daemon grew."""
     with serving(folder, "--max-models", "3") as client:
         times, most = [], 0
         sizes = []

@@ -1,4 +1,4 @@
-"""Measures what a lookup among many blocks on disk costs: `python -m tests.peer.lookup`. No file is read or written."""
+"""Measures a lookup among many blocks on disk: `python -m tests.peer.lookup`. It reads and writes no files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_LOOKUPS = 400
 
 
 def lookup_ms(num_tokens: int) -> float:
-    """Return the median of what finding a prompt of so many tokens takes, all of whose blocks are there."""
+    """Return the median time in milliseconds to find a prompt of `num_tokens` tokens whose blocks all exist."""
     keyring, secret = Keyring(b"model", bytes(32)), bytes(32)
     with tempfile.TemporaryDirectory() as folder:
         files = Files(Path(folder))
@@ -46,7 +46,7 @@ def lookup_ms(num_tokens: int) -> float:
 
 
 def _fill(store: BlockStore, keyring: Keyring, seed: int) -> array[int]:
-    """Let the index know of a conversation in full blocks; return its tokens."""
+    """Add a conversation in full blocks to the index; return its tokens."""
     tokens = array("i", ((seed * 7919 + at * 31) % 150_000 for at in range(CHAIN_BLOCKS * MAX_BLOCK_TOKENS)))
     root = parent = keyring.root("")
     for start in range(0, len(tokens), MAX_BLOCK_TOKENS):

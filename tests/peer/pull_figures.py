@@ -2,7 +2,7 @@
 
 rate    a file of 1 GB by `edgeagent pull` and by `hf download`, in turn, each into an empty folder
 verify  the rate at which a file's sha256 is checked, and hashlib's own
-kills   a file of 200 MB whose pull is killed 100 times: the last content, and how much of what was on disk is used
+kills   a file of 200 MB whose pull is killed 100 times: the final content, and the share of written data that is reused
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tests.store.gguf_bytes import small_model
 
 REPO, FILE = "org/model-GGUF", "model-Q4_K_M.gguf"
 RATE_BYTES, KILL_BYTES = 1_000_000_000, 200_000_000
-# The server's pace while pulls are killed: 100 of them have to fit into the file.
+# The server's pace while pulls are killed: 100 of them must fit into the file.
 SLOW_PIECE_BYTES, SLOW_PAUSE_S = 1 << 16, 0.01
 MAX_LIFE_S = 0.35
 
 
 def serve(num_bytes: int, *, is_slow: bool) -> None:
-    """Run the hub until stdin ends; tell its address, the file's sha256, and at the end where each answer began."""
+    """Run the hub until stdin ends; print its address, and the file's sha256 and size."""
     content = small_model(1, num_bytes)
     with hub_server() as hub:
         hub.add(REPO, {FILE: content})
@@ -48,7 +48,7 @@ def serve(num_bytes: int, *, is_slow: bool) -> None:
 
 @contextmanager
 def hub(num_bytes: int, *, is_slow: bool = False) -> Iterator[dict[str, str]]:
-    """Run the hub in a process of its own."""
+    """Run the hub in a separate process."""
     arguments = ["serve", "--bytes", str(num_bytes), *(["--slow"] if is_slow else [])]
     command = [sys.executable, "-m", "tests.peer.pull_figures", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -58,7 +58,7 @@ def hub(num_bytes: int, *, is_slow: bool = False) -> Iterator[dict[str, str]]:
 
 
 def environment(url: str, folder: Path) -> dict[str, str]:
-    """Return variables for both programs: this hub, no other, and no bars."""
+    """Return the environment for both programs: only this hub, and no progress bars."""
     quiet = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     here = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "hf"), "NO_PROXY": "127.0.0.1"}
     return {**os.environ, **quiet, **here, "XDG_CONFIG_HOME": str(folder / "config")}
@@ -70,7 +70,7 @@ def own_pull(folder: Path) -> list[str]:
 
 
 def rate(folder: Path, rounds: int) -> None:
-    """Print both programs' rates; each whole run counts, with its start."""
+    """Print both programs' rates; each run is timed as a whole, including its start."""
     times: dict[str, list[float]] = {"edgeagent pull": [], "hf download": []}
     with hub(RATE_BYTES) as about:
         for _ in range(rounds):
@@ -102,14 +102,14 @@ def verify(folder: Path, rounds: int) -> None:
         theirs.append(between_s - started_s)
         ours.append(time.perf_counter() - between_s)
     path.unlink()
-    # The first round has read the file into the page cache.
+    # The first round read the file into the page cache.
     ratios = [their / our for our, their in zip(ours[1:], theirs[1:], strict=True)]
     print(f"verification: {RATE_BYTES / median(ours[1:]) / 1e6:.0f} MB/s, hashlib: ", end="")
     print(f"{RATE_BYTES / median(theirs[1:]) / 1e6:.0f} MB/s, ratio {median(ratios):.2f}")
 
 
 def kills(folder: Path, num_kills: int) -> None:
-    """Kill a pull so many times at random moments, finish it, and print what came of it."""
+    """Kill a pull `num_kills` times at random moments, finish it, and print the result."""
     random.seed(1)
     flushed = reused = done = 0
     with hub(KILL_BYTES, is_slow=True) as about:
@@ -122,7 +122,7 @@ def kills(folder: Path, num_kills: int) -> None:
             ) as process:
                 while process.poll() is None and _size(partial) == before:
                     time.sleep(0.002)
-                # What the resumed pull began with is what it did not write again: the file only grows from there.
+                # The resumed pull did not write its initial size again, since the file only grows from there.
                 reused += min(before, _size(partial))
                 flushed += before
                 time.sleep(random.random() * MAX_LIFE_S)

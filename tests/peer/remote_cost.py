@@ -1,8 +1,8 @@
-"""What the way through the daemon costs a remote stream: `python -m tests.peer.remote_cost [--caddy PATH] [--pairs N]`.
+"""The cost of the daemon for a remote stream: `python -m tests.peer.remote_cost [--caddy PATH] [--pairs N]`.
 
-Remotes that answer at once are asked directly and through a real daemon by turns. Their tokens are the times at which
-they were sent, so that each token's way is timed by itself. Run it on a quiet machine. Exit status 1: a median is over
-its bound.
+Requests go to remotes that answer at once, alternately directly and through a real daemon. Each token is the time at
+which it was sent, so the way of each token is timed. Run it on a quiet machine. The exit status is 1 if a median
+exceeds its bound.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROMPT = "Say when this was sent. " * 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A remote by its name, its base URL, and the certificate that it has."""
+    """A remote's name, its base URL, and its own certificate."""
 
     name: str
     url: str
@@ -47,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Milliseconds to the first token, and from the sending of a later one to its arrival."""
+    """Milliseconds to the first token, and the median milliseconds from sending a later token to its arrival."""
 
     first_ms: float
     token_ms: float
@@ -71,7 +71,7 @@ async def ask(client: httpx.AsyncClient, url: str, model: str) -> Answer:
 
 
 async def measure(daemon: str, target: Target, num_pairs: int) -> bool:
-    """Ask both ways by turns, print the medians, and return whether what is added is within its bounds."""
+    """Measure both ways alternately, print the medians, and return whether the added time is within its bounds."""
     direct, through = [], []
     verify = ssl.create_default_context(cafile=str(target.certificate)) if target.certificate else True
     options: dict[str, Any] = {"trust_env": False, "timeout": 30.0, "http2": True}
@@ -79,7 +79,7 @@ async def measure(daemon: str, target: Target, num_pairs: int) -> bool:
         for number in range(num_pairs + 5):
             a = await ask(there, target.url, "stamps")
             b = await ask(here, f"{daemon}/v1", target.name)
-            if number >= 5:  # connections are open
+            if number >= 5:  # the connections are open by now
                 direct.append(a)
                 through.append(b)
     first = [median(answer.first_ms for answer in answers) for answers in (direct, through)]
@@ -95,7 +95,7 @@ async def measure(daemon: str, target: Target, num_pairs: int) -> bool:
 
 @contextmanager
 def stamp_server(certificate: Certificate | None = None) -> Iterator[int]:
-    """Run a remote in a process of its own; yield its port."""
+    """Run a remote in a separate process; yield its port."""
     command = [sys.executable, "-m", "tests.peer.stamp_server"]
     if certificate is not None:
         command += ["--certificate", str(certificate.path), "--key", str(certificate.key)]

@@ -1,4 +1,4 @@
-"""The lines of the tables: which metric, in which situation, on which servers, and the bar that it should meet."""
+"""The lines of the tables: which metric, in which situation, on which servers, and the required bar."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgeagent.bench.stats import Ratio, ratio
 from tests.peer import servers
 from tests.peer.servers import Setup
 
-NUM_SEQUENCES = 4  # both servers' default; more where a situation has more
+NUM_SEQUENCES = 4  # both servers' default; some situations use more
 NUM_STREAMS = 8
 NUM_LIVE = 4
 NUM_BEGINNINGS = 5
@@ -27,7 +27,7 @@ NO_DISK = ("--cache-disk-bytes", "0")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How long prompts and answers are. `context` is the cells that each server has."""
+    """The lengths of prompts and answers in tokens. `context` is the number of cells of each server."""
 
     context: int = 8192
     prefix: int = 1400
@@ -37,7 +37,7 @@ class Size:
 
     @property
     def conversation(self) -> int:
-        """The length of conversations of which the cells hold four."""
+        """The length of a conversation if the cells hold four."""
         return self.context // 4 - 48
 
 
@@ -46,7 +46,7 @@ QUICK = Size(context=768, prefix=100, answer=8, rate=12, restart=300)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A scenario with its load, and what edgeagent is measured against. `is_fresh`: servers start for each round."""
+    """A scenario with its load, and the server to compare with. If `is_fresh`, servers start anew for each round."""
 
     name: str
     scenario: str
@@ -56,7 +56,7 @@ class Situation:
 
 
 def situations(size: Size) -> dict[str, Situation]:
-    """Return all that is measured, by name."""
+    """Return all situations to measure, by name."""
 
     def load(answer: int, parallel: int = NUM_SEQUENCES, prompt: int = size.prefix, conversations: int = 32) -> Load:
         return Load(prompt, answer, parallel, conversations=conversations)
@@ -82,7 +82,7 @@ def situations(size: Size) -> dict[str, Situation]:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a figure should be: at most, or at least, so much; None: some shapes alone have a limit."""
+    """The required value of a figure, at most or at least; None if only some shapes have a limit."""
 
     sign: str
     limit: float | None
@@ -93,22 +93,22 @@ class Bar:
         return self.of_shapes.get(shape, self.limit)
 
     def is_met(self, value: float, shape: str) -> bool:
-        """Whether a shape's figure is good enough; one without a limit is."""
+        """Whether a shape's figure meets the bar; without a limit it always does."""
         limit = self.limit_of(shape)
         return limit is None or (value <= limit if self.sign == "≤" else value >= limit)
 
     @property
     def text(self) -> str:
-        """The bar as it stands in a table."""
+        """The bar's text in a table."""
         parts = [f"{self.sign} {limit:.3g} ({shape})" for shape, limit in self.of_shapes.items()]
         return ", ".join(parts if self.limit is None else [f"{self.sign} {self.limit:.3g}", *parts])
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line: a metric of a situation, of both servers. With `of`: edgeagent's own metric, as a share of another.
+    """A line: one metric in one situation on both servers. With `of`: edgeagent's metric, as a share of another.
 
-    `is_own`: the bar is for edgeagent's figure itself.
+    `is_own`: the bar applies to edgeagent's own figure.
     """
 
     title: str
@@ -172,7 +172,7 @@ def rows(size: Size) -> tuple[Row, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What a row came to. `value` is what the bar is for: a ratio, or edgeagent's own figure."""
+    """The value of a row. The bar applies to `value`: a ratio, or edgeagent's own figure."""
 
     ours: float | None
     theirs: float | None
@@ -182,7 +182,7 @@ class Figure:
 
 
 def figure_of(row: Row, measurement: Measurement) -> Figure:
-    """Return a row's figure; its parts are None where there are no samples."""
+    """Return a row's figure; its parts are None if there are no samples."""
     ours, theirs = (
         None if summary is None else float(getattr(summary, row.figure))
         for summary in (_summary(measurement, row.metric, server) for server in (0, 1))
@@ -193,7 +193,7 @@ def figure_of(row: Row, measurement: Measurement) -> Figure:
     if row.is_own:
         return Figure(ours, theirs, unit, ours)
     if row.figure != "p50":
-        # Of all rounds' samples together: one round has too few for its own.
+        # Computed over the samples of all rounds together, since one round has too few.
         return Figure(ours, theirs, unit, ours / theirs if ours is not None and theirs else None)
     return _compared(ours, theirs, unit, ratio_of(measurement, row.metric))
 
@@ -211,9 +211,9 @@ def _compared(ours: float | None, theirs: float | None, unit: str, compared: Rat
 def measured(
     setup: Setup, situation: Situation, size: Size, num_rounds: int, seed: int, flags: tuple[str, ...] = ()
 ) -> tuple[Measurement, dict[str, Any]]:
-    """Measure a situation on servers that are started for it; return that, and every sample of it.
+    """Measure a situation on servers started for it; return the measurement and every sample.
 
-    `flags` are more of edgeagent's options.
+    `flags` are further options of edgeagent.
     """
     scenario = scenarios.SCENARIOS[situation.scenario]
     total = Run([], [scenario], situation.load, num_rounds, seed, [Measurement(scenario, [])])
@@ -235,14 +235,14 @@ def _servers(setup: Setup, situation: Situation, size: Size, flags: tuple[str, .
     ours = ("--parallel", num_sequences, *flags)
     yield servers.edgeagent(setup, size.context, *ours)
     if situation.against == "llama-server":
-        # One KV cache for all sequences, as ours has.
+        # One KV cache for all sequences, like edgeagent's.
         yield servers.llama_server(setup, size.context, "-np", num_sequences, "--kv-unified")
     elif situation.against:
         yield servers.edgeagent(setup, size.context, *ours, *NO_DISK)
 
 
 def _add(total: Measurement, part: Measurement) -> None:
-    """Add the rounds of one run to those of others."""
+    """Add the rounds of one run to those of earlier runs."""
     if not total.rounds:
         total.rounds = [[] for _ in part.rounds]
     for rounds, more in zip(total.rounds, part.rounds, strict=True):
@@ -251,6 +251,6 @@ def _add(total: Measurement, part: Measurement) -> None:
 
 
 def number(value: float) -> str:
-    """Return two or three digits' worth."""
+    """Return a number with two or three significant digits."""
     places = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
     return f"{value:.{places}f}"

@@ -1,7 +1,7 @@
-"""Measures what saving a long context costs each step in Python: `python -m tests.peer.save_steps`.
+"""Measures the Python cost per step of saving a long context: `python -m tests.peer.save_steps`.
 
-A fake runner computes for nothing and gives payloads of an 8B model's size (128 KiB a token); what is timed is all that
-the engine does to read blocks out while it computes a prompt of 100,000 tokens and then generates.
+A fake runner computes at no cost and returns payloads of an 8B model's size (128 KiB per token). The measured time is
+what the engine spends on reading blocks out, while it computes a prompt of 100,000 tokens and then generates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKEN_BYTES = 128 << 10
 
 
 class Weightless(FakeRunner):
-    """Gives out one piece of memory as every payload, so that only Python's own work is left."""
+    """Returns the same piece of memory as every payload, so that only Python's own work is measured."""
 
     def __init__(self, num_cells: int, block_tokens: int) -> None:
         super().__init__(num_cells=num_cells)
@@ -39,7 +39,7 @@ class Weightless(FakeRunner):
 
 
 def step_ms(num_tokens: int, chunk: int) -> list[float]:
-    """Return what saving took in each step of a prompt that is computed in such chunks."""
+    """Return the milliseconds spent on saving in each step of a prompt computed in chunks of this size."""
     block_tokens = choose_block_tokens(TOKEN_BYTES)
     below = FakeTier()
     host = HostTier(1 << 50, below=below)
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=100_000)
     options = parser.parse_args()
-    keep_collections_short()  # as a worker does
+    keep_collections_short()  # as in a worker
     print("| tokens a step | first tenth, median | last tenth, median | p99 of all | bar |\n|---|---|---|---|---|")
     for chunk in (1, 32, 512):
         times = step_ms(options.tokens, chunk)

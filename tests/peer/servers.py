@@ -1,4 +1,4 @@
-"""edgeagent and llama.cpp's own server with one model, threads and context, as servers to measure by turns."""
+"""edgeagent and llama.cpp's own server with one model, threads and context, as servers to measure in turn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What both servers get."""
+    """The settings of both servers."""
 
     model: Path
     llama_server: Path
@@ -34,7 +34,7 @@ class Setup:
 
 
 class Child:
-    """A server that can be killed and started again as it was."""
+    """A server that can be killed and restarted with the same command."""
 
     def __init__(self, command: Sequence[str], log: Path, health: str) -> None:
         self._command = command
@@ -56,12 +56,12 @@ class Child:
         return process
 
     def restart(self) -> None:
-        """Kill it with all it has started, and start it again."""
+        """Kill it with all processes that it started, and start it again."""
         kill(self._process)
         self._process = self._started()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         self._process.terminate()
         try:
             self._process.wait(30)
@@ -71,7 +71,7 @@ class Child:
 
 @contextmanager
 def edgeagent(setup: Setup, context: int, *flags: str, transport: Transport = "ws") -> Iterator[Server]:
-    """Start our daemon with a state folder of its own; yield it as a server to measure."""
+    """Start edgeagent with its own state folder; yield it as a server to measure."""
     with tempfile.TemporaryDirectory() as folder:
         state, port = Path(folder, "state"), free_port()
         command = [sys.executable, "-m", "edgeagent", "serve", str(setup.model), "--ctx", str(context)]
@@ -88,7 +88,7 @@ def edgeagent(setup: Setup, context: int, *flags: str, transport: Transport = "w
 
 @contextmanager
 def llama_server(setup: Setup, context: int, *flags: str) -> Iterator[Server]:
-    """Start llama.cpp's server with its own slots and its own cache in RAM; yield it as a server to measure."""
+    """Start llama.cpp's server with its own slots and its cache in RAM; yield it as a server to measure."""
     port = free_port()
     command = [str(setup.llama_server), "-m", str(setup.model), "-c", str(context), "--port", str(port)]
     command += ["-t", str(setup.threads), "-tb", str(setup.threads), *flags]
@@ -102,13 +102,13 @@ def llama_server(setup: Setup, context: int, *flags: str) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
+    """Return an unused port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
 
 
 def is_healthy(url: str) -> bool:
-    """Whether a server answers with 200."""
+    """Return whether a server answers with 200."""
     try:
         with urllib.request.urlopen(url, timeout=1) as response:
             return bool(response.status == 200)
@@ -117,7 +117,7 @@ def is_healthy(url: str) -> bool:
 
 
 def processor() -> str:
-    """Return the CPU's name where the system tells."""
+    """Return the CPU's name if the system reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

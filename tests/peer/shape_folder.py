@@ -1,4 +1,4 @@
-"""The figures of shapes in a folder: a file for each shape and quantization, written after each situation."""
+"""The figures of shapes in a folder: one file for each shape and quantization, written after each situation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Found = dict[tuple[str, str], dict[str, Figure]]
 
 
 class ShapeFolder:
-    """What has been measured so far, all with the same settings."""
+    """The measurements so far, all with the same settings."""
 
     def __init__(self, path: Path, settings: dict[str, Any], *, is_begun_anew: bool = False) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class ShapeFolder:
                 )
 
     def has(self, shape: str, quant: str, situation: str) -> bool:
-        """Whether a situation was measured, and did not fail."""
+        """Return whether a situation was measured without failure."""
         return situation in self._read(shape, quant)["situations"]
 
     def add(
@@ -48,7 +48,7 @@ class ShapeFolder:
         measurement: Measurement,
         samples: dict[str, Any],
     ) -> None:
-        """Keep a situation's figures and samples. One that failed is measured again by the next run."""
+        """Store a situation's figures and samples. A failed situation is measured again by the next run."""
         kept = self._read(shape, quant)
         if measurement.failure is not None:
             return
@@ -60,7 +60,7 @@ class ShapeFolder:
         partial.replace(file)
 
     def read(self) -> Found:
-        """Return all figures, in the order of the shelf."""
+        """Return all figures, in the shelf's order."""
         found: Found = {}
         for shape in SHAPES:
             for quant in QUANTS:

@@ -1,9 +1,9 @@
-"""Half an hour of mixed load with faults, and whether the daemon is after it what it was: `python -m tests.peer.soak`.
+"""Half an hour of mixed load with faults, and a check that the daemon has not grown: `python -m tests.peer.soak`.
 
-Clients stream over the WebSocket and HTTP, continue conversations, and in 5 % of their requests misbehave: cancel,
-leave without a word, stop reading, send what is no frame; in the first half the worker is killed now and then. Once a
-second it is noted what the daemon holds and how late its event loop is; what counts as flat, soak_verdict says. Prints
-a table and a verdict, exits 1 where something grew or went wrong; `--json FILE` keeps every look.
+Clients stream over the WebSocket and HTTP and continue conversations. In 5 % of their requests they misbehave: cancel,
+disconnect without a close, stop reading, or send invalid frames. In the first half the worker is killed at intervals.
+Every second the script records what the daemon holds and how late its event loop is; soak_verdict defines what counts
+as flat. It prints a table and a verdict, and exits with 1 if something grew or failed; `--json FILE` stores every look.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from tests.peer.soak_verdict import Line, Look, judge
 
 NUM_CLIENTS = 4
 FAULT_SHARE = 0.05
-# Under three in a minute, at which the model would be left alone as one that kills every worker.
+# Fewer than three kills per minute, after which the daemon would quarantine the model.
 KILL_EVERY_S = 90.0
 KILL_SHADOW_S = 30.0
 LOOK_EVERY_S = 1.0
 ANSWER_TOKENS = 48
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
-# Every KV cell must have been used once, every cache have been full.
+# Long enough that every KV cell is used once and every cache is full.
 MIN_WARM_UP_S = 60.0
 WARM_UP_SHARE = 0.1
 SETTLE_S = 5.0
 WORDS = ["weather", "lights", "kitchen", "timer", "shopping", "morning", "garden", "music", "bedroom", "coffee"]
-# Caches that are soon full: what grows after that is no cache.
+# Small caches that fill soon, so that later growth does not come from them.
 BOUNDS = {"cache-memory-bytes": 4 << 20, "cache-disk-bytes": 16 << 20, "max-stored-responses": 200}
 FLAGS = (
     *(part for name, bound in BOUNDS.items() for part in (f"--{name}", str(bound))),
@@ -56,7 +56,7 @@ FLAGS = (
 
 @dataclass(slots=True)
 class Soak:
-    """One run's state."""
+    """The state of one run."""
 
     daemon: Daemon
     seconds: float
@@ -78,7 +78,7 @@ class Soak:
         return f"ws://127.0.0.1:{self.daemon.port}/v1/responses"
 
     def may_fail(self) -> bool:
-        """Whether a worker was killed just now, and a request that had bad luck twice may say so."""
+        """Return whether a worker was just killed: then a request that was interrupted twice may report a failure."""
         return bool(self.killed_at_s) and time.monotonic() - self.killed_at_s[-1] < KILL_SHADOW_S
 
     def prompt(self) -> str:
@@ -86,12 +86,12 @@ class Soak:
 
 
 def create(prompt: str, **fields: object) -> str:
-    """Return a create's frame."""
+    """Return the frame of a create."""
     return json.dumps({"type": "response.create", "input": prompt, "max_output_tokens": ANSWER_TOKENS, **fields})
 
 
 async def converse(soak: Soak, prompt: str) -> None:
-    """Ask over a WebSocket, and once more where the first answer left off."""
+    """Create a response over a WebSocket, then another that continues it."""
     async with connect(soak.socket_url) as socket:
         previous: dict[str, object] = {}
         for _ in range(2):
@@ -117,7 +117,7 @@ async def until_end(soak: Soak, socket: Any) -> dict[str, Any]:
 
 
 async def chat(soak: Soak, prompt: str) -> None:
-    """Ask over HTTP, plain or streamed."""
+    """Send a chat completion over HTTP, plain or streamed."""
     body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": ANSWER_TOKENS}
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         url = f"{soak.daemon.url}/v1/chat/completions"
@@ -128,7 +128,7 @@ async def chat(soak: Soak, prompt: str) -> None:
 
 
 async def cancel(soak: Soak, prompt: str) -> None:
-    """Ask, cancel in the middle, and read the end."""
+    """Create a response, cancel it midway, and read its end."""
     async with connect(soak.socket_url) as socket:
         await socket.send(create(prompt))
         await asyncio.wait_for(socket.recv(), 60)
@@ -137,7 +137,7 @@ async def cancel(soak: Soak, prompt: str) -> None:
 
 
 async def drop(soak: Soak, prompt: str) -> None:
-    """Ask and leave without a word."""
+    """Create a response and abort the connection midway."""
     async with connect(soak.socket_url) as socket:
         await socket.send(create(prompt))
         await asyncio.wait_for(socket.recv(), 60)
@@ -146,7 +146,7 @@ async def drop(soak: Soak, prompt: str) -> None:
 
 
 async def stop_reading(soak: Soak, prompt: str) -> None:
-    """Ask, read nothing for a while, and leave."""
+    """Create a response, read nothing for a while, and disconnect."""
     async with connect(soak.socket_url, max_queue=1) as socket:
         await socket.send(create(prompt))
         await asyncio.sleep(2.0)
@@ -155,7 +155,7 @@ async def stop_reading(soak: Soak, prompt: str) -> None:
 
 
 async def talk_nonsense(soak: Soak, prompt: str) -> None:
-    """Send frames that are none, and bytes that are no HTTP."""
+    """Send invalid frames, and bytes that are not HTTP."""
     async with connect(soak.socket_url) as socket:
         await socket.send("no JSON")
         await asyncio.wait_for(socket.recv(), 60)
@@ -172,7 +172,7 @@ FAULTS = (cancel, drop, stop_reading, talk_nonsense)
 
 
 async def client(soak: Soak) -> None:
-    """Ask and ask, well behaved or not."""
+    """Send requests until the soak is over, some of them faulty."""
     while not soak.is_over:
         is_fault = soak.random.random() < FAULT_SHARE
         act = soak.random.choice(FAULTS if is_fault else (converse, converse, chat))
@@ -186,7 +186,7 @@ async def client(soak: Soak) -> None:
 
 
 async def kill_workers(soak: Soak) -> None:
-    """Kill the worker now and then in the first half, early enough for the next one to fill its caches."""
+    """Kill the worker at intervals in the first half, early enough that the next one can fill its caches."""
     while soak.seconds / 2 - (time.monotonic() - soak.began_s) > KILL_EVERY_S + MIN_WARM_UP_S:
         await asyncio.sleep(KILL_EVERY_S)
         soak.killed_at_s.append(time.monotonic())
@@ -194,7 +194,7 @@ async def kill_workers(soak: Soak) -> None:
 
 
 async def watch_loop(soak: Soak) -> None:
-    """Ask for /health ten times a second: its lateness is the event loop's."""
+    """Request /health ten times a second; how late each answer is shows how late the event loop is."""
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         while not soak.is_over:
             began_s = time.monotonic()
@@ -204,14 +204,14 @@ async def watch_loop(soak: Soak) -> None:
 
 
 async def look_often(soak: Soak) -> None:
-    """Note what is held."""
+    """Record every second what the daemon holds."""
     num_lags = num_first = 0
     while not soak.is_over:
         await asyncio.sleep(LOOK_EVERY_S)
         try:
             held = await asyncio.to_thread(holdings, soak.daemon)
             num_blocks = await asyncio.to_thread(blocks_held, soak.daemon)
-        except Exception as error:  # between a worker's death and the next one there is nothing to look at
+        except Exception as error:  # between a worker's death and its successor there is nothing to measure
             soak.outcomes[f"look: {type(error).__name__}"] += 1
             continue
         lags, first = soak.lags_s[num_lags:], soak.first_token_s[num_first:]
@@ -220,13 +220,13 @@ async def look_often(soak: Soak) -> None:
 
 
 def blocks_held(daemon: Daemon) -> int:
-    """Return how many blocks the caches beyond the KV cells hold."""
+    """Return the number of blocks in the caches beyond the KV cells."""
     worker = status_of(daemon.url)["models"][0]["worker"]
     return sum(worker[tier]["num_blocks"] for tier in ("memory_cache", "disk_cache") if worker[tier])
 
 
 async def run(daemon: Daemon, minutes: float, seed: int) -> dict[str, Any]:
-    """Soak a daemon; return what came of it."""
+    """Soak a daemon; return the figures and the verdict."""
     warm_up = Soak(daemon, max(MIN_WARM_UP_S, minutes * 60 * WARM_UP_SHARE), random.Random(seed))
     await asyncio.gather(*(client(warm_up) for _ in range(NUM_CLIENTS)))
     before = await at_rest(daemon)
@@ -239,14 +239,14 @@ async def run(daemon: Daemon, minutes: float, seed: int) -> dict[str, Any]:
 
 
 async def at_rest(daemon: Daemon) -> Holdings:
-    """Look once all clients have gone; raise TimeoutError if one never does."""
+    """Measure once all clients have gone; raise TimeoutError if one never does."""
     await asyncio.sleep(SETTLE_S)
     async with asyncio.timeout(120):
         return await settled(daemon)
 
 
 def report(soak: Soak, before: Holdings, after: Holdings) -> dict[str, Any]:
-    """Return the figures, and what speaks against calling them flat."""
+    """Return the figures, and the ones that exceed their limits."""
     lines = [
         Line("minutes", soak.seconds / 60),
         Line("requests", sum(soak.outcomes.values())),

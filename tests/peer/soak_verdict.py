@@ -1,10 +1,9 @@
-"""Whether a soak was flat: what its looks say of growth, against limits. It knows neither clients nor daemons.
+"""Whether a soak was flat: growth over its looks, compared with limits. It knows neither clients nor daemons.
 
-Caches fill first, and killed workers start with empty caches; so growth is judged over the second half alone, in which
-no worker is killed: by how much the lowest look of its last third lies above that of its first. It is the lowest since
-an allocator gives back freed memory now and then; where thirds are shorter than such a wave the figure only informs.
-What is left when all clients have gone is compared with what there was before. No KV cell may be left once the cache
-was told to forget.
+Caches fill first, and killed workers start with empty caches. So growth is measured in the second half, in which no
+worker is killed: the lowest look of its last third minus the lowest of its first third. The lowest counts because an
+allocator returns freed memory in waves; if a third is shorter than such a wave, the figure only informs. What is held
+after all clients have gone is compared with the start. No KV cell may be in use once the cache is purged.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from dataclasses import dataclass
 
 from tests.integration.leaks import Holdings
 
-# Of a third of the second half, for its lowest look to be one between two waves.
+# The length of a third of the second half at which its lowest look lies between two waves.
 MIN_THIRD_S = 60.0
 
 
 @dataclass(slots=True)
 class Look:
-    """What was held, the bytes and blocks of the tiers, how late /health was and how long first tokens took since the
-    look before."""
+    """The memory held, the tiers' blocks, and the worst /health lag and first-token times since the last look."""
 
     at_s: float
     held: Holdings
@@ -49,7 +47,7 @@ class Line:
 
 
 def judge(looks: Sequence[Look], lags_s: Sequence[float], before: Holdings, after: Holdings) -> list[Line]:
-    """Return the lines of the verdict, of which each must be kept."""
+    """Return the lines of the verdict; every line with a limit must meet it."""
     later = looks[len(looks) // 2 :]
     first = [value for look in later for value in look.first_token_s]
     hours = (later[-1].at_s - later[0].at_s) / 3600 if len(later) > 1 else 0.0
@@ -64,18 +62,18 @@ def judge(looks: Sequence[Look], lags_s: Sequence[float], before: Holdings, afte
         Line("worker's memory, MiB an hour", growth(worker) * per_hour),
         Line("worker's memory, least and", min(worker)),
         Line("worker's memory, most in MiB", max(worker)),
-        # Wherever its wave is.
+        # At any point of its wave.
         Line("worker's memory at rest, MiB more than before", after.worker_mib - before.worker_mib),
         Line("KV cells in use, median", statistics.median(look.held.num_cells_used for look in later)),
         Line("KV cells in use at the end, cache forgotten", after.num_cells_used, 0.0),
         Line("blocks in memory and on disk, growth", growth([float(look.num_blocks) for look in later])),
         Line("daemon's descriptors more than before", after.daemon_descriptors - before.daemon_descriptors, 0.0),
         Line("worker's descriptors more than before", after.worker_descriptors - before.worker_descriptors, 0.0),
-        # A pool that had not been full before.
+        # A thread pool that was not full before.
         Line("daemon's threads more than before", after.daemon_threads - before.daemon_threads, 2.0),
         Line("connections left", max(0, after.num_connections), 0.0),
         Line("requests left", after.num_live, 0.0),
-        # Times are of a machine that does other things too.
+        # These times come from a machine that does other work too.
         Line("/health, p99 in s", percentile(lags_s, 0.99), 0.25),
         Line("/health, latest in s", max(lags_s, default=0.0), 1.0),
         Line("first token, p50 in s", percentile(first, 0.5)),
@@ -85,13 +83,13 @@ def judge(looks: Sequence[Look], lags_s: Sequence[float], before: Holdings, afte
 
 
 def growth(values: Sequence[float]) -> float:
-    """Return by how much the last third's lowest exceeds the first third's; 0 where there are too few to tell."""
+    """Return the last third's lowest value minus the first third's; 0 if there are too few values."""
     third = len(values) // 3
     return min(values[-third:]) - min(values[:third]) if third else 0.0
 
 
 def drift(values: Sequence[float]) -> float:
-    """Return the last third's median over the first third's; 1 where there are too few to tell."""
+    """Return the last third's median divided by the first third's; 1 if there are too few values."""
     third = len(values) // 3
     if third < 10:
         return 1.0

@@ -1,8 +1,8 @@
-"""Measures speculation side by side with llama-server at fixed depths: `python -m tests.peer.speculate`.
+"""Measures speculation beside llama-server at fixed depths: `python -m tests.peer.speculate`.
 
-The pairs are of tests.peer.shelf.pairs: a 0.4 B target, and a draft of its first two layers whose guesses stand always,
-mostly and seldom. edgeagent's engine runs in this process, so that a rate is the engine's own, as `timings` of
-llama-server are. All contenders answer the same prompts by turns; tables hold medians of tokens a second.
+The pairs come from tests.peer.shelf.pairs: a 0.4 B target, and a draft of its first two layers whose tokens are
+accepted always, mostly and rarely. edgeagent's engine runs in this process, so the rate is the engine's own, like
+llama-server's `timings`. All contenders answer the same prompts in turn; tables hold medians in tokens per second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEPTHS = (1, 2, 3, 5, 8)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is asked at the same time. The last `num_hot` streams are drawn so freely that no draft stands."""
+    """Concurrent requests. The last `num_hot` streams sample at a temperature at which no draft is accepted."""
 
     name: str
     num_streams: int = 1
@@ -65,7 +65,7 @@ COPY = Scene("a copy of 512 tokens with changes", num_prompt=512, num_output=512
 
 
 class Scripted(Sampler):
-    """Draws given tokens, as a model that copies its prompt would."""
+    """Draws given tokens, like a model that copies its prompt."""
 
     script: Iterator[int]
 
@@ -86,7 +86,7 @@ class Ours:
         self.host = Host(load, open_model(load))
 
     def rate(self, scene: Scene, seed: int) -> float:
-        """Return the tokens a second of all streams together once each has its first token."""
+        """Return the tokens per second of all streams together, once each has its first token."""
         engine = self.host.engine
         streams = [
             engine.add(
@@ -110,7 +110,7 @@ class Ours:
         return (sum(stream.num_output for stream in streams) - num_before) / (time.perf_counter() - began_s)
 
     def close(self) -> None:
-        """End it."""
+        """Close the engine."""
         self.host.close()
 
     def _sampler(self, scene: Scene, stream: int, prompt: Sequence[int]) -> Sampler:
@@ -137,14 +137,14 @@ class Theirs:
         self._child = Child(command, folder / f"llama-server-{depth}.log", f"{self._url}/health")
 
     def rate(self, scene: Scene, seed: int) -> float:
-        """As `Ours.rate`, by the server's own clock."""
+        """Return the same as `Ours.rate`, by the server's own clock."""
         with ThreadPoolExecutor(scene.num_streams) as pool:
             timings = list(pool.map(lambda each: self._ask(scene, *each), enumerate(scene.prompts(seed))))
-        # Streams that begin together also run together.
+        # Streams that start together also run together.
         return sum(timing["predicted_n"] for timing in timings) * 1000 / max(t["predicted_ms"] for t in timings)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._child.stop()
 
     def _ask(self, scene: Scene, stream: int, prompt: list[int]) -> dict[str, float]:
@@ -170,7 +170,7 @@ Contender = Ours | Theirs
 
 @contextmanager
 def running(make: dict[str, Callable[[], Contender]]) -> Iterator[dict[str, Contender]]:
-    """Start all contenders; end them whatever happens."""
+    """Start all contenders; stop them in any case."""
     with ExitStack() as stack:
         contenders = {}
         for name, start in make.items():
@@ -180,7 +180,7 @@ def running(make: dict[str, Callable[[], Contender]]) -> Iterator[dict[str, Cont
 
 
 def compare(make: dict[str, Callable[[], Contender]], scene: Scene, num_rounds: int) -> dict[str, float]:
-    """Return the median rate of each contender; one round before the first does not count."""
+    """Return the median rate of each contender; the first of the rounds does not count."""
     found: dict[str, list[float]] = {name: [] for name in make}
     with running(make) as contenders:
         for seed in range(num_rounds + 1):
@@ -192,7 +192,7 @@ def compare(make: dict[str, Callable[[], Contender]], scene: Scene, num_rounds: 
 
 
 def table(title: str, rows: dict[str, dict[str, float]]) -> str:
-    """Return a table in Markdown: a row for each scene, a column for each contender."""
+    """Return a Markdown table with a row for each scene and a column for each contender."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     lines = [f"| {title}, tokens/s | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for scene, row in rows.items():

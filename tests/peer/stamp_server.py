@@ -1,6 +1,6 @@
-"""A remote that answers at once, each token being the time at which it was sent: `python -m tests.peer.stamp_server`.
+"""A remote that answers at once, with the sending time as each token: `python -m tests.peer.stamp_server`.
 
-It serves HTTP/1.1, or with a certificate HTTP/2 over TLS as well, prints its port, and ends with its standard input.
+It serves HTTP/1.1, or with a certificate also HTTP/2 over TLS. It prints its port, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 
 def token(index: int) -> bytes:
-    """Return the event of a token, sent at this moment; the last one is followed by the stream's end."""
+    """Return the event of a token that is sent now; the last one includes the stream's end."""
     delta = {"role": "assistant", "content": f"{time.perf_counter():.7f} "}
     reason = "stop" if index == NUM_TOKENS - 1 else None
     chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "stamps"}
@@ -33,12 +33,13 @@ def token(index: int) -> bytes:
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Serve one connection, whatever it speaks."""
+    """Serve one connection with its protocol."""
     secure = writer.get_extra_info("ssl_object")
     speak = _serve_http2 if secure is not None and secure.selected_alpn_protocol() == "h2" else _serve_http1
     try:
         await speak(reader, writer)
-    except (ConnectionError, RuntimeError, asyncio.IncompleteReadError):  # uvloop's word for a closed connection
+    # RuntimeError is uvloop's error for a closed connection
+    except (ConnectionError, RuntimeError, asyncio.IncompleteReadError):
         pass
     finally:
         writer.close()

@@ -1,4 +1,4 @@
-"""The tables of figures, in Markdown: of one model, and over shapes."""
+"""The tables of figures in Markdown: for one model, and over shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.peer.shape_folder import Found
 
 
 def heading(settings: Mapping[str, Any]) -> str:
-    """Return what the figures depend on, in a line."""
+    """Return in one line the settings that the figures depend on."""
     return ", ".join(f"{name} {value}" for name, value in settings.items() if value != "")
 
 
@@ -30,7 +30,7 @@ def one_model(rows: Sequence[Row], measurements: Mapping[str, Measurement]) -> I
 
 
 def over_shapes(rows: Sequence[Row], found: Found, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a table for each situation: a line for each shape. Bold: the bar is missed."""
+    """Yield a table for each situation, with a line for each shape. Bold means that the bar is missed."""
     yield heading(settings)
     for _, group in groupby(rows, key=lambda row: row.situation):
         columns = list(group)
@@ -47,7 +47,7 @@ def over_shapes(rows: Sequence[Row], found: Found, settings: Mapping[str, Any]) 
 
 
 def put_between_marks(document: Path, text: str, name: str = "shapes") -> None:
-    """Replace what stands between the marks of this name in a document."""
+    """Replace the text between a document's marks of this name."""
     first, last = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, begin, rest = document.read_text(encoding="utf-8").partition(first)
     _, end, after = rest.partition(last)
@@ -57,7 +57,7 @@ def put_between_marks(document: Path, text: str, name: str = "shapes") -> None:
 
 
 def _cell(row: Row, figure: Figure | None, shape: str) -> str:
-    """Return a ratio and, in brackets, what it is of; our figure alone where llama-server has none."""
+    """Return a ratio and, in brackets, its two figures; edgeagent's figure alone if llama-server has none."""
     if figure is None or figure.ours is None:
         return "–"
     if figure.value is None:

@@ -1,4 +1,4 @@
-"""llama-server is compiled for this CPU as the bindings are."""
+"""llama-server is compiled for this CPU with the same flags as the bindings."""
 
 from __future__ import annotations
 

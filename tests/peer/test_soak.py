@@ -1,4 +1,4 @@
-"""The soak's arithmetic, and a minute of it."""
+"""The soak's arithmetic, and a soak of one minute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REST = Holdings(60.0, 100.0, 20, 8, 5, 8, 0, 0, 0)
 
 
 def looks(daemon_mib: list[float]) -> list[Look]:
-    """Return looks at a daemon whose memory does this."""
+    """Return looks at a daemon with this course of memory use."""
     return [
         Look(float(at_s), replace(REST, daemon_mib=mib, num_cells_used=900), 12, 0.01, [0.1])
         for at_s, mib in enumerate(daemon_mib)

@@ -1,4 +1,4 @@
-"""Figures beside llama-server: which rows there are, what is kept of a run, and what the tables say of it."""
+"""Figures beside llama-server: the rows, what is stored of a run, and what the tables show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE_STREAM = Row("one stream", "decode", RATE, Bar("≥", 0.97))
 
 
 def measurement(scenario: str, metric: Metric, *servers: list[list[float]]) -> Measurement:
-    """Return rounds of one metric, a list of them for each server."""
+    """Return rounds of one metric, as a list for each server."""
     return Measurement(scenarios.SCENARIOS[scenario], [[{metric: samples} for samples in each] for each in servers])
 
 

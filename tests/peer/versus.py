@@ -1,16 +1,16 @@
-"""edgeagent against llama.cpp's own server, by turns, on a quiet machine.
+"""edgeagent compared with llama.cpp's own server, in turn, on a quiet machine.
 
 `python -m tests.peer.versus MODEL.gguf` measures one model: both servers get it with the same threads, context and
-number of sequences, and are restarted for each situation; `edgeagent bench` measures them A B A B. Prints the table
-of docs/figures.md; `--json FILE` keeps every sample.
+number of sequences, and are restarted for each situation; `edgeagent bench` measures them A B A B. It prints the table
+of docs/figures.md; `--json FILE` stores every sample.
 
-`python -m tests.peer.versus --shapes [NAME ...] [--quant Q4_0 ...]` measures the shapes of tests/peer/shelf, which it
-makes where they are not there yet. What is measured is kept in a folder, a file for each shape, so that an interrupted
-run goes on where it ended. Prints the tables over all shapes in that folder, and writes them between the marks of
+`python -m tests.peer.versus --shapes [NAME ...] [--quant Q4_0 ...]` measures the shapes of tests/peer/shelf, and makes
+them if they do not exist. Results are stored in a folder, one file for each shape, so that an interrupted run continues
+where it stopped. It prints the tables over all shapes in that folder, and writes them between the marks of
 `--document FILE.md`.
 
-About a quarter of an hour for a 0.5 B model (tests/peer/build.py compiles llama-server). `--quick` tries everything
-once, with prompts so short that the numbers mean little.
+It takes about a quarter of an hour for a 0.5 B model (tests/peer/build.py compiles llama-server). `--quick` runs
+everything once, with prompts so short that the numbers mean little.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PEER = Path(platformdirs.user_cache_dir("edgeagent")) / "peer"
 
 
 def commit() -> str:
-    """Return the commit that is measured, with a mark where files were changed since."""
+    """Return the measured commit, with a mark if files have changed since."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
 def settings(options: argparse.Namespace, size: Size) -> dict[str, Any]:
-    """Return what a figure depends on, beside the model."""
+    """Return the settings that a figure depends on, besides the model."""
     return {
         "commit": commit(),
         "bindings": version("llama-cpp-python"),
@@ -79,7 +79,7 @@ def measure_model(options: argparse.Namespace, size: Size) -> None:
 
 
 def measure_shapes(options: argparse.Namespace, size: Size) -> None:
-    """Measure what of the shapes is not in the folder yet; print the tables over all that is there."""
+    """Measure the shapes that the folder lacks; print the tables over everything in it."""
     unknown = set(options.shapes) - SHAPES.keys()
     if unknown:
         raise SystemExit(f"no shape is called {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
@@ -129,7 +129,7 @@ def main() -> None:
     options = parser.parse_args()
     if (options.model is None) == (options.shapes is None):
         parser.error("name a model's file, or give --shapes")
-    # So that the servers end with this process, however it is told to.
+    # So that the servers end with this process, also on SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     size = QUICK if options.quick else Size()
     if options.quick:

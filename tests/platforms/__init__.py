@@ -1,1 +1,1 @@
-"""The branches of other platforms, run here under their names. What only their kernels do stays untested."""
+"""The code branches for other platforms, run here under their names. Their kernels' own behaviour stays untested."""

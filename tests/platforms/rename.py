@@ -1,8 +1,8 @@
-"""Lets edgeagent's own code take its branches for another platform, in every process that it starts.
+"""Makes edgeagent's own code take its branches for another platform, in every process that it starts.
 
-Python imports `sitecustomize` at start from the folders `darwin` and `win32` beside this file. Only edgeagent's modules
+At start Python imports `sitecustomize` from the folder `darwin` or `win32` beside this file. Only edgeagent's modules
 are changed, as they are imported: each `sys.platform` and `os.name` in them becomes a constant. The libraries see the
-machine that they run on.
+real machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OS_NAMES = {"darwin": "posix", "win32": "nt"}
 
 
 def rename(platform: str) -> None:
-    """Have edgeagent's modules see `platform` as their platform's name."""
+    """Make edgeagent's modules see `platform` as the name of their platform."""
     if platform == "win32":
         _lend_windows_names()
     sys.meta_path.insert(0, _Finder({("sys", "platform"): platform, ("os", "name"): _OS_NAMES[platform]}))
@@ -48,7 +48,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._constants = constants
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """Compile from the source: what is cached as bytecode holds this machine's names."""
+        """Compile from the source, since cached bytecode holds this machine's names."""
         tree = ast.parse(self.get_data(self.path), self.path)
         tree = ast.fix_missing_locations(_Constants(self._constants).visit(tree))
         return compile(tree, self.path, "exec", dont_inherit=True)
@@ -67,7 +67,7 @@ class _Constants(ast.NodeTransformer):
 
 
 def _lend_windows_names() -> None:
-    """Provide what the branches for Windows call, done by this system's own means."""
+    """Provide the functions that the Windows branches call, implemented with this system's own."""
     import fcntl
 
     def locking(descriptor: int, mode: int, num_bytes: int) -> None:
@@ -83,10 +83,10 @@ def _lend_windows_names() -> None:
     sys.modules["msvcrt"] = msvcrt
     sys.modules["uvloop"] = None  # type: ignore[assignment]  # imports of it fail, as they do there
     ctypes.CDLL = Library  # type: ignore[misc]
-    # Its one function that is called leaves the folder's name empty, as where Windows knows none.
+    # The only function called leaves the folder's name empty, as when Windows knows none.
     shell = types.SimpleNamespace(SHGetFolderPathW=lambda *_: 0)
     vars(ctypes)["windll"] = types.SimpleNamespace(shell32=shell)
     vars(socket)["SO_EXCLUSIVEADDRUSE"] = socket.SO_REUSEADDR
     vars(subprocess)["CREATE_NEW_PROCESS_GROUP"] = 0
-    # Of one that Windows ends no handler is told; TerminateProcess is what `terminate` calls there.
+    # Windows ends a process without calling a handler; there `terminate` calls TerminateProcess.
     del os.sched_getaffinity

@@ -1,4 +1,4 @@
-"""A daemon of each platform's name: starts, answers, loses a worker, is asked by the command line, and stops."""
+"""A daemon under each platform's name starts, answers, loses a worker, answers the command line, and stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUESTION = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 
 
 @pytest.fixture(params=["darwin", "win32"])
 def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name that every Python process of the test goes by."""
+    """The platform name for every Python process of the test."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / request.param), str(ROOT)]))
     return str(request.param)
 

@@ -1,4 +1,4 @@
-"""What may stand in a remote's fields, and what the errors say."""
+"""The valid values of a remote's fields, and the texts of the errors."""
 
 from __future__ import annotations
 

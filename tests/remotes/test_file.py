@@ -1,4 +1,4 @@
-"""remotes.json: written private and whole, read strictly, and followed by whoever has read it before."""
+"""remotes.json: written privately and atomically, read strictly, and followed by every process that read it."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_while_the_file_cannot_be_trusted_there_is_no_remote(tmp_path: Path, cap
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
 def test_what_could_not_be_read_is_tried_again_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason may have been another than the file, e.g. too many open ones; but reading it costs time."""
+    """The reason may be another than the file, such as too many open files; but reading it costs time."""
     now_s, num_reads = 0.0, 0
 
     def failing(state_dir: Path) -> tuple[Remote, ...]:
@@ -187,7 +187,7 @@ def test_what_could_not_be_read_is_tried_again_after_a_while(tmp_path: Path, mon
 
 
 def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An addition that writes back what it read before a removal would undo that."""
+    """Changes must not overlap: an addition could otherwise write back a remote that was just removed."""
     add_remote(tmp_path, remote("removed"))
     with ThreadPoolExecutor() as pool:
         with changing(tmp_path / "remotes.lock", "edgeagent remote"):

@@ -1,4 +1,4 @@
-"""Keys are found in a variable, a private file or the system's keyring; what is wrong is said without the key."""
+"""Keys come from a variable, a private file or the system's keyring; errors do not show the key."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 class FakeKeyring(ModuleType):
-    """Stands for the library `keyring`: an optional one that asks the desktop, which tests do not have."""
+    """Replaces the optional library `keyring`, which needs a desktop."""
 
     def __init__(self) -> None:
         super().__init__("keyring")

@@ -18,13 +18,13 @@ from tests.owner_key import OwnerKey
 
 PORT = 8127
 TOKEN = "x" * 43
-# Where the application believes its state and models to be; none is written by what these tests ask.
+# The application's folder for state and models; these tests write nothing there.
 STATE_DIR = Path(tempfile.gettempdir()) / "edgeagent-no-state"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int
     headers: dict[str, str]
@@ -35,7 +35,7 @@ class Answer:
         return json.loads(self.body)
 
     def error(self) -> dict[str, Any]:
-        """Return the error, in the shape of either API; fail where the body is none."""
+        """Return the error, in the shape of either API; fail if the body is not one."""
         error = self.json()["error"]
         if isinstance(error, str):
             return {"message": error, "param": None}
@@ -45,7 +45,7 @@ class Answer:
 
 
 class Caller:
-    """An application and an event loop of its own to call it in."""
+    """An application and the event loop in which it is called."""
 
     def __init__(self, runner: asyncio.Runner, backend: FakeBackend) -> None:
         self.backend = backend
@@ -54,7 +54,7 @@ class Caller:
         self._app = create_app(config, backend, keys=OwnerKey(TOKEN))
 
     def post(self, path: str, body: bytes | str | object) -> Answer:
-        """Send a body, as it is or as JSON."""
+        """Send a body, unchanged or as JSON."""
         if not isinstance(body, bytes | str):
             body = json.dumps(body)
         return self._runner.run(self._call("POST", path, body.encode() if isinstance(body, str) else body))
@@ -64,7 +64,7 @@ class Caller:
         return self._runner.run(self._call("DELETE", path, json.dumps(body).encode()))
 
     def get(self, path: str) -> Answer:
-        """Ask for a path."""
+        """Request a path."""
         return self._runner.run(self._call("GET", path, b""))
 
     async def _call(self, method: str, path: str, body: bytes) -> Answer:
@@ -113,6 +113,6 @@ class Caller:
 
 @contextmanager
 def calling(backend: FakeBackend | None = None) -> Iterator[Caller]:
-    """Provide a Caller."""
+    """Yield a Caller."""
     with asyncio.Runner() as runner:
         yield Caller(runner, backend or FakeBackend())

@@ -1,4 +1,4 @@
-"""What rows share: a certificate."""
+"""A certificate that several rows use."""
 
 from __future__ import annotations
 

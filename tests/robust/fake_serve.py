@@ -1,4 +1,4 @@
-"""A daemon process around a fake backend, with the flags of a real one: `python -m tests.robust.fake_serve`."""
+"""A daemon process with a fake backend and a real daemon's flags: `python -m tests.robust.fake_serve`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Process:
-    """A daemon's process, listening."""
+    """The process of a listening daemon."""
 
     process: subprocess.Popen[bytes]
     runtime: Runtime
@@ -36,7 +36,7 @@ def command(state_dir: Path, *flags: str) -> list[str]:
 
 @contextmanager
 def serving(state_dir: Path, *flags: str) -> Iterator[Process]:
-    """Run a daemon in a process of its own, and end it."""
+    """Run a daemon in a separate process, and end it."""
     log = state_dir.with_suffix(".log")
     with log.open("wb") as output:
         process = subprocess.Popen(command(state_dir, *flags), stdout=output, stderr=output, stdin=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
-"""A whole daemon over a scripted worker, in this process, and the invariants that hold whatever the worker does.
+"""A whole daemon with a scripted worker, in this process, and the invariants that hold whatever the worker does.
 
-I1 it answers /health; I2 each request ends once, without a gap or a repeat; I3 nothing leaks; I7 the same question has
-the same answer as before; I8 it goes on serving.
+I1: it answers /health. I2: each request ends once, without a gap or a repeat. I3: nothing leaks. I7: the same question
+has the same answer as before. I8: it continues to serve.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from tests.robust.stub_service import Files
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.support import QUICK, eventually
 
-# What I1 allows, less what other programs took from the machine; of few looks the slowest is the p99.
+# The limits of I1, without the time that other programs took; among few looks the slowest is the p99.
 MAX_HEALTH_S = 1.0
 MAX_HEALTH_P99_S = 0.25
 MANY_LOOKS = 100
-# An event that does not come for so long does not come.
+# An event that takes longer will not come.
 EVENT_TIMEOUT_S = 60.0
-# In the test's folder; there is none, unless the test makes one.
+# In the test's folder; it exists only if the test creates it.
 MODEL_FILE = "model.gguf"
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 
 @dataclass
 class Stream:
-    """One response over a WebSocket, checked as it comes: I2."""
+    """One response over a WebSocket, checked as it arrives: I2."""
 
     socket: ClientConnection
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Stream:
         return event
 
     async def until(self, num_tokens: int) -> Stream:
-        """Return once the text of so many tokens has come."""
+        """Return once the text of this many tokens has arrived."""
         while len(self.text.split()) < num_tokens:
             await self.next()
         return self
@@ -93,7 +93,7 @@ class Stream:
 
 @dataclass
 class Faulty:
-    """The daemon, and what a test does to it."""
+    """The daemon, and the faults that a test causes."""
 
     daemon: Running
     lives: Path
@@ -105,12 +105,12 @@ class Faulty:
             yield socket
 
     async def say(self, socket: ClientConnection, text: str) -> Stream:
-        """Ask for a response on an open socket."""
+        """Create a response on an open socket."""
         await socket.send(json.dumps({"type": "response.create", "input": text, "store": False}))
         return Stream(socket)
 
     async def ask(self, text: str) -> Stream:
-        """Ask on a socket of its own and wait for the end."""
+        """Create a response on a new socket and wait for its end."""
         async with self.socket() as socket:
             return await (await self.say(socket, text)).end()
 
@@ -138,7 +138,7 @@ class Faulty:
 async def faulty(
     folder: Path, *starts: str, patience: Patience = QUICK, serves_after: bool = True, **engine: Any
 ) -> AsyncIterator[Faulty]:
-    """Run a daemon whose worker does what a request's text says; check the invariants around what a test does to it."""
+    """Run a daemon whose worker follows the text of each request; check the invariants around the test."""
     lives = folder / "lives"
     others = {child.pid for child in psutil.Process().children()}
     config = Config(state_dir=folder / "state", engine=EngineConfig(**engine))
@@ -155,7 +155,7 @@ async def faulty(
             before = _held()
             async with watched_health(daemon.http, f"{daemon.url}/health"):
                 yield victim
-            # The test's own connections are none of the daemon's.
+            # The test's own connections must not count as the daemon's.
             await daemon.http.aclose()
             if serves_after:
                 await victim.is_serving()
@@ -167,7 +167,7 @@ async def faulty(
 
 @asynccontextmanager
 async def watched_health(http: httpx.AsyncClient, url: str) -> AsyncIterator[None]:
-    """Ask for /health 20 times a second meanwhile; fail where it says what it should not, or slower than I1 allows."""
+    """Request /health 20 times a second; fail if an answer is wrong or slower than I1 allows."""
     took_s: list[float] = []
 
     async def ask() -> None:
@@ -182,7 +182,7 @@ async def watched_health(http: httpx.AsyncClient, url: str) -> AsyncIterator[Non
     try:
         yield
     finally:
-        # A last look, so that there is one however short the fault was.
+        # One more look, so that there is at least one even if the fault was short.
         await asyncio.wait({watch}, timeout=0.06)
         watch.cancel()
         with suppress(asyncio.CancelledError):
@@ -194,7 +194,7 @@ async def watched_health(http: httpx.AsyncClient, url: str) -> AsyncIterator[Non
 
 
 def _is_health(answer: httpx.Response) -> bool:
-    """Return whether the daemon says how it is: well, or without a worker for the moment."""
+    """Return whether an answer is a valid health report: ok, or no worker at the moment."""
     if answer.status_code == 200:
         return bool(answer.json() == {"status": "ok"})
     if answer.status_code != 503 or not answer.headers["content-type"].startswith("application/json"):
@@ -204,9 +204,9 @@ def _is_health(answer: httpx.Response) -> bool:
 
 
 def _held() -> tuple[int, ...]:
-    """Return how many tasks, threads, child processes and descriptors (where the platform counts them) there are.
+    """Return the numbers of tasks, threads, child processes and descriptors (where the platform counts them).
 
-    asyncio's pool keeps its threads for later work, a few of them, so they do not count.
+    asyncio's pool keeps a few threads for later work, so they do not count.
     """
     gc.collect()
     process = psutil.Process()

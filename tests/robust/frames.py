@@ -1,4 +1,4 @@
-"""WebSocket frames by hand, over raw sockets."""
+"""WebSocket frames built by hand, over raw sockets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Peer:
         self.writer.write(b"".join(frames))
 
     async def receive(self) -> tuple[int, bytes]:
-        """Return the first byte and the payload of the next frame, which must be a legal one of a server's."""
+        """Return the first byte and the payload of the next frame, which must be valid for a server."""
         first, size = await self.reader.readexactly(2)
         assert not first & (RSV1 | RSV2 | RSV3)
         assert not size & 0x80, "a server masks nothing"
@@ -67,7 +67,7 @@ class Peer:
         return first, await self.reader.readexactly(size)
 
     async def closed(self) -> int | None:
-        """Return the code of the close frame, which must come next, and then the end; None for one without a code."""
+        """Return the code of the close frame, which must come next, followed by the end; None if it has no code."""
         while True:
             first, payload = await self.receive()
             if first == FIN | CLOSE:
@@ -79,7 +79,7 @@ class Peer:
 
 
 async def open_websocket(daemon: Running, *headers: str, target: str = "/v1/responses") -> Peer:
-    """Open a WebSocket by hand."""
+    """Open a WebSocket on a raw socket."""
     reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port, limit=1 << 22)
     lines = [f"GET {target} HTTP/1.1", f"Host: 127.0.0.1:{daemon.port}", "Upgrade: websocket", "Connection: Upgrade"]
     lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eHh4eHh4eHh4eHh4eHh4eA==", *headers, "", ""]

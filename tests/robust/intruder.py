@@ -1,10 +1,11 @@
-"""The real worker, taken over: for each prompt in JSON it tries what an intruder would, and answers with how that went.
+"""The real worker under an intruder's control: for each JSON prompt it tries attacks, and answers with their outcomes.
 
-`python -P -m tests.robust.intruder` stands in for `python -P -m edgeagent.worker.child.process`; with a number behind
-it, it becomes that user first. The prompt says what to try it on. Any other prompt is answered by the model.
+`python -P -m tests.robust.intruder` replaces `python -P -m edgeagent.worker.child.process`; with a number as an
+argument it becomes that user first. The JSON prompt names the targets of the attacks. The model answers any other
+prompt.
 
-The same is tried without a sandbox, as root perhaps, to show that each attempt is one. So none may do harm where it is
-not refused: it asks for what is there already, for a target that does not exist, or for the given victim alone.
+The same attacks run without a sandbox, possibly as root, to show that each is a real one. So none may do harm if it is
+not refused: its target is something that exists already, something that does not exist, or the given victim.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _CREATE_PRIVATE = 0o1600
 _NEW_USER, _NEW_NETWORK, _CHILD_SIGNAL = 0x10000000, 0x40000000, 17
 _REMOVE, _SEIZE, _PROCESS_KEYRING = 0, 0x4206, -2
 _KEEP_CAPABILITIES = 8
-_NO_PROCESS = (1 << 22) + 1  # ids end at 1 << 22
+_NO_PROCESS = (1 << 22) + 1  # process ids are at most 1 << 22
 _libc = ctypes.CDLL(None, use_errno=True)
 _Attempts = dict[str, Callable[[], object]]
 
 
 def attempts(port: int, folder: str, secret: str, model: str, victim: int, socket_path: str) -> _Attempts:
-    """Return what to try, by name; `victim` is another process of the same user."""
+    """Return the attacks by name; `victim` is another process of the same user."""
     return {
         "connect": lambda: socket.create_connection(("127.0.0.1", port), timeout=5).close(),
         "resolve and send": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", port)),
@@ -197,7 +198,7 @@ _prepare = Host.prepare
 
 
 def intrude(host: Host, request: GenerateRequest, delivered: Delivered) -> Prepared:
-    """Try everything; the refusal's message tells the outcomes and the environment."""
+    """Try every attack; the refusal's message holds the outcomes and the environment."""
     assert isinstance(request.prompt, TextPrompt)
     if not request.prompt.text.startswith("{"):
         return _prepare(host, request, delivered)
@@ -209,7 +210,7 @@ def intrude(host: Host, request: GenerateRequest, delivered: Delivered) -> Prepa
 
 
 def become(user: int) -> None:
-    """Go on as an ordinary user, but for reading: the interpreter may lie in root's home."""
+    """Become an ordinary user that may still read all files, since the interpreter may be in root's home."""
     os.setgroups([])
     os.setresgid(user, user, user)
     _check(_libc.prctl(_KEEP_CAPABILITIES, 1, 0, 0, 0))

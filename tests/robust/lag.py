@@ -1,9 +1,8 @@
-"""How late the event loop is: asked of the loop itself, every few milliseconds.
+"""How late the event loop is, measured in the loop itself every few milliseconds.
 
-What blocks it counts, whether it computes, sleeps, waits for a lock or for a disk. What other programs took from the
-machine is none of the daemon's doing: on Linux, where the kernel tells how long a thread was ready to run and had to
-wait for a processor, that time is taken off. What the tests before have left in memory is not looked through for
-garbage meanwhile.
+Anything that blocks the loop counts: computing, sleeping, waiting for a lock or for a disk. Time that other programs
+took does not count: Linux reports how long a thread was ready to run but waited for a processor, and this time is
+subtracted. Objects of earlier tests are excluded from garbage collection meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 MAX_LAG_S = 0.25
 MAX_P99_S = 0.05
 STEP_S = 0.005
-# Of so many looks one in a hundred means something; for the latest of all fewer do.
+# With this many looks, one in a hundred is significant; the maximum needs fewer.
 MANY_LOOKS = 300
 FEW_LOOKS = 60
 NUM_TRIES = 4
@@ -28,7 +27,7 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How late the looks were, in seconds."""
+    """The lateness of each look, in seconds."""
 
     late_s: tuple[float, ...]
 
@@ -42,7 +41,7 @@ class Lag:
 
 
 def waited_s() -> float:
-    """Return for how long this thread has been ready to run and had to wait for a processor, as far as one can tell."""
+    """Return how many seconds this thread was ready to run but waited for a processor; 0 if unknown."""
     try:
         return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, IndexError):
@@ -56,7 +55,7 @@ async def watch(
     clock: Callable[[], float] = time.monotonic,
     waited_s: Callable[[], float] = waited_s,
 ) -> Lag:
-    """Look how late the loop is while something is done, over and over."""
+    """Measure how late the loop is while `act` runs again and again."""
     late_s: list[float] = []
 
     async def look() -> None:
@@ -66,23 +65,23 @@ async def watch(
             late_s.append(max(0.0, clock() - began_s - STEP_S - (waited_s() - before_s)))
 
     looking = asyncio.create_task(look())
-    await asyncio.sleep(0)  # The first look begins before anything is done.
+    await asyncio.sleep(0)  # The first look starts before `act`.
     try:
         while len(late_s) < min_looks:
             await act()
-        await asyncio.sleep(2 * STEP_S)  # What blocks at the very end is looked at, too.
+        await asyncio.sleep(2 * STEP_S)  # This includes a block at the very end.
     finally:
         looking.cancel()
     return Lag(tuple(late_s))
 
 
 async def assert_in_time(act: Callable[[], Awaitable[None]], min_looks: int = MANY_LOOKS) -> None:
-    """Fail where the row's two figures do not hold while something is done."""
+    """Fail if the row's maximum or p99 is exceeded while `act` runs."""
     await _assert(act, min_looks, lambda lag: lag.max_s <= MAX_LAG_S and lag.p99_s <= MAX_P99_S)
 
 
 async def assert_never_late(act: Callable[[], Awaitable[None]], min_looks: int = FEW_LOOKS) -> None:
-    """Fail where the loop is ever late by more than the row's maximum while something is done."""
+    """Fail if the loop is ever later than the row's maximum while `act` runs."""
     await _assert(act, min_looks, lambda lag: lag.max_s <= MAX_LAG_S)
 
 
@@ -91,7 +90,7 @@ async def _assert(act: Callable[[], Awaitable[None]], min_looks: int, is_short: 
     gc.collect()
     gc.freeze()
     try:
-        # Once in time shows that nothing that must be done makes it late; the rest is the machine's.
+        # One run in time shows that `act` itself does not make the loop late; otherwise the machine did.
         while not lags or (not is_short(lags[-1]) and len(lags) < NUM_TRIES):
             lags.append(await watch(act, min_looks))
     finally:
@@ -100,7 +99,7 @@ async def _assert(act: Callable[[], Awaitable[None]], min_looks: int, is_short: 
 
 
 def post(port: int, path: str, body: bytes) -> int:
-    """Send a body, in a thread of its own; return the status."""
+    """Send a body, in a separate thread; return the status."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", path, body, {"content-type": "application/json"})

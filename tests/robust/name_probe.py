@@ -1,6 +1,6 @@
-"""Asks for every hostile name wherever the wire takes one; reports what came and what was opened: `python -m … FOLDER`.
+"""Sends every hostile name to every route that takes one; prints statuses and opened paths: `python -m … FOLDER`.
 
-A process of its own, since an audit hook stays for good.
+It is a separate process, since an audit hook cannot be removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ opened: set[str] = set()
 
 
 def note(event: str, arguments: tuple[Any, ...]) -> None:
-    """Note the path of whatever is opened, listed, made, renamed or removed."""
+    """Record each path that is opened, listed, created, renamed or removed."""
     if event in ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.link", "os.symlink"):
         for argument in arguments[:2]:
             if isinstance(argument, str | bytes):
@@ -31,7 +31,7 @@ def note(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def ask(caller: asgi.Caller, name: str) -> list[tuple[str, int]]:
-    """Give a name to every route that takes one; return each with its status."""
+    """Send a name to every route that takes one; return each route with its status."""
     user = {"role": "user", "content": "hi"}
     bodies: list[tuple[str, Any]] = [
         ("/api/show", {"model": name}),
@@ -51,9 +51,9 @@ def ask(caller: asgi.Caller, name: str) -> list[tuple[str, int]]:
 
 
 def main(folder: Path) -> None:
-    """Print what was opened beyond what a harmless name opens, and which statuses there were."""
+    """Print the paths opened beyond those for a harmless name, and the statuses."""
     nowhere = partial(Puller, endpoint="http://127.0.0.1:9")
-    # Modules of routes do not export what they import.
+    # Route modules do not export what they import.
     ollama_pull.Puller = model_pulls.Puller = nowhere  # type: ignore[attr-defined, assignment]
     transfer.RETRY_WAIT_S = 0.0
     asgi.STATE_DIR = folder

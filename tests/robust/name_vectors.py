@@ -100,5 +100,5 @@ CHARACTERS = [
 ]
 
 NAMES = TRAVERSALS + ABSOLUTE + DEVICES + DIGESTS + CHARACTERS
-# Enough for where each costs nine requests.
+# Fewer names, for tests in which each name costs nine requests.
 WIRE_NAMES = TRAVERSALS[::2] + ABSOLUTE + DEVICES + DIGESTS + CHARACTERS

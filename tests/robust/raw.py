@@ -1,4 +1,4 @@
-"""Requests as bytes, for what no client library would send."""
+"""Requests as raw bytes that no client library would send."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ KEY_HEADERS = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub
 
 
 async def get(daemon: Running, *lines: str, target: str = "/v1/models", method: str = "GET") -> Reply:
-    """Send a request whose header lines are these; `{port}` stands for the daemon's."""
+    """Send a request with these header lines; `{port}` is replaced by the daemon's port."""
     head = "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""])
     return await exchange(daemon.port, head.replace("{port}", str(daemon.port)).encode("latin-1"))
 
 
 async def upgrade(daemon: Running, *lines: str, target: str = "/v1/responses") -> Reply:
-    """Ask for a WebSocket."""
+    """Request a WebSocket."""
     return await get(daemon, *lines, "Upgrade: websocket", "Connection: Upgrade", KEY_HEADERS, target=target)
 
 
 async def post(daemon: Running, content: str, *lines: str, target: str = "/v1/chat/completions") -> Reply:
-    """Send a body with these header lines and its right length."""
+    """Send a body with these header lines and the right length."""
     head = [
         f"POST {target} HTTP/1.1",
         "Host: 127.0.0.1:{port}",

@@ -1,4 +1,4 @@
-"""A daemon process over a scripted worker: `python -m tests.robust.stub_daemon FOLDER PORT DRAIN_S [START...]`."""
+"""A daemon process with a scripted worker: `python -m tests.robust.stub_daemon FOLDER PORT DRAIN_S [START...]`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ START_TIMEOUT_S = 60.0
 
 @dataclass
 class StubDaemon:
-    """The process, ready to answer."""
+    """A daemon process that is ready to answer."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -43,7 +43,7 @@ class StubDaemon:
 
     @contextmanager
     def stream(self, text: str) -> Iterator[http.client.HTTPResponse]:
-        """Begin a streamed completion; its first event is read."""
+        """Start a streamed completion and read its first event."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         body = json.dumps({"stream": True, "messages": [{"role": "user", "content": text}]})
         connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
@@ -70,13 +70,13 @@ class StubDaemon:
 
 
 def command(folder: Path, *starts: str, port: int = 0, drain_s: float = 1.0) -> list[str]:
-    """Return the command line of a daemon that keeps its state in a folder."""
+    """Return the command line of a daemon that stores its state in a folder."""
     return [sys.executable, "-m", "tests.robust.stub_daemon", str(folder), str(port), str(drain_s), *starts]
 
 
 @contextmanager
 def stub_daemon(folder: Path, *starts: str, output: int | None = None, drain_s: float = 1.0) -> Iterator[StubDaemon]:
-    """Run a daemon until its model is ready; kill what a test leaves of it."""
+    """Run a daemon until its model is ready; at the end kill what still runs."""
     log = folder.with_suffix(".log")
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -101,7 +101,7 @@ def stub_daemon(folder: Path, *starts: str, output: int | None = None, drain_s: 
 
 
 def is_gone(process: psutil.Process, timeout_s: float) -> bool:
-    """Return whether a process ends within a time."""
+    """Return whether a process ends within this many seconds."""
     deadline = time.monotonic() + timeout_s
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The daemon's own router, backend and pool, with a scripted worker at their end."""
+"""The daemon's own router, backend and pool, with a scripted worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Files:
 
 @asynccontextmanager
 async def stub_service(lives: Path, *starts: str, parallel: int = 2, max_waiting: int = 3) -> AsyncIterator[Router]:
-    """Run a service whose worker does what a request's text says; ready when it is yielded."""
+    """Run a service whose worker follows the text of each request; it is ready when yielded."""
     config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
     pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), patience=QUICK)
     router = Router([LocalBackend(pool)])

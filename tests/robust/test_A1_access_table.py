@@ -1,4 +1,4 @@
-"""A1: the table of docs/access.md against the decision, for all that can be known of who asks, and the live app."""
+"""A1: the table of docs/access.md equals the decision, for everything known about a client, and the live app."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_document_names_every_route_with_its_need() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of a request; `scopes` are those of the token that it shows."""
+    """What is known about a request; `scopes` are those of its token."""
 
     listener: Listener
     user: User
@@ -73,7 +73,7 @@ def cases() -> Iterator[Case]:
 
 
 def row_of(case: Case, need: Scope | None) -> int:
-    """Return the number of the document's row for a case."""
+    """Return the index of the document's row for a case."""
     ours = {Standing.UNKNOWN: 3, Standing.UNUSABLE: 4, Standing.SEVERAL: 5}
     if case.standing in ours:
         return ours[case.standing]
@@ -119,7 +119,7 @@ def test_the_decision_is_the_documents_table() -> None:
 
 
 class FixedPeer:
-    """The end of a connection."""
+    """A connection's peer with a fixed user."""
 
     def __init__(self, user: User) -> None:
         self._user = user
@@ -130,7 +130,7 @@ class FixedPeer:
 
 @dataclass(frozen=True)
 class Setting:
-    """How a request comes in, by what the decision calls it."""
+    """How a request arrives, in the decision's terms."""
 
     listener: Listener
     user: User
@@ -151,7 +151,7 @@ SETTINGS = [
 
 
 class CountingPeer:
-    """Counts how often the system is asked for its user."""
+    """Counts how often the system is asked for the peer's user."""
 
     def __init__(self) -> None:
         self.num_asked = 0
@@ -179,7 +179,7 @@ async def test_the_user_is_looked_up_only_where_the_decision_needs_it(tmp_path: 
 
 
 def make_keys(folder: Path) -> dict[str, tuple[list[str], Standing, frozenset[Scope]]]:
-    """Return what a request may show, by name: its keys, their standing and their scopes."""
+    """Return the credentials that a request may show, by name: its keys, their standing and their scopes."""
     every = frozenset(Scope)
     held = {"owner": (ensure_token(folder), every)}
     for scope in Scope:
@@ -201,7 +201,7 @@ def make_keys(folder: Path) -> dict[str, tuple[list[str], Standing, frozenset[Sc
 
 
 async def status_of(app: Any, path: str, method: str, setting: Setting, keys: list[str], *, is_page: bool) -> int:
-    """Return the status of a request to the application itself; 101 where a WebSocket is accepted."""
+    """Return the status of a request to the application itself; 101 if a WebSocket is accepted."""
     host = b"localhost" if setting.listener is Listener.UNIX else f"127.0.0.1:{PORT}".encode()
     headers = [(b"host", host), *((b"authorization", f"Bearer {key}".encode()) for key in keys)]
     headers += [(b"user-agent", b"Mozilla/5.0")] if is_page else []
@@ -243,7 +243,7 @@ async def status_of(app: Any, path: str, method: str, setting: Setting, keys: li
 async def test_every_route_of_the_live_app(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_files_sound: bool
 ) -> None:
-    """Every route and method × what is shown × how it comes in × page or not × state of the files."""
+    """Every route and method × credentials × how the request arrives × page or not × state of the files."""
     monkeypatch.setattr(access, "MAX_FAILURES", 10**9)
     keys = make_keys(tmp_path)
     ring = KeyRing(tmp_path)
@@ -251,7 +251,7 @@ async def test_every_route_of_the_live_app(
     if not are_files_sound:
         (tmp_path / CLIENTS_FILE).chmod(0o644)
     for setting in SETTINGS:
-        # Without the documents, which take half a second to make: 404 tells as well that a request came through.
+        # Without the documents, which take half a second to build: a 404 also shows that a request got through.
         server = ServerConfig(token_required=setting.listener is Listener.LOCKED)
         app = create_app(Config(state_dir=tmp_path, server=server), FakeBackend(), keys=ring)
         for (path, methods), (name, (shown, standing, scopes)), is_page in product(

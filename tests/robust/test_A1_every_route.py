@@ -1,4 +1,4 @@
-"""A1: every route and method needs the token, but the one that says nothing; no route is without a rule."""
+"""A1: every route and method needs the token, except the one that reveals nothing; every route has a rule."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_the_need_a_request_meets_is_its_routes() -> None:
     for path, need in NEEDS.items():
         assert need_of(concrete(path)) is need, path
     assert {path for path, need in NEEDS.items() if need is None} == OPEN
-    # What no route has needs everything that there is.
+    # A path without a route needs the highest right.
     assert need_of("/nothing") is Scope.ADMIN
 
 

@@ -1,4 +1,4 @@
-"""A2: tokens are compared as digests in constant time, are long, and wrong ones are limited."""
+"""A2: tokens are compared as digests in constant time and are long; wrong tokens are rate-limited."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_secrets_are_no_operands_of_a_comparison(module: object) -> None:
 def test_tokens_are_long_and_differ(tmp_path: Path) -> None:
     tokens = {ensure_token(tmp_path), *(add_client(tmp_path, f"c{n}", [Scope.INFER]) for n in range(20))}
     assert len(tokens) == 21
-    # token_urlsafe: six bits a character.
+    # token_urlsafe has six bits per character.
     assert min(map(len, tokens)) * 6 >= 128
 
 
@@ -90,7 +90,7 @@ def test_wrong_tokens_are_limited_and_the_right_one_is_not() -> None:
 
 @pytest.mark.slow
 def test_the_time_says_nothing_about_the_token(tmp_path: Path) -> None:
-    """Welch's t between two kinds of wrong token: one has all but its last character in common with the right."""
+    """Welch's t-test for two wrong tokens: one shares all characters but the last with the right token."""
     right = ensure_token(tmp_path)
     key, near, far = KeyRing(tmp_path), f"{right[:-1]}~".encode(), f"~{right[1:]}".encode()
     samples: dict[bytes, list[int]] = {near: [], far: []}
@@ -99,7 +99,7 @@ def test_the_time_says_nothing_about_the_token(tmp_path: Path) -> None:
         start = time.perf_counter_ns()
         key.judge([token])
         samples[token].append(time.perf_counter_ns() - start)
-    # Interruptions are no part of the comparison: the slowest tenth goes, as dudect does.
+    # Interruptions are not part of the comparison, so the slowest tenth is dropped, as dudect does.
     ours = [sorted(times)[: len(times) * 9 // 10] for times in samples.values()]
     means = [statistics.fmean(times) for times in ours]
     errors = [statistics.variance(times) / len(times) for times in ours]

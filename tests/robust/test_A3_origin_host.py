@@ -1,4 +1,4 @@
-"""A3: which Host, Origin, Referer and target may reach the daemon — over HTTP, WebSocket and as a preflight."""
+"""A3: the Host, Origin, Referer and target that may reach the daemon, over HTTP, WebSocket and as a preflight."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_other_hosts_are_refused(daemon: Running, host: str) -> None:
     assert (
         await get(daemon, f"Host: {host}", f"Origin: {PAGE}", "Access-Control-Request-Method: POST", method="OPTIONS")
     ).status == 403
-    # Some are so broken that the WebSocket library itself says 400 before anyone is asked.
+    # Some are so malformed that the WebSocket library itself answers 400 first.
     assert (await upgrade(daemon, f"Host: {host}")).status in (400, 403)
 
 
@@ -184,7 +184,7 @@ async def test_one_host_exactly(daemon: Running, lines: list[str]) -> None:
 async def test_a_target_that_is_not_a_path(daemon: Running, target: str) -> None:
     for method in ("GET", "OPTIONS"):
         reply = await get(daemon, "Host: 127.0.0.1:{port}", target=target, method=method)
-        # "//host/path" is a path that no route has.
+        # "//host/path" is a path without a route.
         assert reply.status == (404 if target.startswith("//") else 400)
     reply = await get(
         daemon,
@@ -222,7 +222,7 @@ async def test_other_referers_are_refused(daemon: Running, referer: str) -> None
     host = "Host: 127.0.0.1:{port}"
     assert (await get(daemon, host, f"Referer: {referer}")).status == 403
     assert (await upgrade(daemon, host, f"Referer: {referer}")).status == 403
-    # An allowed Origin does not outweigh it.
+    # An allowed Origin does not outweigh a foreign Referer.
     assert (await get(daemon, host, f"Origin: {PAGE}", f"Referer: {referer}")).status == 403
 
 
@@ -306,7 +306,7 @@ async def test_a_program_need_not_say_that_its_body_is_json(
     ],
 )
 async def test_a_page_must_say_so(daemon: Running, types: list[str], page: str) -> None:
-    """Else any page could post to the daemon without a preflight, be its answer hidden from it or not."""
+    """Without this rule, any page could post to the daemon without a preflight, even if it cannot read the answer."""
     assert (await post(daemon, HI, *types, page)).status == 415
 
 

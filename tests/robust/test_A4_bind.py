@@ -1,4 +1,4 @@
-"""A4: the daemon listens on loopback alone; other addresses take a flag, a token and TLS."""
+"""A4: the daemon listens on loopback alone; other addresses need a flag, a token and TLS."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_tls_from_end_to_end(tmp_path: Path, certificate: tuple[Path, Path
                 trace = Trace()
                 await connection.ask(Ask("one two", max_tokens=4), trace)
             assert len(trace.texts) == 2
-        # Another certificate is not trusted, nor is this one by those who were not told of it; nothing is sent to it.
+        # Clients trust no other certificate, nor this one unless they were told of it; nothing is sent to either.
         with pytest.raises(BackendUnavailable, match="certificate"):
             ask(Address(found.url, found.token), "/edgeagent/status")
         async with httpx.AsyncClient() as http:
@@ -131,7 +131,7 @@ def test_another_network_namespace_does_not_reach_it(tmp_path: Path) -> None:
         port = daemon.runtime.port
         attempt = f"import socket; raise SystemExit(socket.socket().connect_ex(('127.0.0.1', {port})))"
         assert subprocess.run([sys.executable, "-c", attempt]).returncode == 0
-        # There, even with a loopback of its own that is up, is nothing.
+        # Nothing listens in there, even though the namespace has a loopback interface of its own.
         code = f"import subprocess; subprocess.run(['ip', 'link', 'set', 'lo', 'up']); {attempt}"
         inside = subprocess.run([unshare, "-rn", sys.executable, "-c", code], capture_output=True)
         assert inside.returncode not in (0, 1), inside.stderr
@@ -139,7 +139,7 @@ def test_another_network_namespace_does_not_reach_it(tmp_path: Path) -> None:
 
 @LINUX
 def test_its_own_hosts_beyond_loopback(tmp_path: Path) -> None:
-    """The address that a connection came in on, and the machine's names; no other."""
+    """The address at which a connection arrived and the machine's names are accepted; no other host is."""
     found = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == 2]
     name = socket.gethostname().lower()
     short = name.partition(".")[0]
@@ -153,7 +153,7 @@ def test_its_own_hosts_beyond_loopback(tmp_path: Path) -> None:
         for address in {*found, "127.0.0.1", "127.0.0.2"}:
             for host in (address, "127.0.0.1", "localhost", name, short, f"{short}.local", "box.example"):
                 assert status(address, f"{host}:{port}", token) == 200, (address, host)
-                # Nobody without a token, not even from this machine.
+                # A token is required, even from this machine.
                 assert status(address, f"{host}:{port}", None) == 401
             assert status(address, "box.example", token) == 200
             for host in ("127.0.0.3", "0.0.0.0", "192.0.2.77", "evil.example", f"{short}.evil.example", f"x{short}"):
@@ -173,12 +173,12 @@ def test_its_own_hosts_on_ipv6(tmp_path: Path) -> None:
         pytest.skip("no IPv6 here")
     with serving(tmp_path / "state", "--host", "::", "--plaintext") as daemon:
         port, headers = daemon.runtime.port, {"Authorization": f"Bearer {daemon.runtime.token}"}
-        # A link's own address has a zone, which no URL of httpx has room for.
+        # A link-local address has a zone, which httpx's URLs cannot express.
         for address in [address for address in found if "%" not in address]:
             assert httpx.get(f"http://[{address}]:{port}/v1/models", headers=headers).status_code == 200
             other = headers | {"Host": f"[2001:db8::7]:{port}"}
             assert httpx.get(f"http://[{address}]:{port}/v1/models", headers=other).status_code == 403
-        # Who comes by IPv4 is seen with an address of IPv6 by a socket that takes both.
+        # A socket for both families shows an IPv4 client with an IPv6 address.
         with socket.socket() as probe:
             takes_both = probe.connect_ex(("127.0.0.1", port)) == 0
         if takes_both:

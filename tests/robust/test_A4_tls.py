@@ -1,4 +1,4 @@
-"""A4: TLS over real connections: which certificates our clients refuse, and which protocols the daemon does."""
+"""A4: TLS over real connections: the certificates that our clients refuse, and the protocols the daemon refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "edge_canaryCanaryCanaryCanaryCanary"
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with an authority of our own: ca.pem, ca.key."""
+    """Return a folder with a certificate authority for the tests: ca.pem, ca.key."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make certificates with")
     folder = tmp_path_factory.mktemp("authority")
@@ -38,7 +38,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def make(authority: Path) -> Make:
-    """Return what makes a certificate for names, valid from and to dates as openssl takes them, and its key."""
+    """Return a function that makes a certificate and its key for names, with openssl's from and to dates."""
 
     def made(name: str, names: str, dates: tuple[str, str] | None = None) -> Files:
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -80,7 +80,7 @@ def expired(make: Make) -> Files:
 
 @contextmanager
 def overheard(files: Files) -> Iterator[tuple[str, list[bytes]]]:
-    """Serve TLS with a certificate; yield the URL and everything that clients say once they have accepted it."""
+    """Serve TLS with a certificate; yield the URL and all data that clients send after accepting it."""
     context, heard = server_context(*files), list[bytes]()
 
     def serve() -> None:
@@ -102,13 +102,13 @@ def overheard(files: Files) -> Iterator[tuple[str, list[bytes]]]:
         try:
             yield f"https://127.0.0.1:{listener.getsockname()[1]}", heard
         finally:
-            # A blocked accept does not notice that its socket is closed.
+            # A blocked accept does not notice that its socket was closed.
             listener.shutdown(socket.SHUT_RDWR)
             serving.join()
 
 
 async def ask_in_every_way(address: Address) -> None:
-    """Ask with each of our clients; each must refuse the certificate."""
+    """Connect with each of our clients; each must refuse the certificate."""
     with pytest.raises(BackendUnavailable, match=r"(?i)certificate"):
         ask(address, "/edgeagent/status")
     with pytest.raises(EdgeAgentError):
@@ -129,7 +129,7 @@ async def test_clients_refuse_it_before_they_say_a_word(
 
 
 async def test_clients_accept_what_is_right(authority: Path, good: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same ways with a sound certificate, so that the refusals above are of the certificates."""
+    """The same clients accept a sound certificate, so the refusals above concern the certificates."""
     monkeypatch.setenv("SSL_CERT_FILE", str(authority / "ca.pem"))
     with overheard(good) as (url, heard):
         with pytest.raises(BackendUnavailable):
@@ -144,7 +144,7 @@ async def test_clients_accept_what_is_right(authority: Path, good: Files, monkey
 
 
 async def test_an_expired_certificate_of_our_own(tmp_path: Path, expired: Files) -> None:
-    """The daemon says so at its start; a client that pinned it refuses it all the same."""
+    """The daemon reports it at its start, and even a client that pinned it refuses it."""
     tls, key = expired
     with (
         serving(tmp_path / "state", "--tls-certificate", str(tls), "--tls-key", str(key)) as daemon,
@@ -164,11 +164,11 @@ def test_what_is_wrong_with_a_certificate(make: Make, good: Files, expired: File
 
 
 def protocol(port: int, version: ssl.TLSVersion) -> str | None:
-    """Return what a client that speaks this version alone ends up with."""
+    """Return the protocol that a client with only this version negotiates."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE
-    # OpenSSL would not even offer what is so old.
+    # Without this, OpenSSL would not offer such an old version.
     client.set_ciphers("ALL:@SECLEVEL=0")
     client.minimum_version = client.maximum_version = version
     with socket.create_connection(("127.0.0.1", port), timeout=30) as plain, client.wrap_socket(plain) as secure:

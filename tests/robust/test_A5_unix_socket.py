@@ -1,4 +1,4 @@
-"""A5: the Unix socket: private from its first moment, and for this user alone."""
+"""A5: the Unix socket is private from its first moment, and for this user alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_it_serves_without_a_token_and_is_private(tmp_path: Path) -> None:
         async with client(path) as http:
             assert (await http.get("/v1/models")).status_code == 200
             assert (await http.get("/edgeagent/status")).status_code == 200
-            # What protects from web pages is in force here too.
+            # The protection from web pages applies here too.
             assert (await http.get("/v1/models", headers={"Host": "evil.example"})).status_code == 403
             assert (await http.get("/v1/models", headers={"Origin": "http://evil.example"})).status_code == 403
         async with unix_connect(str(path), uri="ws://localhost/v1/responses"):
@@ -153,7 +153,7 @@ sys.exit(int(probe.recv(64).split()[1]) % 250)
 def test_another_user_gets_nowhere(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("becoming another user takes root")
-    # A folder that the other user may enter on the way, as /run is.
+    # A folder that the other user may traverse, as /run is.
     folder = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
     try:
         folder.chmod(0o755)
@@ -162,7 +162,7 @@ def test_another_user_gets_nowhere(tmp_path: Path) -> None:
         attempt = [*become, "/usr/bin/env", "python3", "-c", ATTEMPT, str(path)]
         with serving(tmp_path / "state", "--unix", str(path)):
             assert subprocess.run(attempt).returncode == 13
-            # And were the modes ever loosened, the daemon itself asks who is there.
+            # Even with loosened modes, the daemon itself checks which user connects.
             path.parent.chmod(0o755)
             path.chmod(0o666)
             assert subprocess.run(attempt).returncode == 403 % 250

@@ -1,4 +1,4 @@
-"""A6: every state in which a credential file can be: what it does to every kind of key, and what is said of it."""
+"""A6: every state of a credential file: its effect on every kind of key, and what is reported."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ BROKEN_TOKENS = [
 
 
 def check_untrusted(folder: Path, ring: KeyRing, keys: dict[Standing, str], reason: str) -> None:
-    """Every token of ours is refused, any other key stays what it was, and the reason is told."""
+    """Check that tokens with our prefix are refused, other keys are judged as before, and the reason is reported."""
     for standing, key in keys.items():
         shown = ring.judge([key.encode()])
         is_ours = standing in (Standing.HELD, Standing.UNKNOWN)
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_trusted(tmp_path: Path, name: str, state: str) ->
     spoil, reason = STATES[state]
     spoil(tmp_path / name)
     check_untrusted(tmp_path, ring, keys, reason)
-    # The other file is sound, and does not help.
+    # The other file is sound, and this does not help.
     check_untrusted(tmp_path, KeyRing(tmp_path), keys, reason)
     if (tmp_path / name).is_dir():
         (tmp_path / name).rmdir()
@@ -128,7 +128,7 @@ def test_a_token_that_nobody_wrote(tmp_path: Path, content: str) -> None:
 @POSIX
 @pytest.mark.parametrize("mode", [0o777, 0o722, 0o770, 0o1777])
 def test_a_folder_that_others_can_write_into(tmp_path: Path, mode: int) -> None:
-    """They could put back a file that was replaced, and with it a token that was removed."""
+    """Users with write access could restore a replaced file, and with it a removed token."""
     ring, keys = make(tmp_path)
     tmp_path.chmod(mode)
     check_untrusted(tmp_path, ring, keys, "chmod 700")
@@ -146,7 +146,7 @@ def test_a_folder_of_another_user(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_file_that_cannot_be_read_at_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed for another reason than the file is tried again, though the file stays as it is."""
+    """A read that failed for another reason than the file is repeated, although the file has not changed."""
     ring, keys = make(tmp_path)
     owner = keys[Standing.HELD].encode()
     add_client(tmp_path, "more", [Scope.INFER])

@@ -1,4 +1,4 @@
-"""A6: what a token has opened ends with it: streams with their terminal event, sockets, background work, a pull."""
+"""A6: what a token opened ends with it: streams with their terminal event, sockets, background work, a pull."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from edgeagent.types import GenerateRequest, Started, TextAnswer, TextDelta, Tex
 from tests.backends.fake import Act, FakeBackend, Gate
 from tests.daemon.running import Running, read_reply, running
 
-# Long enough for any machine: what does not come is what fails.
+# Long enough for any machine: an event that takes longer is missing.
 LIMIT_S = 30.0
 
 
@@ -66,7 +66,7 @@ ENDINGS: dict[str, Callable[[Path], object]] = {
 
 
 def narrow(folder: Path) -> None:
-    """Take a client's scopes away and leave it its token."""
+    """Remove a client's scopes but keep its token."""
     rows = json.loads((folder / CLIENTS_FILE).read_text())
     rows["clients"][0]["scopes"] = []
     write_private(folder / CLIENTS_FILE, json.dumps(rows).encode())
@@ -84,7 +84,7 @@ async def test_a_stream_ends_with_its_token(daemon: Running, tmp_path: Path, end
         rest = [event async for event in mine]
         assert rest[-1]["type"] == "response.incomplete"
         assert rest[-1]["response"]["status"] in ("incomplete", "cancelled")
-        # Another's goes on: one who shows no token, in this case.
+        # Another client's stream continues, here one without a token.
         assert isinstance(daemon.service, FakeBackend) and daemon.service.num_live == 1
 
 
@@ -119,7 +119,7 @@ async def test_a_socket_ends_with_its_token(daemon: Running, tmp_path: Path) -> 
         remove_client(tmp_path, "kiosk")
         end = await events_until(busy, "response.incomplete")
         assert end["response"]["status"] in ("incomplete", "cancelled")
-        # What waited is refused, then the socket closes.
+        # The waiting request is refused, then the socket closes.
         for socket in (busy, idle):
             assert (await events_until(socket, "error"))["error"]["code"] == "invalid_api_key"
             with pytest.raises(ConnectionClosed):
@@ -143,7 +143,7 @@ async def test_work_in_the_background_ends_with_its_token(daemon: Running, tmp_p
 
 
 async def test_who_follows_what_another_made_is_cut_off_too(daemon: Running, tmp_path: Path) -> None:
-    """The owner made it without a token, so it goes on; the token that only follows it has ended."""
+    """The owner created it without a token, so it continues; the token that only follows it is cut off."""
     url, owner = f"{daemon.url}/v1/responses", bearer(ensure_token(tmp_path))
     made = (await daemon.http.post(url, json={"input": "x", "background": True})).json()
     async with daemon.http.stream("GET", f"{url}/{made['id']}?stream=true", headers=owner) as answer:
@@ -173,7 +173,7 @@ async def test_a_body_that_comes_after_its_token_has_ended(
     head = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{daemon.port}", f"Authorization: Bearer {token}"]
     head += ["Content-Type: application/json", f"Content-Length: {len(body)}", "Expect: 100-continue", "", ""]
     writer.write("\r\n".join(head).encode())
-    # It asks for the body once it has admitted the request.
+    # The client asks for the body once the request is admitted.
     assert (await read_reply(reader)).status == 100
     remove_client(tmp_path, "kiosk")
     writer.write(body.encode())
@@ -182,7 +182,7 @@ async def test_a_body_that_comes_after_its_token_has_ended(
 
 
 async def test_the_next_request_of_a_connection_is_judged_by_itself(daemon: Running, tmp_path: Path) -> None:
-    """One connection, three requests: with the token, without, with the removed token."""
+    """One connection, three requests: with the token, without it, and with the removed token."""
     token = add_client(tmp_path, "kiosk", [Scope.INFER])
     models = f"{daemon.url}/v1/models"
     async with httpx.AsyncClient(limits=httpx.Limits(max_connections=1)) as http:
@@ -235,7 +235,7 @@ async def test_a_pull_ends_with_its_token(tmp_path: Path) -> None:
 
 
 def test_a_token_of_an_older_edgeagent(tmp_path: Path) -> None:
-    """Without the prefix it opens what it did, while it stands in the file; then it is refused as the others are."""
+    """A token without the prefix works as before while it is in the file; then it is refused like any other."""
     old = "x" * 43
     write_private(tmp_path / TOKEN_FILE, old.encode())
     ring = KeyRing(tmp_path)
@@ -247,6 +247,6 @@ def test_a_token_of_an_older_edgeagent(tmp_path: Path) -> None:
     (tmp_path / TOKEN_FILE).chmod(0o644)
     assert ring.judge([old.encode()]).standing is Standing.UNUSABLE
     (tmp_path / TOKEN_FILE).chmod(0o600)
-    # A daemon that has not known it cannot tell it from any other key.
+    # A daemon that never knew the token cannot tell it from a foreign key.
     assert KeyRing(tmp_path).judge([old.encode()]).standing is Standing.FOREIGN
     assert ring.holder(ring.judge([new.encode()]).digest) == Client("", frozenset(Scope))

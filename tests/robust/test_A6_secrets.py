@@ -1,4 +1,4 @@
-"""A6: where tokens are and are not: their files, the processes' arguments and environments, logs; and how they end."""
+"""A6: where tokens are and are not: files, process arguments, environments and logs; and how they end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_rotated_token_is_dead_at_once(tmp_path: Path, capsys: pytest.CaptureF
         assert status(url, kiosk) == 200
         assert main(["token", "remove", "kiosk", "--state-dir", str(folder)]) == 0
         assert (status(url, kiosk), status(url, new)) == (401, 200)
-        # A token that anyone could have read opens nothing; one that is gone neither.
+        # A token file that others could have read gives no access; neither does a deleted one.
         if os.name != "nt":
             (folder / TOKEN_FILE).chmod(0o644)
             assert status(url, new) == 401
@@ -68,7 +68,7 @@ def test_the_files_are_private_and_made_anew(tmp_path: Path) -> None:
     for name in (TOKEN_FILE, CLIENTS_FILE):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
         before = (tmp_path / name).stat().st_ino
-        # A descriptor of the old file, or a link planted in its place, gets nothing of the new.
+        # An open descriptor of the old file, or a link in its place, gets nothing of the new one.
         (tmp_path / name).rename(tmp_path / "elsewhere")
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
         if name == TOKEN_FILE:
@@ -144,7 +144,7 @@ def test_the_token_is_in_no_arguments_and_no_environment(tmp_path: Path) -> None
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_daemon_that_falls_leaves_no_core(tmp_path: Path) -> None:
-    """Cores hold prompts and tokens."""
+    """A core file would hold prompts and tokens."""
     with serving(tmp_path / "state") as daemon:
         limits = Path(f"/proc/{daemon.process.pid}/limits").read_text().splitlines()
         (core,) = [line.split()[4] for line in limits if line.startswith("Max core file size")]

@@ -1,4 +1,4 @@
-"""A7: real programs of this and of another user, without a token, on the loopback port of a real daemon process."""
+"""A7: real programs of this user and another, without a token, on the loopback port of a real daemon process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgeagent.runtime_file import TOKEN_FILE
 from tests.robust.fake_serve import Process, serving
 
 OTHER_UID = 54321
-# What the other user's program does: a list of [method, path, body, key], and the answers' statuses and bodies.
+# The other user's program: its input is a list of [method, path, body, key], its output the statuses and bodies.
 ASK = """
 import http.client, json, sys
 port, requests = int(sys.argv[1]), json.loads(sys.argv[2])
@@ -130,12 +130,12 @@ def test_a_page_in_the_own_users_browser_is_not(daemon: Process) -> None:
     typed = old | {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}
     assert httpx.get(url, headers=typed).status_code == 200
     assert httpx.get(url, headers=typed | {"Origin": "null"}).status_code == 403
-    # An extension that may reach this machine says that it is no site's, too.
+    # An extension with access to this machine also reports that no site sent the request.
     for mode in ("cors", "no-cors", "same-origin"):
         assert httpx.get(url, headers=typed | {"Sec-Fetch-Mode": mode}).status_code == 401
     assert httpx.get(url, headers=old | {"Sec-Fetch-Site": "none"}).status_code == 401
     assert httpx.get(f"{daemon.runtime.url}/v1/models", headers=old).status_code == 200
-    # Node's fetch is a program's.
+    # Node's fetch runs in a program, not in a page.
     assert httpx.get(url, headers={"User-Agent": "node", "Sec-Fetch-Mode": "cors"}).status_code == 200
 
 
@@ -156,7 +156,7 @@ def test_files_that_others_could_have_read_widen_nothing(daemon: Process, name: 
                 assert f"{name} is open to other users" in message and "chmod 600" in message
                 assert str(daemon.state_dir) not in message
             assert ask(daemon, "GET", "/health", None, key).status_code == 200
-        # The owner is told, over the way in that needs no token.
+        # The owner sees the reason through access that needs no token.
         trouble = ask(daemon, "GET", "/edgeagent/status").json()["token_trouble"]
         assert f"chmod 600 {daemon.state_dir / name}" in trouble
         answers = as_other_user(

@@ -1,4 +1,4 @@
-"""A7: what a client's token opens: every scope against every route, over the real server."""
+"""A7: what a client's token gives access to: every scope and every route, over the real server."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_token_opens_the_routes_of_its_scopes(
     "form", ["{}", "Basic {}", "Token {}", "Bearer\t{}", "Bearer: {}", "bearer  {}  ", "Bearer '{}'", '"{}"']
 )
 async def test_a_token_in_a_wrong_form_is_no_missing_one(locked: Running, form: str) -> None:
-    """Without a token its program could ask for more, if the daemon's user runs it."""
+    """Without a token, the program would get more rights if the daemon's user runs it."""
     shown = f"Authorization: {form.format(TOKENS[frozenset({Scope.INFER})])}"
     assert (await get(locked, "Host: 127.0.0.1:{port}", shown)).status == 200
     assert (await get(locked, "Host: 127.0.0.1:{port}", shown, target="/edgeagent/status")).status == 403
@@ -78,7 +78,7 @@ async def test_a_token_in_a_wrong_form_is_no_missing_one(locked: Running, form: 
 
 @pytest.mark.parametrize("name_and_password", ["{}", "{}:", "me:{}", ":{}"])
 async def test_a_token_in_an_address_is_no_missing_one(locked: Running, name_and_password: str) -> None:
-    """Of http://TOKEN@host a client makes Basic authentication."""
+    """For http://TOKEN@host a client sends Basic authentication."""
     for token, status in ((TOKENS[frozenset({Scope.INFER})], 200), ("edge_removed", 401)):
         encoded = b64encode(name_and_password.format(token).encode()).decode()
         assert (await get(locked, "Host: 127.0.0.1:{port}", f"Authorization: Basic {encoded}")).status == status
@@ -100,7 +100,7 @@ async def test_a_placeholder_is_told_how_to_get_a_token(locked: Running, key: st
 
 
 async def test_a_client_may_not_pull_delete_stop_or_read_the_status(locked: Running) -> None:
-    """The rules themselves, so that a slip in the table shows."""
+    """The rules stated explicitly, so that a mistake in the table is found."""
     headers = ["Host: 127.0.0.1:{port}", f"Authorization: Bearer {TOKENS[frozenset({Scope.INFER})]}"]
     for method, path in (
         ("POST", "/api/pull"),

@@ -1,7 +1,8 @@
-"""A8: a real worker that is taken over finds no network, no programs, no files but the model's, no other processes.
+"""A8: a worker under an intruder's control reaches no network, no programs, no files but the model's, no other process.
 
-Tried as the user that runs the tests and, where that is root, as an ordinary user too: there the kernel's own rules are
-weakest, since files and processes around are that user's. A6, the worker's side: its environment holds no token.
+The attacks run as the user that runs the tests and, if that is root, also as an ordinary user, for which the kernel's
+own rules are weakest, since nearby files and processes belong to that user. A6 for the worker: its environment has no
+token.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NEEDS_LANDLOCK = pytest.mark.skipif(not landlock.version(), reason="this kernel 
 
 Make = Callable[..., Pool]
 NOBODY = 65534
-# What a worker does, or may as well.
+# What a worker does, or may do without harm.
 ALLOWED = {"read the model", "start a thread", "be as nice as ever", "stream pair"}
 GAPS = {
     "open a secret to all", "give a secret away", "date a secret", "watch a folder", "limit another", "slow another",
@@ -58,7 +59,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A user's folder and id, and a process of that user's."""
+    """A user's folder and id, and one process of that user."""
 
     folder: Path
     user: int
@@ -74,13 +75,13 @@ def home(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Home
     user = os.getuid() if request.param == "runner" else NOBODY
     if request.param == "ordinary" and os.getuid() != 0:
         pytest.skip("the tests run as an ordinary user")
-    # Not in pytest's folder, which is closed to others.
+    # Not in pytest's folder, which other users cannot enter.
     folder = Path(tempfile.mkdtemp(prefix="edgeagent-a8-"))
     for name in ("models", "home", "cache"):
         (folder / name).mkdir(mode=0o700)
     (folder / "models" / "tiny.gguf").write_bytes(tiny_model(MemoryKind.FULL_ATTENTION).read_bytes())
     (folder / "home" / "id_ed25519").write_text("secret")
-    # Others are let through to what is open to them.
+    # Other users can enter and reach what is open to them.
     folder.chmod(0o755)
     for path in (folder, *folder.rglob("*")):
         os.chown(path, user, -1)
@@ -112,7 +113,7 @@ async def make(home: Home) -> AsyncIterator[Make]:
 
 
 async def intrude(pool: Pool, home: Home) -> dict[str, Any]:
-    """Let the worker try everything; return how it went."""
+    """Make the worker try every attack; return the outcomes."""
     await pool.start()
     secret, address = home.folder / "home" / "id_ed25519", home.folder / "home" / "socket"
     with (
@@ -174,7 +175,7 @@ async def test_an_intruder_finds_nothing_but_the_model(make: Make, home: Home, m
 
 @NEEDS_LANDLOCK
 async def test_the_model_answers_and_ends_in_there(make: Make, home: Home) -> None:
-    """A worker's own work goes on as ever, that on the files of its cache too."""
+    """The worker's own work continues as usual, including work on its cache files."""
     num_cached = []
     for _ in range(2):
         pool = make()

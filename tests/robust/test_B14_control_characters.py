@@ -1,4 +1,4 @@
-"""B14: what a client puts into a path, a header, a name or an id forges no log line and moves no terminal's cursor."""
+"""B14: a client's path, header, name or id can neither forge a log line nor move a terminal's cursor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTILE = [
 
 @pytest.fixture
 def lines() -> Iterator[list[io.StringIO]]:
-    """Provide what both kinds of log lines come to, at the lowest level."""
+    """Capture both kinds of log lines, at the lowest level."""
     streams: list[io.StringIO] = []
     root = logging.getLogger()
     level, handlers = root.level, []
@@ -52,7 +52,7 @@ def lines() -> Iterator[list[io.StringIO]]:
 
 
 def assert_harmless(text: str) -> None:
-    """Fail where a character could move a cursor, break a line or turn it around."""
+    """Fail if a character could move a cursor, break a line or reverse its direction."""
     bad = [character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp")]
     assert not bad, ascii(text)
 

@@ -1,4 +1,4 @@
-"""B15: hostile names of models and files: nothing outside the models' folder is opened, listed or made."""
+"""B15: hostile names of models and files: nothing outside the models' folder is opened, listed or created."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_there_are_enough() -> None:
 
 
 def test_over_the_wire(tmp_path: Path) -> None:
-    # What those that climb out of the folder would meet.
+    # Paths that leave the folder would reach these files.
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret.gguf").write_bytes(b"GGUF")
     folder = tmp_path / "a" / "b" / "state"
@@ -37,15 +37,15 @@ def test_over_the_wire(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
     statuses = report["statuses"]
-    # A pull of a name that may be a repository's is the one thing that fails, since the hub is not there.
+    # Only a pull of a possible repository name fails, since there is no hub.
     repos = {name for name in WIRE_NAMES if is_repo_name(name) and not name.endswith(".gguf")}
     for path in ("/api/pull", "/v1/models/pull"):
         assert set(statuses[path].pop("500")) == repos
-    # The root itself is Ollama's greeting.
+    # The root path itself gives Ollama's greeting.
     assert set(statuses["/"].pop("200")) <= {"", "/", ".", "..", "?"}
     assert {status for by_status in statuses.values() for status in by_status} == {"400", "404"}, statuses
     harmless = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "/etc/ssl", "/usr/lib", "/dev/null")
-    # The hub's token is read for every pull, and goes to the hub alone.
+    # The hub's token is read for every pull, and is sent only to the hub.
     strange = [path for path in report["opened"] if not path.startswith(harmless)]
     assert [path for path in strange if not path.endswith("/huggingface/token")] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "outside"]
@@ -60,7 +60,7 @@ def test_no_name_of_a_repository_leads_out(tmp_path: Path, name: str) -> None:
     except (InvalidRequest, ModelNotFound):
         return
     match meaning:
-        # Only the owner's command line gives these to the loader; over the wire a path is refused.
+        # Only the owner's command line passes these to the loader; over HTTP a path is refused.
         case LocalPath() | CatalogName():
             return
         case HubName(repo=repo, file=file):
@@ -120,7 +120,7 @@ def test_a_folder_that_leads_out(tmp_path: Path, snapshot: Path) -> None:
 
 
 def test_a_hard_link_is_not_trusted(tmp_path: Path, snapshot: Path) -> None:
-    """It looks like any file; but nothing promises its sha256, so it is never loaded."""
+    """A hard link looks like any file, but no sha256 vouches for it, so it is never loaded."""
     outside = tmp_path / "outside.gguf"
     outside.write_bytes(b"GGUF")
     (snapshot / "model-Q4_0.gguf").hardlink_to(outside)

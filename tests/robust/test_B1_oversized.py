@@ -1,4 +1,4 @@
-"""B1: what exceeds the cap on messages is refused at once, and held no longer; the cap is api.md's 16 MiB (§8.4)."""
+"""B1: a message over the cap is refused at once and not kept; the cap is api.md's 16 MiB (§8.4)."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Send = Callable[[socket.socket], None]
 
 
 def by_its_head(opened: socket.socket) -> None:
-    """Announce one byte too many, and send them all the same."""
+    """Announce one byte too many, and try to send them all."""
     opened.sendall(bytes([FIN | TEXT, 0xFF]) + struct.pack("!Q", CAP + 1) + NO_MASK)
     with opened.dup() as rest:
         try:
             for _ in range(CAP // MIB):
                 rest.sendall(b" " * MIB)
-        except OSError:  # closed in the middle
+        except OSError:  # closed while sending
             pass
 
 
 def compressed(opened: socket.socket) -> None:
-    """Send a bomb, though compression was not agreed on."""
+    """Send a compression bomb, although compression was not negotiated."""
     opened.sendall(frame(FIN | RSV1 | TEXT, b"\x00" * 1000))
 
 
@@ -47,7 +47,7 @@ def long_ping(opened: socket.socket) -> None:
 
 
 def piled_up(opened: socket.socket) -> None:
-    """Send pieces up to the cap, which are held, and one more."""
+    """Send fragments up to the cap, which are kept, and one more."""
     opened.sendall(frame(TEXT, b""))
     piece = bytes([CONTINUATION, 0xFF]) + struct.pack("!Q", MIB) + NO_MASK + b" " * MIB
     for _ in range(CAP // MIB):
@@ -69,7 +69,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 )
 def test_it_is_closed_at_once_and_nothing_is_held(daemon: Process, send: Send, code: int, held_bytes: int) -> None:
     process = psutil.Process(daemon.process.pid)
-    attempt(daemon, send)  # the first pays for what is loaded once
+    attempt(daemon, send)  # the first attempt pays for lazy loading
     took_s: list[float] = []
     while not took_s or (min(took_s) > CLOSE_S and len(took_s) < NUM_TRIES):
         before, peak, over = process.memory_info().rss, [0], threading.Event()
@@ -92,7 +92,7 @@ def test_it_is_closed_at_once_and_nothing_is_held(daemon: Process, send: Send, c
 
 
 def attempt(daemon: Process, send: Send) -> tuple[int, float]:
-    """Return the code of the close frame, and how long after the last byte it came."""
+    """Return the code of the close frame, and how many seconds after the last byte it came."""
     with open_socket(daemon.runtime.port) as opened:
         opened.settimeout(30)
         sender = threading.Thread(target=send, args=(opened,))

@@ -1,4 +1,4 @@
-"""B4: JSON that is none, or is hostile: 400 at every route that takes a body and on the WebSocket, at little cost."""
+"""B4: invalid or hostile JSON gives 400 on every route with a body and on the WebSocket, at little cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.examples import examples
 from tests.robust.asgi import Caller, calling
 
 ROUTES = sorted(name.removeprefix("POST ") for name, operation in OPERATIONS.items() if operation.body is not None)
-# In seconds of this thread's own work. The list of attacks says 0.1; the rest is for slow machines.
+# In seconds of this thread's CPU time. The list of attacks says 0.1; the rest is for slow machines.
 MAX_CPU_S = 1.0
 GOOD: dict[str, Any] = {
     "model": "fake",
@@ -65,7 +65,7 @@ def test_the_largest_cost_little(caller: Caller, name: str) -> None:
 
 @st.composite
 def broken(draw: st.DrawFn) -> bytes:
-    """A good body with some bytes replaced, removed or put in."""
+    """Draw a valid body with some bytes replaced, removed or inserted."""
     body = bytearray(json.dumps(GOOD, ensure_ascii=draw(st.booleans())).encode())
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(body)))
@@ -94,10 +94,10 @@ async def test_on_a_socket() -> None:
             try:
                 text = body.decode()
             except UnicodeDecodeError:
-                continue  # the protocol refuses it: test_rfc6455
+                continue  # the protocol refuses invalid UTF-8: see test_rfc6455
             await socket.send(text)
             event = json.loads(await socket.recv())
             assert (event["type"], event["status"]) == ("error", 400), name
-        # The same socket still serves.
+        # The same socket still serves requests.
         await socket.send(json.dumps({"type": "response.create", "model": "fake", "input": "hi"}))
         assert json.loads(await socket.recv())["type"] == "response.created"

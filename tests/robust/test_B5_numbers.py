@@ -1,4 +1,4 @@
-"""B5: every number of every body at and beyond its bounds, and what is no number: 400 that names field and range."""
+"""B5: every number of every body at and beyond its bounds, and non-numbers: 400 names the field and the range."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOO_LARGE = [str(2**63), str(-(2**63)), "9" * 5000, "1e400", "-1e400", "NaN", "I
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without a reference and without null."""
+    """Return a schema with its reference resolved and without null."""
     for choice in schema.get("anyOf", ()):
         if choice.get("type") != "null":
             return resolved(choice)
@@ -40,7 +40,7 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbers(route: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield each number of a body: the object it is in ("" for the body), its name and schema."""
+    """Yield each number of a body: the name of its object ("" for the body), its name and its schema."""
     operation = DOCUMENT["paths"][route]["post"]
     body = resolved(operation["requestBody"]["content"]["application/json"]["schema"])
     for name, schema in body["properties"].items():
@@ -67,7 +67,7 @@ def caller() -> Iterator[Caller]:
 
 
 def body_with(route: str, parent: str, name: str, literal: str) -> str:
-    """Return a good body in which a field has a value that is written like this."""
+    """Return a valid body in which a field has this literal as its value."""
     fields = {"model": "fake", **BASE[route]}
     marked: dict[str, Any] = {**fields, parent: {name: "<here>"}} if parent else {**fields, name: "<here>"}
     return json.dumps(marked).replace('"<here>"', literal)
@@ -77,9 +77,9 @@ def test_enough_is_tried() -> None:
     names = {name for _, _, name, _ in NUMBERS}
     assert {"temperature", "top_p", "top_k", "max_tokens", "n", "seed", "num_predict", "max_output_tokens"} <= names
     assert len(NUMBERS) > 40
-    # A number without bounds would be a hole.
+    # Every number must have bounds.
     unbounded = {name for _, _, name, schema in NUMBERS if not {"minimum", "exclusiveMinimum"} & set(schema)}
-    # Of durations any is fine: keep_alive is only about an unused model, and a request ends by itself long before.
+    # Any duration is fine: keep_alive only concerns an unused model, and a request ends long before by itself.
     assert unbounded <= {"keep_alive", "t_max_predict_ms"}
 
 
@@ -96,7 +96,7 @@ def test_the_bounds_are_where_they_are_said_to_be(
         assert answer.status == 200, (value, answer.body)
     step = 1 if is_whole else 0.001
     for value in (low - step, high + step):
-        # Of top_k and repeat_last_n Ollama's -1 means none.
+        # For top_k and repeat_last_n, Ollama's -1 means none.
         if abs(value) < 2**63 and (parent, value) != ("options", -1):
             answer = caller.post(route, body_with(route, parent, name, json.dumps(value)))
             assert answer.status == 400

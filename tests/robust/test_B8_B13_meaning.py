@@ -1,6 +1,7 @@
-"""B8, B9, B11, B13: bodies that are JSON and make no sense: a 4xx that names the field, and no work for the worker.
+"""B8, B9, B11, B13: valid JSON without a valid meaning: a 4xx names the field, and the worker gets no work.
 
-What only the worker can judge (grammars, templates, lengths) is tests/integration/test_hostile_inputs.py's.
+Grammars, templates and lengths, which only the worker can judge, are tested in
+tests/integration/test_hostile_inputs.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""F10: where memory runs out the kernel kills the worker, not the daemon; the cause is told, and streams go on.
+"""F10: when memory runs out, the kernel kills the worker, not the daemon; the cause is reported, and streams continue.
 
-What the kernel does is done here by hand: SIGKILL, at any moment of a worker's life.
+The tests do what the kernel does: they send SIGKILL at any moment of a worker's life.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIG
 
 
 def badness(pid: int) -> int:
-    """Return how much sooner than others the kernel kills a process: 0 by default, 1000 at most."""
+    """Return the kernel's OOM score adjustment of a process: 0 by default, 1000 at most."""
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text(encoding="ascii"))
 
 

@@ -1,4 +1,4 @@
-"""F11: a worker that hangs is noticed by its lack of progress and replaced; its streams go on; no other is killed."""
+"""F11: a worker that makes no progress is replaced, and its streams continue; no other worker is killed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from edgeagent.worker.parent.supervision.channel import Channel
 from tests.robust.faults import faulty
 from tests.worker.support import QUICK
 
-# Of the worker's life, in seconds: short here, so that a test need not wait; 10 and 30 in the daemon.
-# A worker that gets no CPU time has three times as long.
+# Limits in seconds, short so that a test need not wait; the daemon has 10 and 30. A worker that gets no CPU time has
+# three times as long.
 IMPATIENT = replace(QUICK, pong_timeout_s=0.4, hang_timeout_s=0.4, stop_grace_s=0.5)
-# The row's limit and 3 s, and again as much for a busy machine and for the start of the next worker.
+# The row's limit and 3 s, doubled for a busy machine and the start of the next worker.
 MAX_NOTICED_S = 3 * 2 * (IMPATIENT.hang_timeout_s + 3.0)
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP is POSIX's")
 
@@ -47,7 +47,7 @@ async def test_a_hung_preparation_is_noticed_beside_a_stream_that_flows(tmp_path
     async with faulty(tmp_path, patience=IMPATIENT) as victim, victim.socket() as socket:
         bystander = await (await victim.say(socket, "stream")).until(2)
         stuck = await victim.ask("prepare | answer 3")
-        assert (stuck.response["status"], stuck.text) == ("failed", "")  # the next worker would hang on it, too
+        assert (stuck.response["status"], stuck.text) == ("failed", "")  # the next worker would hang on it too
         assert "preparing one prompt took longer" in (victim.model.cause or "")
         await bystander.until(len(bystander.text.split()) + 5)
 
@@ -62,7 +62,7 @@ async def test_what_hangs_every_worker_is_tried_on_two(tmp_path: Path) -> None:
 
 
 async def test_what_hangs_every_worker_after_a_while_is_tried_on_three(tmp_path: Path) -> None:
-    # Three hangs of 30 s are no three crashes within a minute.
+    # In the daemon, three hangs of 30 s do not count as three crashes within a minute.
     patience = replace(IMPATIENT, max_crashes=9)
     async with faulty(tmp_path, patience=patience) as victim:
         stream = await victim.ask(" | ".join(f"deaf {num}" for num in range(1, 6)))
@@ -74,7 +74,7 @@ async def test_what_hangs_every_worker_after_a_while_is_tried_on_three(tmp_path:
 
 async def test_long_answers_and_idle_times_are_no_hangs(tmp_path: Path) -> None:
     async with faulty(tmp_path, patience=replace(IMPATIENT, hang_timeout_s=0.5)) as victim, victim.socket() as socket:
-        # A token for each ping: many times the limit in all.
+        # A token for each ping: the answer takes many times the limit.
         stream = await (await victim.say(socket, "stream")).until(150)
         assert victim.num_lives == 1
         assert stream.text.split()[-1] == str(len(stream.text.split()) - 1)

@@ -1,4 +1,4 @@
-"""Row F13: the ages of cached blocks, while the clock on the wall is set wrong and right again."""
+"""Row F13: the ages of cached blocks while the wall clock is wrong, and after it is corrected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_step_while_it_runs(tmp_path: Path, step_s: float) -> None:
     assert store.stats().num_blocks == 2
     times.pass_s(6.5 * DAY_S)
     store.work()
-    assert store.stats().num_blocks == 0  # and in time they go
+    assert store.stats().num_blocks == 0  # they expire in time
 
 
 @pytest.mark.parametrize("step_s", STEPS)
@@ -61,7 +61,7 @@ def test_a_step_between_runs(tmp_path: Path, step_s: float) -> None:
 
 
 def test_a_clock_that_begins_anew_at_every_start(tmp_path: Path) -> None:
-    """A board without a battery thinks it is 1970 until the network tells it better."""
+    """A board without a battery starts in 1970 until the network gives it the time."""
     times, folder = Times(), tmp_path / "cache"
     close_now(_filled(folder, times))
     for day in range(9):
@@ -77,7 +77,7 @@ def test_a_clock_that_begins_anew_at_every_start(tmp_path: Path) -> None:
 def test_unused_ones_go_after_a_long_pause_and_use(tmp_path: Path) -> None:
     times, folder = Times(), tmp_path / "cache"
     close_now(_filled(folder, times))
-    times.wall.at_s += 30 * DAY_S  # switched off for a month: counts for half a lifetime, since it may be a wrong clock
+    times.wall.at_s += 30 * DAY_S  # switched off for a month: counts for half a lifetime, since the clock may be wrong
     store = _reopened(folder, times)
     assert store.stats().num_blocks == 2
     close_now(store)

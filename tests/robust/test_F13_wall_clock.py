@@ -1,4 +1,4 @@
-"""F13: the wall clock may jump: deadlines, watchdogs and durations are told by the monotonic one."""
+"""F13: the wall clock may jump, so deadlines, watchdogs and durations use the monotonic clock."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 from tests.robust.faults import faulty
 
 PACKAGE = Path(__file__).resolve().parents[2] / "edgeagent"
-# What people read as a date, or compare with other processes' and files' dates; nothing is timed by these.
+# Modules that show dates to people, or compare them with the dates of other processes and files. They time nothing by
+# the wall clock.
 MAY_TELL_THE_DATE = (
     "api/",
     "backends/remote/attempt.py",  # Retry-After may be a date
-    "backends/remote/run.py",  # pseudonyms change with the day
+    "backends/remote/run.py",  # pseudonyms change each day
     "cache_folder.py",
     "cli/remotes/egress.py",
     "credentials.py",
@@ -23,7 +24,7 @@ MAY_TELL_THE_DATE = (
     "daemon/traces.py",
     "egress/",
     "engine/cache/disk/",
-    "router/remote_backends.py",  # where no clock tells a sleep
+    "router/remote_backends.py",  # used where no clock reveals that the machine slept
     "runtime_file.py",
     "store/",
     "text/template/chat_template.py",
@@ -31,7 +32,7 @@ MAY_TELL_THE_DATE = (
 
 
 def dates(path: Path) -> list[int]:
-    """Return the lines that ask what time it is."""
+    """Return the numbers of the lines that read the wall clock."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and ast.unparse(node) in (

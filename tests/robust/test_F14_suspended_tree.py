@@ -1,4 +1,4 @@
-"""F14: the machine sleeps, and wakes: no worker is called hung, streams go on, and no answer is lost."""
+"""F14: the machine is suspended and wakes: no worker counts as hung, streams continue, and no answer is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def until(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
 
 @contextmanager
 def asleep(daemon: Daemon) -> Iterator[None]:
-    """Stop the daemon and its worker, as a suspended machine does, and wake them in the order that is worse."""
+    """Stop the daemon and its worker, as when the machine sleeps; then wake the daemon first, the worse order."""
     tree = [psutil.Process(daemon.process.pid), psutil.Process(daemon.worker_pid())]
     for process in reversed(tree):
         process.send_signal(signal.SIGSTOP)

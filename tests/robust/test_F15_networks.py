@@ -1,4 +1,4 @@
-"""F15: the network goes and comes back with other addresses, here and at the remote, which is found again."""
+"""F15: the network disappears and returns with other addresses, here and at the remote, which is found again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-# A network of one machine, in a namespace of its own: the remote is at an address that comes and goes.
+# A network of one machine in its own namespace: the remote's address is added and removed.
 ALONE = """
 import asyncio, subprocess, sys
 from edgeagent.backends.remote.connection import names
@@ -54,7 +54,7 @@ asyncio.run(main())
 """
 
 
-# A remote at the other end of a cable, in a namespace of its own. Our address stays when the cable is pulled.
+# A remote at the other end of a cable, in its own namespace. Our address stays when the cable is pulled.
 CABLE = """
 import asyncio, subprocess, sys
 from edgeagent.remotes import Limits
@@ -131,7 +131,7 @@ print("refused" if subprocess.run(pair, capture_output=True).returncode else "ma
 
 
 def run_alone(program: str) -> str:
-    """Run Python in a network namespace of its own; return what it prints."""
+    """Run a Python program in a new network namespace; return its output."""
     unshare = shutil.which("unshare")
     if unshare is None or shutil.which("ip") is None:
         pytest.skip("no unshare and ip")

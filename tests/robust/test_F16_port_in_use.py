@@ -1,4 +1,4 @@
-"""F16: a port in use, by a stranger or another daemon, is an exit status and a text of its own; no token is shown."""
+"""F16: a port used by another program or daemon has its own exit status and text; no token is sent to it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgeagent.daemon.state import ExitCode
 from edgeagent.runtime_file import find_daemon
 from tests.robust.stub_daemon import command, stub_daemon
 
-# A second's work, on a machine that has others to do.
+# A daemon needs a second; the rest is for a busy machine.
 EXIT_S = 30.0
 
 
 def is_refused(folder: Path, port: int) -> None:
-    """Assert that a daemon does not start on a port, says why, and takes no other."""
+    """Assert that a daemon does not start on a port, says why, and uses no other port."""
     ended = subprocess.run(command(folder, port=port), capture_output=True, text=True, timeout=EXIT_S, check=False)
     assert (ended.returncode, ended.stdout) == (ExitCode.PORT_TAKEN, "")
     assert f"port {port} on 127.0.0.1 is taken" in ended.stderr and "--port" in ended.stderr

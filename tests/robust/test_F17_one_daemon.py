@@ -1,4 +1,4 @@
-"""F17: one daemon for a state folder; the lock is the kernel's, so that `kill -9` leaves none behind."""
+"""F17: one daemon per state folder; the kernel holds the lock, so `kill -9` leaves none behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F18: the model file is replaced, deleted or truncated while it is loaded: the daemon lives, and tells what was."""
+"""F18: a loaded model's file is replaced, deleted or truncated: the daemon survives, and reports what happened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Files:
 
 
 class Loaded:
-    """A model with a file of its own, and its worker."""
+    """A model with its own file, and its worker."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class Loaded:
         return [token async for step in self.backend.generate(ask("r", 8)) for token in step.tokens]
 
     async def stream(self, request_id: str) -> Record:
-        """Begin an answer that goes on for thousands of tokens."""
+        """Start an answer of thousands of tokens."""
         record = Record()
         self.pool.submit(ask(request_id, None), record)
         await record.until(lambda record: len(record.tokens) >= 2)

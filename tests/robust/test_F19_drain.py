@@ -1,4 +1,4 @@
-"""F19: SIGTERM with streams open: they may finish for a while, then end in order; a second signal does not wait."""
+"""F19: SIGTERM with open streams: they may finish for a while, then end properly; a second signal ends them at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeagent.daemon.state import ExitCode
 from tests.robust.stub_daemon import is_gone, stub_daemon
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send these signals to a process")
-# Beyond the drain, whatever else the machine does; the daemon itself takes a second.
+# Added to the drain time, for a busy machine; the daemon itself needs a second.
 MARGIN_S = 10.0
 NEVER_S = 3600.0
 

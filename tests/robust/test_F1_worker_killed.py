@@ -1,4 +1,4 @@
-"""F1: `kill -9` of a worker in mid-stream: streams go on from what was delivered, queued ones run, sockets stay."""
+"""F1: `kill -9` of a worker midway: streams continue from the delivered tokens, queued requests run, sockets stay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_every_stream_goes_on_over_every_kill(tmp_path: Path, num_kills: i
             streams = [await victim.say(socket, commands) for socket in sockets[:-1]]
             for stream in streams:
                 await stream.until(2)
-            # The worker has it and has said nothing of it.
+            # The worker has the request and has sent nothing for it.
             queued = await victim.say(sockets[-1], " | ".join(["wait"] * index + ["answer 2"]))
             killed = victim.worker
             killed.kill()
@@ -52,7 +52,7 @@ async def test_what_dies_with_every_worker_ends_and_says_how_much_was_delivered(
 
 
 async def test_kills_in_quick_succession_end_no_stream(tmp_path: Path) -> None:
-    """Each worker is killed from outside before it gives a token; no request is to blame."""
+    """Each worker is killed from outside before its first token; no request is blamed."""
     async with faulty(tmp_path, parallel=2) as victim, AsyncExitStack() as stack:
         sockets = [await stack.enter_async_context(victim.socket()) for _ in range(NUM_STREAMS)]
         streams = [

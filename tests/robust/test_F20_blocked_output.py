@@ -1,4 +1,4 @@
-"""F20: the daemon's output is not read, or its disk is full: it serves on, and nothing waits for a line."""
+"""F20: the daemon's output is not read, or its disk is full: it continues to serve, and nothing waits for a line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
 
 
 def fill(pipe: int) -> None:
-    """Write into a pipe until it takes no more."""
+    """Write into a pipe until it is full."""
     os.set_blocking(pipe, False)
     with suppress(BlockingIOError):
         while True:
@@ -31,7 +31,7 @@ def test_a_full_pipe_holds_nothing_up(tmp_path: Path) -> None:
     fill(writing)
     try:
         with stub_daemon(tmp_path / "state", output=writing) as daemon:
-            # Each crash is a line in the log.
+            # Each crash adds a line to the log.
             assert daemon.ask("die SIGKILL 1 | answer 2") == "0 1 "
             assert daemon.ask("answer 1") == "0 "
             daemon.process.send_signal(signal.SIGTERM)

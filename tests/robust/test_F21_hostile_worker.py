@@ -1,4 +1,4 @@
-"""F21: a worker that was taken over writes what it likes: it is cut off and replaced, and costs the daemon nothing."""
+"""F21: a worker under an intruder's control writes anything: it is cut off and replaced, and the daemon survives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_it_is_cut_off_and_what_it_owed_is_asked_of_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
     monkeypatch.setattr(channel, "OUTPUT_GRACE_S", 0.05)
-    # A machine that is busy with other tests does not read as many frames a second as count as a flood.
+    # On a machine busy with other tests, fewer frames arrive per second than the real limit for a flood.
     monkeypatch.setattr(supervisor, "FloodLimit", lambda: channel.FloodLimit(max_frames=1000, period_s=60.0))
     async with faulty(tmp_path) as victim, victim.socket() as socket, victim.socket() as other:
         hostile = victim.worker
@@ -39,7 +39,7 @@ async def test_it_is_cut_off_and_what_it_owed_is_asked_of_the_next(
         bystander = await (await victim.say(socket, "linger 2 | answer 4")).until(2)
         attack = await victim.say(other, f"{text} | answer 3")
         assert (await bystander.end()).text == "0 1 2 3 "
-        # What it was given by an intruder is the intruder's; it ends all the same, and once.
+        # The intruder controls its own answer; still that answer ends, exactly once.
         while attack.events[-1:] == [] or attack.events[-1]["type"] not in TERMINAL:
             await attack.next()
         assert not hostile.is_running()

@@ -1,4 +1,4 @@
-"""F2: whatever ends a worker is named, in the error, in the log and in `status`, and never quotes a prompt."""
+"""F2: every cause of a worker's end is named in the error, the log and `status`, and never quotes a prompt."""
 
 from __future__ import annotations
 

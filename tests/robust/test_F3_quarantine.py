@@ -1,4 +1,4 @@
-"""F3: a model that always kills its worker is left alone after three crashes, and says so; a try later, or by hand."""
+"""F3: a model that kills each of its workers is quarantined after three crashes; it is retried later, or by command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BODY = {"messages": [{"role": "user", "content": "answer 1"}], "max_tokens": 1}
 
 
 async def is_refused(victim: Faulty) -> float:
-    """Assert that a request is refused for now; return when it may come again, in seconds."""
+    """Assert that a request is refused for now; return the seconds after which it may be retried."""
     reply = await victim.daemon.http.post(f"{victim.daemon.url}/v1/chat/completions", json=BODY)
     assert reply.status_code == 503
     assert "crashed too often (SIGSEGV" in reply.json()["error"]["message"]
@@ -53,7 +53,7 @@ async def test_after_its_time_a_request_is_a_try_and_one_crash_is_enough(tmp_pat
 
 
 async def test_a_model_that_hangs_every_worker_is_left_alone_too(tmp_path: Path) -> None:
-    # Each was up for longer than the window in which crashes are counted, as it is where hangs take 30 s to notice.
+    # Each worker lived longer than the window in which crashes are counted, as when hangs take 30 s to be noticed.
     patience = replace(QUICK, hang_timeout_s=0.3, stop_grace_s=0.1, crash_window_s=0.2)
     async with faulty(tmp_path, patience=patience, serves_after=False) as victim:
         for reason in ("ended during the request", "crashed too often"):

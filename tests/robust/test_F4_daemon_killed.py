@@ -1,4 +1,4 @@
-"""F4: `kill -9` of the daemon: the worker ends by itself, whatever it is doing, and a next daemon starts."""
+"""F4: `kill -9` of the daemon: its worker ends by itself, whatever it is doing, and a new daemon starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_worker_goes_with_it_and_the_next_daemon_starts(tmp_path: Path, num_
 def test_a_real_worker_goes_with_it_even_when_it_is_stopped(tmp_path: Path) -> None:
     daemon = start_daemon(tmp_path / "state", "builtin")
     worker = psutil.Process(daemon.worker_pid())
-    if sys.platform == "linux":  # elsewhere the end of the pipe tells it, which a stopped process does not read
+    if sys.platform == "linux":  # elsewhere the end of the pipe reports it, which a stopped process does not read
         worker.send_signal(signal.SIGSTOP)
     daemon.process.kill()
     daemon.process.wait()

@@ -1,4 +1,4 @@
-"""Row F5, the prefix cache on disk: whatever step of its work a process dies at, no invalid block is ever served."""
+"""Row F5, the prefix cache on disk: after a crash at any step of its work, no invalid block is ever used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BLOCKS = [block for chain in CHAINS for block in chain]
 
 
 def _work(folder: Path, files: FaultyFiles) -> None:
-    """Write, touch, raise, evict, purge and close."""
+    """Write, use, promote, evict, purge and close."""
     times = Times()
     store = make_store(folder, times, files=files, max_bytes=5 * 5200, bytes_per_hour=1 << 20)
     store.open()
@@ -52,7 +52,7 @@ def _work(folder: Path, files: FaultyFiles) -> None:
 
 
 def _assert_sound(folder: Path) -> int:
-    """Open the folder as the next process; every block that it has is whole. Return how many."""
+    """Open the folder as the next process would, and assert that every block is whole. Return the number of blocks."""
     store = make_store(folder, Times())
     store.open()
     assert store.trouble is None
@@ -77,7 +77,7 @@ def test_dying_at_every_step(tmp_path: Path) -> None:
         else:
             raise AssertionError(f"step {step} was not reached")
         seen.add(_assert_sound(folder))
-    assert {0, 1, 4} <= seen  # deaths before, between and after blocks
+    assert {0, 1, 4} <= seen  # crashes before, between and after blocks
 
 
 _ACTIONS = st.lists(
@@ -101,7 +101,7 @@ _ACTIONS = st.lists(
 def test_any_schedule_serves_only_what_was_written(
     actions: list[tuple[str, Any, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Puts, uses, purges, corruptions, crashes and restarts in any order: what is read is what was offered."""
+    """Writes, uses, purges, corruptions, crashes and restarts in any order: a block read equals the one offered."""
     folder, times = tmp_path_factory.mktemp("cache"), Times()
     limit = 6 * 5200
     store = make_store(folder, times, max_bytes=limit, files=(files := FaultyFiles(folder)))
@@ -170,7 +170,7 @@ for seed in range(10**6):
 
 
 def _kill_at_random(folder: Path, num_kills: int, num_writers: int = 1) -> int:
-    """Kill processes that write without pause; return how many blocks were sound over all looks."""
+    """Kill processes that write without pause; return the number of sound blocks over all checks."""
     chance, num_sound = random.Random(7), 0
     blocks = {block.key: block for seed in range(64) for block in _made(seed)}
     root = Path(__file__).resolve().parents[2]
@@ -190,7 +190,7 @@ def _kill_at_random(folder: Path, num_kills: int, num_writers: int = 1) -> int:
         store.open()
         for key, block in blocks.items():
             if store.num_bytes(key) is not None:
-                # A rename publishes whole files, also where the check would catch others.
+                # A rename publishes only whole files, even those that the checksum would reject otherwise.
                 assert is_same(store.read(key), block)
                 num_sound += 1
         assert not [path for path in folder.iterdir() if path.name.startswith("tmp-")]

@@ -1,4 +1,4 @@
-"""Row F7, the prefix cache on disk: a full, broken or read-only disk turns writing off and says so; requests go on."""
+"""Row F7, the disk cache: a full, broken or read-only disk stops writing and is reported; requests continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _offer_all(store: BlockStore) -> None:
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: errno.errorcode[code])
 def test_a_lasting_fault_is_told_and_borne_and_ends(tmp_path: Path, code: int) -> None:
-    """At any operation: nothing is raised, the reason is there, and a minute after the fault blocks are kept."""
+    """At any operation: no error is raised, the reason is reported, and blocks are stored a minute after the fault."""
     counter = FaultyFiles(tmp_path / "whole")
     store = make_store(tmp_path / "whole", files=counter)
     _offer_all(store)

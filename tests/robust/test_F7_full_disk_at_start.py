@@ -1,6 +1,6 @@
-"""Row F7, the runtime file: a disk that is full when the daemon starts costs no answer, and is told.
+"""Row F7, the runtime file: a disk that is full when the daemon starts costs no answer, and is reported.
 
-A limit of 0 on the size of files stands for the full disk: like one, it lets files be made and nothing be written.
+A file size limit of 0 stands in for the full disk: files can be created, but nothing can be written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Row F8: a file of the cache that is not as it was written is a miss, goes, and none of its bytes is used."""
+"""Row F8: a cache file that differs from what was written is a miss and is deleted, and none of its bytes is used."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_another_partition_has_other_keys(tmp_path: Path) -> None:
     (theirs,) = make_chain(1, partition="another client")
     assert theirs.tokens == BLOCK.tokens
     assert store.num_bytes(theirs.key) is None
-    # Not even under the name that it would have.
+    # Nor under the name that it would have.
     (mine,) = (tmp_path / "cache").glob("*.kv")
     name = cache_folder.parse_name(mine.name)
     assert name is not None
@@ -127,7 +127,7 @@ class _Canary:
 
 
 def _plant(tmp_path: Path, content: bytes) -> tuple[Path, Path]:
-    """Publish a block, put other content under its name, and return the folder and the file."""
+    """Write a block, put other content under its name, and return the folder and the file."""
     folder = tmp_path / "cache"
     store = make_store(folder)
     store.offer(BLOCK, Importance.IDLE)
@@ -150,7 +150,7 @@ def test_a_planted_file_is_a_miss_and_is_replaced(tmp_path: Path, content: str) 
     folder, file = _plant(tmp_path, contents[content])
     store = make_store(folder)
     store.open()
-    if content == "cut":  # found by its name and its beginning alone
+    if content == "cut":  # found by its name and its header alone
         assert store.num_bytes(BLOCK.key) == len(contents[content])
     assert store.read(BLOCK.key) is None
     assert store.num_bytes(BLOCK.key) is None  # never found again
@@ -158,7 +158,7 @@ def test_a_planted_file_is_a_miss_and_is_replaced(tmp_path: Path, content: str) 
     assert file.exists() == (content != "cut"), "it may be another installation's, and does not count"
     assert not canary.exists()
     assert store.stats().num_misses == 1
-    store.offer(BLOCK, Importance.IDLE)  # and can be written anew
+    store.offer(BLOCK, Importance.IDLE)  # and can be written again
     store.work()
     assert is_same(store.read(BLOCK.key), BLOCK)
 
@@ -171,7 +171,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, kind: str) -> Non
     content = _content()
     outside.write_bytes(content)
     reader = make_store(folder)
-    reader.open()  # it knows the file by name and size, and then the file changes
+    reader.open()  # the reader knows the file's name and size, and then the file changes
     file.unlink()
     match kind:
         case "link":
@@ -290,7 +290,7 @@ def test_a_folder_in_the_place_of_a_blocks_next_name_leaves_it_its_name(tmp_path
 def _damaged_head(folder: Path) -> Path:
     (file,) = folder.glob("*.kv")
     content = bytearray(file.read_bytes())
-    content[HEADER_BYTES] ^= 1  # a token
+    content[HEADER_BYTES] ^= 1  # part of a token
     file.write_bytes(content)
     return file
 

@@ -1,4 +1,4 @@
-"""F9: files that are whole and lie in what they mean: refused by the reader, or by a worker that may die of it."""
+"""F9: well-formed files with false values: refused by the reader, or by a worker that may die of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Changes = dict[str, bytes | None]
 
 
 def with_keys(content: bytes, changes: Mapping[str, bytes | None]) -> bytes:
-    """Return a model file with metadata replaced, added, or (None) left out; tensors stay as they are."""
+    """Return a model file with metadata replaced, added, or (None) removed; its tensors do not change."""
     _, _, num_tensors, num_keys = struct.unpack_from("<4sIQQ", content)
     at, keys = 24, {}
     for _ in range(num_keys):
@@ -80,7 +80,7 @@ def tokens_of(content: bytes) -> list[str]:
 
 
 def cases(content: bytes) -> dict[str, Changes]:
-    """Return changes to a good model's metadata, one for each class of bug that readers of such files have had."""
+    """Return changes to a good model's metadata, one for each class of bug that other readers of such files had."""
     tokens: list[object] = list(tokens_of(content))
     n = len(tokens)
 
@@ -168,7 +168,7 @@ def cases(content: bytes) -> dict[str, Changes]:
 
 
 async def outcome(path: Path) -> str:
-    """Load a file as the daemon does, and use it; return what came of it."""
+    """Load a file as the daemon does, and use it; return the outcome."""
     config = Config(engine=EngineConfig(threads=1, calibration_s=0))
     pool = Pool(config, lambda _: Files(path), validate_model, patience=PATIENCE)
     backend = LocalBackend(pool)
@@ -197,7 +197,7 @@ def write(path: Path, content: bytes, changes: Mapping[str, bytes | None] = {}) 
 
 
 async def check(content: bytes, names: Iterable[str], path: Path) -> None:
-    """Try files one after the other; each answers, or says why it cannot. Then a good one answers."""
+    """Try the files one after another; each answers, or says why it cannot. Then a good one answers."""
     for name in names:
         write(path, content, cases(content)[name])
         came = await outcome(path)

@@ -1,7 +1,7 @@
-"""I6: what clients send and models answer is in no log line, metric, trace of a bug or error body, at any level.
+"""I6: no log line, metric, stack trace or error body holds the texts of clients or models, at any log level.
 
-A canary stands in every field that a client can fill, valid or not, over both transports; backends answer with one,
-fail with one, and die printing one.
+Every field that a client can fill holds a canary, valid or not, over both transports; backends answer with a canary,
+fail with one, and print one as they die.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def broken(_request: GenerateRequest) -> Iterator[Act]:
 
 
 def spoilt(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the body with each field in turn of a wrong type, and one unknown field."""
+    """Yield the body with one field at a time of a wrong type, and with an unknown field."""
     for name in body:
         yield {**body, name: {CANARY: [CANARY]}}
     yield {**body, CANARY: CANARY}
 
 
 async def say_everything(server: Running) -> None:
-    """Send every body, right and wrong, over HTTP and the WebSocket."""
+    """Send every body, valid and invalid, over HTTP and the WebSocket."""
     headers = {"x-canary": CANARY, "user-agent": CANARY, "authorization": f"Bearer {CANARY}"}
     for path, body in BODIES:
         for each in (body, {**body, "stream": True}, *spoilt(body)):

@@ -1,4 +1,4 @@
-"""L10: a client with 64 requests does not hold up one that has a single request; two busy clients get equal shares."""
+"""L10: a client with 64 requests does not delay a client with one request; two busy clients get equal shares."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def ask(backend: LocalBackend, client: str, index: int, on_token: Callable
 
 
 async def test_who_asks_once_waits_for_one_turn_of_who_asks_for_much(backend: LocalBackend) -> None:
-    await ask(backend, "first", 0, lambda: None, 1)  # the model is loaded
+    await ask(backend, "first", 0, lambda: None, 1)  # the model is loaded now
     num_begun: set[int] = set()
     begun = asyncio.Event()
 
@@ -66,7 +66,7 @@ async def test_who_asks_once_waits_for_one_turn_of_who_asks_for_much(backend: Lo
     num_before = len(num_begun)
     seen: list[int] = []
     await ask(backend, "polite", 0, lambda: seen.append(len(num_begun)), 1)
-    # Those that ran had their turn, and with their ends came as many others at most.
+    # The running requests finished, and at most as many others started in their place.
     assert seen[0] - num_before <= 2 * PARALLEL
     assert sum(not task.done() for task in greedy_ones) > NUM_GREEDY / 2
     for task in greedy_ones:

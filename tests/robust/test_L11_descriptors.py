@@ -1,4 +1,4 @@
-"""L11: out of file descriptors, the daemon neither spins nor falls, and serves again once there are some."""
+"""L11: without free file descriptors the daemon neither spins nor crashes, and serves again once there are some."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's 
 
 MAX_DESCRIPTORS = 64
 WATCH_S = 1.5
-# One that spins takes all of a core.
+# A daemon that spins uses a whole core.
 MAX_LOAD = 0.2
 RECOVERY_S = 1.0
 NUM_TRIES = 3
@@ -34,7 +34,7 @@ def test_accepting_pauses_and_goes_on(tmp_path: Path) -> None:
 
 
 def exhaust(daemon: Process, process: psutil.Process) -> float:
-    """Take all descriptors for a while; return how long after that a client was served."""
+    """Use up all descriptors for a while; return how many seconds later a client was served."""
     sockets = [socket.create_connection(("127.0.0.1", daemon.runtime.port)) for _ in range(2 * MAX_DESCRIPTORS)]
     try:
         time.sleep(0.2)

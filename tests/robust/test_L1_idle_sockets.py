@@ -1,4 +1,4 @@
-"""L1: a thousand idle WebSockets cost at most 64 KiB each, and the daemon answers meanwhile."""
+"""L1: a thousand idle WebSockets use at most 64 KiB each, and the daemon still answers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_idle_sockets_are_cheap(tmp_path: Path) -> None:
         with serving(tmp_path / "state") as daemon, ExitStack() as sockets:
             port = daemon.runtime.port
             process = psutil.Process(daemon.process.pid)
-            # The first ones pay for what is loaded once.
+            # The first connections pay for lazy loading.
             for _ in range(20):
                 sockets.enter_context(open_socket(port))
             before = process.memory_info().rss
             for _ in range(NUM_SOCKETS):
                 sockets.enter_context(open_socket(port))
-            # A request is answered, as on a quiet day.
+            # A request is answered as usual.
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as reply:
                 assert reply.status == 200
             grown = process.memory_info().rss - before
@@ -52,7 +52,7 @@ def test_idle_sockets_are_cheap(tmp_path: Path) -> None:
 
 
 def open_socket(port: int) -> socket.socket:
-    """Return a connected WebSocket that stays silent."""
+    """Return a connected WebSocket that sends nothing."""
     opened = socket.create_connection(("127.0.0.1", port), timeout=10)
     head = f"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     opened.sendall(f"{head}{KEY_HEADERS}\r\n\r\n".encode())

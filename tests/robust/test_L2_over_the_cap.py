@@ -1,4 +1,4 @@
-"""L2: connections over the cap are refused at once; those that are there go on undisturbed."""
+"""L2: connections over the cap are refused at once; the existing ones continue undisturbed."""
 
 from __future__ import annotations
 

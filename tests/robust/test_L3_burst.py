@@ -1,4 +1,4 @@
-"""L3: of a burst of four times what fits, exactly what fits is taken, and the rest is told when to try again."""
+"""L3: in a burst of four times the capacity, exactly the capacity is accepted, and the rest is told when to retry."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_burst_over_http(tmp_path: Path) -> None:
         assert [reply.status_code for reply in refused] == [429] * (BURST - ROOM)
         assert {reply.json()["error"]["code"] for reply in refused} == {"queue_full"}
         assert all(float(reply.headers["retry-after"]) > 0 for reply in refused)
-        # What was taken is over once the client leaves.
+        # Accepted requests end when the client disconnects.
         for task in taken:
             task.cancel()
         await asyncio.gather(*taken, return_exceptions=True)
@@ -43,7 +43,7 @@ async def test_a_burst_over_http(tmp_path: Path) -> None:
 
 
 async def ask(daemon: Running, text: str) -> httpx.Response:
-    """Ask until there is room again, as the answer says to."""
+    """Retry until there is room, after the time that each answer states."""
     async with asyncio.timeout(20):
         while True:
             reply = await daemon.http.post(f"{daemon.url}/v1/responses", json={"input": text}, timeout=20)

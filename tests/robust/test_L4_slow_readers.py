@@ -1,4 +1,4 @@
-"""L4: a client that stops reading, or reads a byte at a time, is cut; its slot is freed, and others notice nothing."""
+"""L4: a client that stops reading, or reads byte by byte, is cut off; its slot is freed, and others notice nothing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.worker.support import eventually
 
 MAX_BUFFERED = 1 << 20
 MAX_FREED_S = 1.0
-# What the two kernels hold between the daemon and a client that does not read; it is bounded by them, not by us.
+# The two kernels' buffers between the daemon and a client that does not read; the kernels bound them.
 KERNEL_BYTES = 8 << 20
 WORD = "x" * 1000
 
 
 class Talker:
-    """A backend whose answer to the slow reader has no end, and to others is short; it counts its words."""
+    """A backend with an endless answer for the slow reader and short ones for others; it counts its words."""
 
     def __init__(self) -> None:
         self.num_words = 0
@@ -55,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cut(kind: str) -> float:
-    """Return how many slow clients were cut so far."""
+    """Return how many slow clients were cut off so far."""
     return metrics.REGISTRY.get_sample_value("edgeagent_slow_clients_cut_total", {"transport": kind}) or 0.0
 
 
@@ -99,7 +99,7 @@ async def test_a_socket_that_is_not_read(is_reading_a_little: bool) -> None:
 
 
 async def sip(slow: socket.socket) -> None:
-    """Read a byte now and then."""
+    """Read one byte at a time, with pauses."""
     byte = b"x"
     while byte:
         byte = await asyncio.get_running_loop().sock_recv(slow, 1)

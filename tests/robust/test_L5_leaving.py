@@ -1,4 +1,4 @@
-"""L5: whichever way a client leaves, and whenever, its work stops; nothing of it stays behind."""
+"""L5: however and whenever a client leaves, its work stops, and nothing of it remains."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ MAX_GROWN_BYTES = 10 << 20
 
 
 async def fin(writer: asyncio.StreamWriter) -> None:
-    """End the connection as a program that exits does."""
+    """Close the connection, as a program that exits does."""
     writer.close()
 
 
 async def rst(writer: asyncio.StreamWriter) -> None:
-    """Reset it."""
+    """Reset the connection."""
     raw: socket.socket = writer.get_extra_info("socket")
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 
 async def websocket_close(writer: asyncio.StreamWriter) -> None:
-    """Say goodbye."""
+    """Send a close frame."""
     writer.write(close(1000))
 
 
 async def cancel(writer: asyncio.StreamWriter) -> None:
-    """Stay, but cancel."""
+    """Stay connected, but cancel."""
     writer.write(frame(FIN | TEXT, b'{"type":"response.cancel"}'))
 
 
@@ -61,7 +61,7 @@ async def open_socket(daemon: Running) -> tuple[asyncio.StreamReader, asyncio.St
 
 
 async def begin(daemon: Running, phase: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return a connection whose response is in a phase."""
+    """Return a connection with a response in a certain phase."""
     reader, writer = await open_socket(daemon)
     body = json.dumps({"type": "response.create", "input": phase, "store": False})
     writer.write(frame(FIN | TEXT, body.encode()))
@@ -70,7 +70,7 @@ async def begin(daemon: Running, phase: str) -> tuple[asyncio.StreamReader, asyn
 
 
 def num_running(daemon: Running) -> int:
-    """Return how many requests the worker has; its next pong tells."""
+    """Return the worker's number of running requests, as of its last pong."""
     worker = daemon.service.models()[0].worker
     return worker.num_running if worker else 0
 
@@ -124,6 +124,6 @@ async def test_cycles_leave_nothing(tmp_path: Path, num_cycles: int) -> None:
         await cycles(8)
         descriptors, tasks, memory = num_descriptors(), len(asyncio.all_tasks()), process.memory_info().rss
         await cycles(num_cycles)
-        # A last pong or a timer may just be under way.
+        # A last pong or a timer may still be in progress.
         await eventually(lambda: num_descriptors() <= descriptors and len(asyncio.all_tasks()) <= tasks)
         assert process.memory_info().rss - memory <= MAX_GROWN_BYTES

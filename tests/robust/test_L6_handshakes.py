@@ -1,4 +1,4 @@
-"""L6: a handshake that is not one is answered and closed at once, and none may take its time."""
+"""L6: an invalid handshake is answered and closed at once, and a slow one is cut off."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def handshake(daemon: Running, *lines: str, query: str = "") -> bytes:
 
 
 async def ask(daemon: Running, request: bytes) -> Reply:
-    """Send bytes; return the answer once the connection has been closed behind it."""
+    """Send bytes; return the answer after the connection was closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
     try:
         writer.write(request)

@@ -1,4 +1,4 @@
-"""L6: two hundred clients that send a byte now and then are dropped in time, and the others notice nothing."""
+"""L6: two hundred clients that send single bytes with pauses are dropped in time, and others notice nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_CLIENTS = 200
 
 
 async def dribble(daemon: Running, beginning: bytes) -> int:
-    """Send a beginning, then a byte at a time; return the status that ends it."""
+    """Send the start of a request, then byte by byte; return the final status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
     writer.write(beginning)
     answer = asyncio.create_task(read_reply(reader))
@@ -30,7 +30,7 @@ async def dribble(daemon: Running, beginning: bytes) -> int:
 
 @pytest.mark.parametrize("phase", ["head", "body"])
 async def test_slow_senders_are_dropped(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
-    # That of its own phase alone: two hundred connections at once may take a slow machine longer to look at.
+    # Only this phase's limit is shortened: a slow machine may need longer to accept two hundred connections.
     if phase == "head":
         monkeypatch.setattr(transport, "HEAD_TIMEOUT_S", 0.5)
     else:

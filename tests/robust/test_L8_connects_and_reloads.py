@@ -1,4 +1,4 @@
-"""L8: connections come and go by the hundred while the model is reloaded: no worker dies, each answer ends once."""
+"""L8: hundreds of connections open and close while the model is reloaded: no worker dies, each answer ends once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_BESIDE = 20
 
 
 async def come_and_go(victim: Faulty, number: int) -> None:
-    """Connect and ask; one of three leaves without waiting for the end."""
+    """Connect and create a response; one client in three leaves before the end."""
     async with victim.socket() as socket:
         stream = await victim.say(socket, "answer 20")
         if number % 3 == 0:

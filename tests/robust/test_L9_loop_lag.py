@@ -1,4 +1,4 @@
-"""L9: nothing large is done on the event loop: whatever clients send, the loop is never late for long."""
+"""L9: nothing large runs on the event loop: whatever clients send, the loop is never late for long."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MIB = 1 << 20
 
 
 def brief() -> FakeBackend:
-    """Return a backend whose answers are short: what is asked is long enough."""
+    """Return a backend with short answers, since the requests are long enough."""
     return FakeBackend(lambda _: (Started(1, 0), TextDelta("one"), finished()))
 
 
 def largest_tools(*, is_flat: bool = False) -> list[dict[str, Any]]:
-    """Return as many tools as large as are taken: as a chat completion has them, or flat, as a response's create."""
+    """Return the most and largest tools that are accepted: in a chat completion's form, or flat, as in a create."""
     schema = {"type": "object", "properties": {f"field{number}": {"type": "string"} for number in range(1500)}}
     tools = [{"name": f"f{number}", "parameters": schema} for number in range(128)]
     return [{"type": "function", **(tool if is_flat else {"function": tool})} for tool in tools]
@@ -74,7 +74,7 @@ async def test_bodies(name: str) -> None:
 @pytest.mark.parametrize("name", FRAMES)
 async def test_frames(name: str) -> None:
     payload = json.dumps({"type": "response.create", "store": False, **FRAMES[name]()}).encode()
-    # A mask of zeros spares the client the work.
+    # A mask of zeros saves the client the masking.
     sent = bytes([FIN | TEXT, 0xFF]) + struct.pack("!Q", len(payload)) + bytes(4) + payload
     config = Config(server=ServerConfig(max_frame_bytes=16 * MIB))
     async with running(brief(), config) as daemon:
@@ -91,7 +91,7 @@ async def test_frames(name: str) -> None:
 
 @pytest.mark.alone
 async def test_looking_at_models_and_checking_them(tmp_path: Path) -> None:
-    """A large file is hashed, and the folder of models read, in threads."""
+    """Threads hash a large file and read the folder of models."""
     content = b"GGUF" + bytes(100 * MIB)
     digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
     repo = tmp_path / "models" / "models--org--repo"
@@ -104,7 +104,7 @@ async def test_looking_at_models_and_checking_them(tmp_path: Path) -> None:
     async with running(brief(), Config(store=store, state_dir=tmp_path / "state")) as daemon:
 
         async def act() -> None:
-            # What was found right once is remembered in the state folder.
+            # A verified hash is remembered in the state folder, so each check has its own.
             checking = asyncio.to_thread(Library(store, tmp_path / f"state{next(numbers)}").resolve, "org/repo:Q4_0")
             asking = asyncio.to_thread(partial(post, daemon.port, "/api/show", b'{"model": "org/repo:Q4_0"}'))
             found, _ = await asyncio.gather(checking, asking)

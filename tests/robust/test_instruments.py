@@ -1,4 +1,4 @@
-"""What the rows are measured with sees faults that are planted, and takes others' for others'."""
+"""The instruments of the rows find planted faults, and do not blame the daemon for other programs' work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wait_for_a_lock() -> None:
 
 
 def write_to_a_slow_disk() -> None:
-    """As fsync does on a disk that is busy: the thread waits for the kernel. A pipe that is read late does so too."""
+    """Block the thread in the kernel, as fsync on a busy disk does: the pipe is read late."""
     read_end, write_end = os.pipe()
     reader = threading.Timer(BLOCKED_S, lambda: os.read(read_end, 1 << 20))
     reader.start()
@@ -61,7 +61,7 @@ def write_to_a_slow_disk() -> None:
 
 
 def blocking(fault: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    """Return what blocks the loop now and then, as a handler does that forgot a thread."""
+    """Return an act that blocks the loop at intervals, like a handler that should have used a thread."""
 
     async def act() -> None:
         fault()
@@ -102,7 +102,7 @@ async def test_what_blocks_it_at_once_and_never_again_is_seen() -> None:
 
 async def test_what_others_took_from_the_machine_does_not_count() -> None:
     now_s = iter(range(1_000_000))
-    # Each look seems to take a second; all of it was spent waiting for a processor, but for the fourth's.
+    # Each look seems to take a second. All of it was waiting for a processor, except in the fourth.
     waits = iter(range(1_000_000))
 
     def waited_s() -> float:
@@ -115,7 +115,7 @@ async def test_what_others_took_from_the_machine_does_not_count() -> None:
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux tells")
 def test_the_kernel_tells_what_others_took() -> None:
-    """More threads than one processor can run at a time: each waits, and none of them is blocked."""
+    """More threads than one processor can run at a time: each of them waits, and none is blocked."""
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("threads cannot be kept on one processor")
     waited: list[float] = []
@@ -125,7 +125,7 @@ def test_the_kernel_tells_what_others_took() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         start.wait()
         before_s = lag.waited_s()
-        # Out of Python's lock, or the threads would wait for each other instead of for the processor.
+        # This releases Python's lock; otherwise the threads would wait for each other instead of for the processor.
         hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)
         waited.append(lag.waited_s() - before_s)
 

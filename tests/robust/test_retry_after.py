@@ -1,4 +1,4 @@
-"""Every refusal that may pass says when to try again: on HTTP, in Ollama's API, as an event, before a socket opens."""
+"""Every refusal that may pass says when to retry: over HTTP, in Ollama's API, as an event, before a socket opens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def waits(headers: object) -> bool:
-    """Whether headers ask for a wait of seconds."""
+    """Return whether headers ask the client to wait for a number of seconds."""
     return isinstance(headers, dict) and 1 <= int(headers["retry-after"]) <= 120
 
 
@@ -43,10 +43,11 @@ async def test_over_every_transport(error: type[EdgeAgentError]) -> None:
             ("/api/generate", {"model": "fake", "prompt": "hi"}),
         ):
             reply = await daemon.http.post(f"{daemon.url}{path}", json=body)
-            # Ollama's own word for a full queue is 503.
+            # Ollama uses 503 for a full queue.
             assert reply.status_code in (LOOKS[error].status, 503), path
             assert waits(dict(reply.headers)), path
-        if error is not errors.LocalUnavailable:  # then /ready goes by what remotes say, and this model says ready
+        # for this error /ready depends on the remotes, and this model is ready
+        if error is not errors.LocalUnavailable:
             assert waits(dict((await daemon.http.get(f"{daemon.url}/ready")).headers))
         assert waits(await refusal(daemon))
 
@@ -61,7 +62,7 @@ async def refusal(daemon: Running) -> object:
 
 
 class Loading(FakeBackend):
-    """A backend whose model is on its way."""
+    """A backend whose model is still loading."""
 
     def models(self) -> list[ModelStatus]:
         return [ModelStatus("fake", WorkerState.STARTING, progress=0.5)]

@@ -55,12 +55,12 @@ async def connected(daemon: Running, *headers: str) -> AsyncIterator[Peer]:
 
 
 def create(words: str, size: int = 0) -> bytes:
-    """Return a create that is echoed, padded to a size."""
+    """Return a create whose words are echoed, padded to a size in bytes."""
     return json.dumps({**CREATE, "input": words}, ensure_ascii=False).encode().ljust(size)
 
 
 async def answered(peer: Peer) -> str:
-    """Return the text of the response that comes."""
+    """Return the text of the next response."""
     while True:
         first, payload = await peer.receive()
         assert first == FIN | TEXT, (first, payload)
@@ -74,7 +74,7 @@ class TestHandshake:
     """Section 4.2."""
 
     async def ask(self, daemon: Running, *changes: str, start: str = "GET /v1/responses HTTP/1.1") -> Reply:
-        """Ask for an upgrade in which some headers are replaced, or left out ("-Name")."""
+        """Request an upgrade with some headers replaced, or left out ("-Name")."""
         headers = {
             "Host": f"127.0.0.1:{daemon.port}",
             "Upgrade": "websocket",
@@ -153,7 +153,7 @@ class TestHandshake:
         )
         writer.write(head.encode() + frame(FIN | PING, b"early"))
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
-        # A client waits for the answer first (section 4.1); one that does not is not left hanging.
+        # A client waits for the answer first (section 4.1); one that does not wait must not hang.
         writer.write(frame(FIN | PING, b"late") + close(1000))
         assert (await reader.read()).endswith(b"\x88\x02\x03\xe8")
         writer.close()
@@ -390,7 +390,7 @@ class TestUtf8:
 
 
 class TestLimits:
-    """Row B1: refused as soon as it is known, and without holding what came."""
+    """Row B1: refused as soon as the size is known, and without keeping what came."""
 
     async def test_the_largest_message_passes(self, daemon: Running) -> None:
         async with connected(daemon) as peer:

@@ -1,4 +1,4 @@
-"""README's tables of rows and the tests agree."""
+"""README's tables of rows match the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ README = (HERE / "README.md").read_text(encoding="utf-8")
 
 
 def rows() -> set[str]:
-    """Return the rows of the tables; L1–L6 are six."""
+    """Return the rows of the tables; L1–L6 means six rows."""
     return {row for line in README.splitlines() for row in _rows_of(line)}
 
 
@@ -29,7 +29,7 @@ def test_every_file_that_is_named_exists() -> None:
         assert any(list(place.glob(name)) for place in places), name
 
 
-# Every row of the list of attacks and faults.
+# Every row of the lists of attacks and faults.
 LAST = {"A": 9, "B": 15, "C": 7, "F": 21, "I": 8, "L": 11}
 ROWS = {f"{letter}{number}" for letter, last in LAST.items() for number in range(1, last + 1)}
 
@@ -39,7 +39,7 @@ def test_every_row_is_there() -> None:
 
 
 def test_every_row_names_a_test_that_exists() -> None:
-    """In its own file, or in what its line of the tables names."""
+    """The test is in a file named after the row, or in a file that the row's line names."""
     for row in ROWS:
         assert list(HERE.glob(f"test_{row}_*.py")) or _named_in_line(row), row
 

@@ -1,4 +1,4 @@
-"""What schemathesis makes of the OpenAPI document, sent to every route: answers are as described, whatever comes."""
+"""Requests that schemathesis generates from the OpenAPI document, to every route: each answer is as described."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPERATIONS = {
 
 
 class NoPuller:
-    """A hub that has nothing."""
+    """A hub without any repository."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -69,13 +69,13 @@ def test_answers_are_as_described(schema: schemathesis.BaseSchema, name: str, mo
     operation = schema[path][method]
     described = DOCUMENT["paths"][path][method]
     if mode is GenerationMode.NEGATIVE and "requestBody" not in described:
-        return  # nothing is sent that could be invalid
-    # What Ollama has and edgeagent has not says so with 501.
+        return  # there is nothing to send that could be invalid
+    # Routes that Ollama has and edgeagent lacks answer with 501.
     is_missing = "501" in described["responses"]
 
     @settings(
         max_examples=EXAMPLES,
-        derandomize=True,  # but for the day's share
+        derandomize=True,  # except in the day's share
         deadline=None,
         database=None,
         phases=[Phase.explicit, Phase.generate],

@@ -1,4 +1,4 @@
-"""The checkup of a remote: what it sends, what it finds, and what it writes down."""
+"""The checkup of a remote: the requests that it sends, its findings, and the ledger rows that it writes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def checked(
 
 
 async def problem(folder: Path, *scripts: Script, gets: dict[str, Script] | None = None, **fields: Any) -> str:
-    """Return what is said to be wrong with a remote that answers so."""
+    """Return the problem that is reported for a remote with these answers."""
     async with faults(*scripts, gets=LISTED if gets is None else gets) as server:
         (found,) = await checked(folder, server.url, **fields)
     text: str = found["problem"]
@@ -86,7 +86,7 @@ async def test_a_remote_that_does(tmp_path: Path) -> None:
 
 
 async def test_each_stage_is_timed_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the connection took is no part of what the list took."""
+    """The time of the connection is not part of the time of the list."""
     really_open = Transport.open
 
     async def opened(transport: Transport, *args: Any) -> Exchange:
@@ -108,7 +108,7 @@ async def test_no_connection_is_left_open(tmp_path: Path) -> None:
     async with faults(said(CHAT), gets=LISTED) as server:
         await checked(tmp_path, server.url)
         async with asyncio.timeout(5):
-            # The system's list of connections calls nobody.
+            # Listing the system's connections has no event to wait for.
             while any(  # noqa: ASYNC110
                 each.raddr and each.raddr.port == server.port for each in psutil.Process().net_connections()
             ):
@@ -205,7 +205,7 @@ async def test_a_refused_key_is_told_with_its_place(tmp_path: Path) -> None:
 
 
 async def test_a_remote_that_quotes_the_key_or_names_no_name(tmp_path: Path) -> None:
-    """What is printed is pasted into reports, and moves no cursor."""
+    """The output is pasted into reports, and must not move a cursor."""
     gets = {"/v1/models": models("\x1b[2J", "small")}
     counts = {"prompt_tokens": 10**400, "completion_tokens": -3}
     scripts = [said({"error": {"message": f"no such key: {SECRET}"}}, 400), said(CHAT | {"usage": counts})]
@@ -233,7 +233,7 @@ async def test_what_is_wrong_with_the_token_is_told(answer: Script, words: str, 
 
 
 async def test_a_remote_that_hangs_is_left_after_the_limit(tmp_path: Path) -> None:
-    # So long that a busy machine can list the models meanwhile.
+    # Long enough that a busy machine can list the models.
     words = await problem(tmp_path, half(Act.STALL), limits=Limits(first_token_s=0.8))
     assert words == "no answer within 0.8 s (limits.first_token_s)"
     assert outcomes(tmp_path) == [("timeout", 0, 0)]

@@ -1,4 +1,4 @@
-"""Requests that must get the same answer share a remote's stream while it runs, and nothing else of each other."""
+"""Requests with equal answers share a remote's stream while it runs, and share nothing else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ALL = "one two three four"
 
 
 class Asking:
-    """A request that runs."""
+    """A running request."""
 
     def __init__(self, router: Router, wanted: GenerateRequest) -> None:
         self.answer = Answer()
@@ -73,7 +73,7 @@ def reason(answered: Answer) -> str:
 
 
 def gated(gate: Gate) -> Place:
-    """Return a remote that says two words, waits at a gate, and says two more."""
+    """Return a remote that sends two words, waits at a gate, and sends two more."""
     begun = (Started(7, 3), TextDelta("one"), TextDelta(" two"))
     return Place("remote:gpu", (*begun, gate, TextDelta(" three"), TextDelta(" four"), finished(output=4)))
 
@@ -97,7 +97,7 @@ async def test_the_second_gets_all_of_the_first_ones_stream() -> None:
     assert one.end.usage == two.end.usage
     assert two.end.timings.first_token_ms >= 0.0 and two.end.timings.decode_ms >= 0.0
     assert [asked.id for asked in gpu.requests] == ["r1"]
-    # Nothing is kept of what has ended.
+    # Nothing is kept of an ended stream.
     assert (await Asking(router, replace(FIRST, id="r3")).whole()).text == ALL
     assert [asked.id for asked in gpu.requests] == ["r1", "r3"]
 
@@ -154,7 +154,7 @@ async def test_only_what_would_be_sent_alike_is_shared_and_only_with_the_same_cl
 async def test_only_deterministic_requests_are_shared(
     sampling: SamplingParams, fields: dict[str, object], is_shared: bool
 ) -> None:
-    """And none that has a deadline of its own, or is not to be kept, whatever the other one asked for."""
+    """A request with its own deadline, or one that must not be stored, is shared under the same rule."""
     gate = Gate()
     gpu = gated(gate)
     router = router_of(gpu)
@@ -204,7 +204,7 @@ async def test_the_last_cancel_reaches_the_remote(order: tuple[str, str]) -> Non
         await asking.has("one two")
     for request_id in order:
         router.cancel(request_id)
-    # What is being cancelled is followed by nobody.
+    # A stream that is being cancelled accepts no more followers.
     late = Asking(router, replace(FIRST, id="r3"))
     for asking in both:
         assert (await asking.whole()).end.reason is FinishReason.CANCELLED
@@ -353,7 +353,7 @@ async def test_a_stream_that_has_gone_far_takes_no_more_readers() -> None:
 
 
 async def test_a_burst_is_counted_exactly(tmp_path: Path) -> None:
-    """A stream that is about to begin takes its place, as one that nobody could follow does."""
+    """A stream that is about to start takes up its place, like any other."""
     limits = Limits(max_concurrent=2)
     async with (
         faults(stream(answer("far"))) as far,

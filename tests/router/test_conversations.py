@@ -1,4 +1,4 @@
-"""A conversation is found again by what all its turns share, and the ones used last are remembered."""
+"""A conversation is recognised by the part that all its turns share; the most recently used ones are remembered."""
 
 from __future__ import annotations
 

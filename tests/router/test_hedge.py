@@ -1,4 +1,4 @@
-"""Of two places the first with content wins; the other is closed; a failure before the hedge starts none."""
+"""Of two places, the first with content wins and the other is closed; a failure before the hedge starts no hedge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER_S = 3600.0
 
 
 class Source:
-    """Yields steps; an Event is waited for, an error raised."""
+    """Yields steps, waits for an Event, raises an error."""
 
     def __init__(self, *acts: Step | asyncio.Event | EdgeAgentError) -> None:
         self._acts = acts

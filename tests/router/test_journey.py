@@ -1,4 +1,4 @@
-"""A request goes to another place where one fails: once, whole, told truly, and never where it may not go."""
+"""A failed request goes to another place: once, whole, reported truly, and never where it is not allowed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Act = Delta | Gate | EdgeAgentError
 
 
 class Place(FakeBackend):
-    """A place that answers with WORDS, or goes on with them behind what there is; `acts` come instead, once each."""
+    """A place that answers with WORDS, or continues them after the given text; each of `acts` replaces one answer."""
 
     def __init__(self, name: str, *acts: Sequence[Act], knows: bool = True, **estimate: Any) -> None:
         super().__init__(models=("fake",) if knows else ("other",))
@@ -94,7 +94,7 @@ class Place(FakeBackend):
 
 
 class Answer:
-    """What a client got."""
+    """What a client received."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
@@ -196,7 +196,7 @@ async def test_an_answer_goes_on_behind_what_was_delivered(names: tuple[str, str
     reason = "worker_crashed" if names[0] == "local" else "remote_unavailable"
     assert answer.end.timings.handovers == (Handover(*names, num_words, reason),)
     assert answer.end.timings.route == names[1]
-    # Of the place that gave the first token they are not known.
+    # For the place that gave the first token, these times are unknown.
     assert (answer.end.timings.queue_ms, answer.end.timings.prefill_ms) == (0.0, 0.0)
     assert answer.end.timings.placement is not None and answer.end.timings.placement.served_by == names[1]
 
@@ -253,7 +253,7 @@ async def test_an_answer_that_has_all_its_tokens_ends_without_another_place() ->
 
 
 class TestAWorkerThatDied:
-    """Its successor goes on with its requests, unless a remote does so sooner."""
+    """A new worker continues the requests of the dead one, unless a remote can do so sooner."""
 
     def dying(self, **estimate: Any) -> Place:
         rest = (TextDelta(" two"), TextDelta(" three"), TextDelta(" four"), finished(output=4))
@@ -283,7 +283,7 @@ class TestAWorkerThatDied:
 
     async def test_a_remote_that_is_removed_before_it_takes_over_leaves_it_to_the_successor(self) -> None:
         class Left(Place):
-            """Its closing takes a while, in which the owner removes the remote."""
+            """A place that closes slowly; meanwhile the owner removes the remote."""
 
             async def generate(self, *args: Any) -> AsyncGenerator[Step, None]:
                 try:
@@ -338,7 +338,7 @@ FAILURES = [Overloaded("full"), CRASH, LOST, ContextLengthExceeded("long"), Mode
 async def test_what_is_local_only_asks_no_remote_whatever_fails(
     machine: RouteMode, asked: RouteMode | None, delivered: tuple[Delta, ...]
 ) -> None:
-    """Not even for its estimate; the mode that holds is the strictest."""
+    """No remote is even asked for an estimate; the strictest mode applies."""
     order = list(RouteMode)
     is_kept = RouteMode.LOCAL_ONLY in (machine, asked)
     for error in FAILURES:
@@ -387,7 +387,7 @@ async def test_a_cancel_between_two_places_ends_politely() -> None:
     gate = Gate()
 
     class Deaf(Place):
-        """It fails instead of ending."""
+        """A place that fails when it is cancelled, instead of ending."""
 
         def cancel(self, request_id: str) -> None:
             gate.opened.set()
@@ -405,7 +405,7 @@ async def test_a_cancel_between_two_places_ends_politely() -> None:
 
 
 class TestHedging:
-    """A realtime request that the machine is slow with is sent to a remote as well."""
+    """A realtime request that would be slow on this machine is also sent to a remote."""
 
     wanted = replace(request("", model="fake"), tier=Tier.REALTIME)
 
@@ -453,7 +453,7 @@ class TestHedging:
     async def test_leave_that_ends_while_the_first_place_is_waited_for_ends_the_hedge(
         self, is_removed: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nothing is sent then, the answer comes from here, and the budget is whole."""
+        """The hedge sends nothing, the answer comes from this machine, and no budget is used."""
         monkeypatch.setattr("edgeagent.router.policy._COMFORT", 0.0)
         gate, modes = Gate(), [RouteMode.PREFER_LOCAL]
         local, gpu = self.places(Started(7, 3), gate, *map(TextDelta, WORDS), finished())
@@ -474,7 +474,7 @@ class TestHedging:
 
 
 async def test_an_answer_whose_beginning_the_client_gave_goes_on_behind_both() -> None:
-    """What it gave counts for no token of this answer."""
+    """The text that the client gave does not count as tokens of this answer."""
     gpu = Place("remote:gpu", (Started(7, 3), TextDelta(" two"), LOST))
     local = Place("local")
     wanted = replace(request("", model="fake"), so_far=AnswerSoFar("one", "hm"))
@@ -512,10 +512,10 @@ def counted(metric: Counter | Histogram, **labels: str) -> float:
 
 
 async def test_an_answer_counts_once_as_placed_where_its_first_content_came_from() -> None:
-    """Its prediction is held against the time since that place was asked, whatever others took before."""
+    """The prediction is compared with the time since that place was asked, whatever earlier places took."""
 
     class Timed(Place):
-        """A place that takes its time before it says anything."""
+        """A place that waits before its first step."""
 
         takes_s = 0.0
 
@@ -556,7 +556,7 @@ async def test_the_next_place_has_what_is_left_of_the_requests_time(taken_s: flo
 
 
 async def test_a_deadline_that_passes_between_two_places_is_the_error() -> None:
-    """Not what the first place failed with; and it tells what was delivered."""
+    """The error is the deadline, not the first place's failure, and it states what was delivered."""
     now = FakeClock()
     local, gpu = Place("local", (Started(7, 3), TextDelta("one"), CRASH)), Place("remote:gpu")
     router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL, clock=now)

@@ -1,4 +1,4 @@
-"""The machine's policy in front of everything: modes as a table, hosts, models, budgets, and what a client is told."""
+"""The machine's policy takes precedence: a table of modes, hosts, models, budgets, and the texts for clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_strictest_of_policy_option_credential_and_request_holds(
     placing = Placing({}, lambda: outside.mode, why_local=lambda: outside.why_local)
     said = {None: [], "": [], BROKEN: [RouteMode.LOCAL_ONLY]}.get(policy, [policy])
     for credential, asked in product([None, *MODES], repeat=2):
-        # The wire has taken the stricter of the credential's and the request's.
+        # The wire passes on the stricter of the credential's and the request's mode.
         both = [mode for mode in (credential, asked) if mode is not None]
         request = replace(ASKED, route=min(both, key=MODES.index, default=None))
         expected = MODES[min(map(MODES.index, [OPTIONS[option], *said, *both]))]
@@ -131,7 +131,7 @@ async def test_the_policys_ceiling_holds_over_all_remotes(tmp_path: Path, machin
 
 
 async def test_the_policys_ca_and_proxy_are_used(tmp_path: Path, machine_policy: Path) -> None:
-    """A CA that is not there makes the remote unusable; a proxy that is not there makes it unreachable."""
+    """A missing CA file makes the remote unusable; a missing proxy makes it unreachable."""
     add_remote(tmp_path, remote("https://gpu.invalid"))
     write(machine_policy, f"ca_file = '{(tmp_path / 'none.pem').as_posix()}'")
     async with router_at(tmp_path, Place("local", knows=False), route="prefer_remote") as router:

@@ -1,4 +1,4 @@
-"""The strictest mode holds: every combination of the machine's, the credential's and the request's."""
+"""The strictest mode applies, for every combination of the machine's, the credential's and the request's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODES = [RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE, 
 def test_the_strictest_of_three_holds(machine: RouteMode, credential: RouteMode, asked: RouteMode) -> None:
     effective = strictest(machine, credential, asked)
     assert effective is MODES[min(map(MODES.index, (machine, credential, asked)))]
-    # A request and a credential tighten, and never loosen.
+    # A request and a credential can only tighten the mode.
     assert MODES.index(effective) <= MODES.index(machine)
 
 

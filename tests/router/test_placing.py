@@ -1,4 +1,4 @@
-"""Where a decision sends a request, and what it has the remotes do."""
+"""Where a decision sends a request, and which remotes it warms."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.worker.support import request
 
 
 class Remotes:
-    """Notes which remotes are to be made ready."""
+    """Records which remotes are warmed."""
 
     def __init__(self) -> None:
         self.warmed: list[str] = []
 
     def refresh(self) -> None:
-        """Do nothing: they are given."""
+        """Do nothing, since the remotes are fixed."""
 
     def warm(self, name: str) -> None:
-        """Note a name."""
+        """Record a name."""
         self.warmed.append(name)
 
 

@@ -1,4 +1,4 @@
-"""The policy is a function of what it is told; every combination of mode and estimates has its row."""
+"""The policy is a function of its inputs; every combination of mode and estimates has its row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGET = TARGETS[Tier.INTERACTIVE]
 QUICK, SLOW = TARGET.first_token_s / 10, TARGET.first_token_s * 2
 LOCAL = Estimate("local", is_local=True, num_live=0, max_live=2, first_token_s=QUICK, token_s=0.01)
 REMOTE = Estimate("remote:gpu", is_local=False, num_live=0, max_live=100, first_token_s=QUICK, token_s=0.01)
-# A place, as it may be: what the policy should see in it, and its estimate.
+# Possible places, by what the policy should conclude about each, with the changes to the estimate.
 PLACES: dict[str, dict[str, Any] | None] = {
     "good": {},
     "unknown": {"first_token_s": None, "token_s": None},
@@ -52,7 +52,7 @@ def names(order: Order) -> list[tuple[str, str]]:
 
 
 def expected(mode: RouteMode, local: str, remote: str) -> list[tuple[str, str]]:
-    """Return what the docstring of the policy says, in words of its own."""
+    """Return the result that the policy's docstring promises, computed independently."""
     is_here, can_leave = local != "absent", remote not in UNUSABLE
     can_stay = is_here and (local not in UNUSABLE or not can_leave)
 

@@ -1,4 +1,4 @@
-"""The router with real remotes on loopback ports: the owner's file is followed, and what must stay here stays here."""
+"""The router with real remotes on loopback ports: it follows the owner's file, and local requests stay local."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def remote(url: str, name: str = "gpu", **fields: Any) -> Remote:
 
 
 async def another_turn() -> None:
-    """Let the loop turn: what a turn has looked at, it does not look at again."""
+    """Let the event loop turn, since the file is read at most once per turn."""
     await asyncio.sleep(0)
 
 
@@ -117,7 +117,7 @@ async def test_the_owners_file_is_followed(tmp_path: Path) -> None:
 
 
 async def test_a_remote_that_is_added_again_gets_its_refused_key_once_more(tmp_path: Path) -> None:
-    """Its owner may have mended the key at the remote, where nothing of it changes on this machine."""
+    """The owner may have corrected the key at the remote, which changes nothing on this machine."""
     async with faults(plain(401), stream(answer("hi"))) as far, router_at(tmp_path, model=NO_MODEL) as router:
         for text in ("", "hi"):
             add_remote(tmp_path, remote(far.url))
@@ -173,7 +173,7 @@ async def test_a_daemon_may_serve_remote_models_alone(tmp_path: Path) -> None:
 
 
 async def test_a_daemon_without_a_model_of_its_own_asks_its_remotes_what_they_serve(tmp_path: Path) -> None:
-    """Until they have answered it serves nothing, and says so instead of failing."""
+    """Until the remotes have answered, the daemon serves no model, and says so instead of failing."""
     add_remote(tmp_path, remote("http://127.0.0.1:1", models={}))
     async with router_at(tmp_path, model=NO_MODEL) as router:
         assert router.default_model() == NO_MODEL and router.models() == []
@@ -205,7 +205,7 @@ PLACES: list[Sequence[Delta]] = [
 async def test_nothing_of_a_local_only_request_reaches_the_network(
     tmp_path: Path, tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No packet and no DNS query, whatever fails and whenever; the same requests go out where they may."""
+    """No packet and no DNS query, whatever fails at any time; the same requests leave if they are allowed to."""
     asked: list[object] = []
     loop = asyncio.get_running_loop()
     for owner, name in ((socket, "getaddrinfo"), (loop, "getaddrinfo"), (loop, "sock_connect")):
@@ -307,7 +307,7 @@ async def test_the_removal_of_the_only_remote_ends_its_streams_once(tmp_path: Pa
     backends: dict[str, Backend] = {}
     followed = RemoteBackends(owner, backends)  # type: ignore[arg-type]
     followed.refresh()
-    # Without a remote the machine's mode is local_only.
+    # Without a remote, the machine's mode is local_only.
     owner.remotes, owner.revision, owner.mode = (), 2, RouteMode.LOCAL_ONLY
     followed.refresh()
     await asyncio.sleep(0)
@@ -333,7 +333,7 @@ async def test_a_change_of_one_remote_leaves_the_streams_of_the_others(tmp_path:
 async def test_connections_are_opened_anew_after_each_sleep_of_the_machine_and_at_no_other_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clocks differ by the sum of all sleeps: what counts is by how much that grew."""
+    """The clocks differ by the sum of all sleeps, so only growth of the difference shows a new sleep."""
     lags_s = [1000.0] * 4 + [1000.1] * 3 + [1060.0] * 3
     renewed_at: list[int] = []
     ticked = asyncio.Event()

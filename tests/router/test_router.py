@@ -1,4 +1,4 @@
-"""The router carries out what the policy says, and keeps the contract of a backend."""
+"""The router executes the policy's decision, and obeys the contract of a backend."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def collect(router: Router, wanted: GenerateRequest) -> list[Step]:
 
 
 class FullBackend(FakeBackend):
-    """A fake without room."""
+    """A fake without free capacity."""
 
     def estimate(self, request: GenerateRequest) -> Estimate:
         return Estimate(self.name, is_local=True, num_live=7, max_live=7, retry_after_s=5.0)
@@ -145,7 +145,7 @@ async def test_a_question_goes_to_who_has_the_model() -> None:
 
 
 class Named(FakeBackend):
-    """A fake under a name of its own."""
+    """A fake with its own name."""
 
     def __init__(self, name: str, *models: str) -> None:
         super().__init__(models=models)
@@ -167,7 +167,7 @@ async def test_where_nobody_knows_a_model_the_first_backend_s_word_is_told() -> 
 
 
 class Strict(Named):
-    """A fake that has no estimate for a model that it does not know, as the local one has none."""
+    """A fake that raises on an estimate for an unknown model, as the local backend does."""
 
     def estimate(self, request: GenerateRequest) -> Estimate:
         self.find_model(request.model)
@@ -225,7 +225,7 @@ async def test_a_refusal_says_how_many_are_there() -> None:
 
 
 class SearchingBackend(FakeBackend):
-    """A fake that looks for models on a disk."""
+    """A fake that looks for models on disk."""
 
     async def locate(self, name: str) -> str:
         raise ModelNotFound(f"model '{name}' not found; near names: fake", param="model")

@@ -1,4 +1,4 @@
-"""A hub of this test's own, and pullers and libraries that use it."""
+"""A hub for each test, and pullers and libraries that use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes GGUF files byte by byte, well-formed or broken on purpose, for tests of the reader and the store."""
+"""Writes GGUF files byte by byte, valid or deliberately broken, for tests of the reader and the store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MODEL_TENSORS = (tensor("token_embd.weight", [32, 4], 8), tensor("output_norm.we
 
 @dataclass(frozen=True)
 class GgufBytes:
-    """A file to be: every count and byte can be chosen, right or wrong."""
+    """A file to write; every count and byte can be chosen, right or wrong."""
 
     keys: tuple[bytes, ...] = MODEL_KEYS
     tensors: tuple[bytes, ...] = MODEL_TENSORS
@@ -82,7 +82,7 @@ class GgufBytes:
 
 
 def small_model(seed: int = 0, num_bytes: int = 288) -> bytes:
-    """A valid file whose data differs with the seed."""
+    """Return a valid file whose data depends on the seed."""
     rows = max(1, (num_bytes - 128) // 34)
     first = rows * 34
     second = -(-first // 32) * 32
@@ -92,7 +92,7 @@ def small_model(seed: int = 0, num_bytes: int = 288) -> bytes:
 
 
 def split_model(count: int, *, seed: int = 0, num_tensors: int | None = None) -> list[bytes]:
-    """The parts of a valid split model; the first carries the metadata."""
+    """Return the parts of a valid split model; the first part holds the metadata."""
     parts = []
     for no in range(count):
         split = (

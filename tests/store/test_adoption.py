@@ -1,4 +1,4 @@
-"""What Ollama, LM Studio and llama.cpp keep is found by their own layouts, hostile ones too."""
+"""Models of Ollama, LM Studio and llama.cpp are found in their own layouts, including hostile ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sha256 that an answer tells of its model: one that was verified, or read from a small file."""
+"""The sha256 of a model that an answer reports: a verified one, or one computed from a small file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def verified(tmp_path: Path) -> VerifiedFiles:
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that is too large to be read for this."""
+    """A file that is too large to be hashed for an answer."""
     monkeypatch.setattr(hashes, "_SMALL_BYTES", 4)
     path = tmp_path / "large.gguf"
     path.write_bytes(b"large")

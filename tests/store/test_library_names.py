@@ -1,4 +1,4 @@
-"""What a name means on this machine: the default, aliases and imports of the owner's, files in the models' folder."""
+"""The meaning of a name on this machine: the default, the owner's aliases and imports, files in the models' folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def own(state_dir: Path) -> OwnNamesFile:
 
 
 def lay(store: StoreConfig, name: str, content: bytes | None = None) -> Path:
-    """Lay a file into the models' folder."""
+    """Write a file into the models' folder."""
     assert store.models_dir is not None
     path = store.models_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a quantized copy is called, where it goes, and that it has its name only when it is whole."""
+"""The name and folder of a quantized copy, which gets its final name only when it is complete."""
 
 from __future__ import annotations
 

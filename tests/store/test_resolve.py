@@ -22,7 +22,7 @@ REPO = "org/model-GGUF"
 
 
 def put(store: StoreConfig, name: str, content: bytes, *, repo: str = REPO, commit: str = "a" * 40) -> Path:
-    """Lay a file into the cache as a download would."""
+    """Write a file into the cache as a download would."""
     cache = HubCache.of(store)
     blob = cache.blob(repo, sha256(content))
     blob.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def test_whether_a_name_is_here(library: Library, store: StoreConfig, monkeypatc
     assert not any(map(library.holds, names))
     path = put(store, "m-Q8_0.gguf", small_model())
     assert all(map(library.holds, names))
-    # Whether a path exists is told to no client.
+    # Clients cannot find out whether a path exists.
     others = (f"{REPO}:Q4_0", "org/other", str(path), "../x", "a" * 5000, "\0", "")
     assert not any(map(library.holds, others))
 

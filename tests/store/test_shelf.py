@@ -1,4 +1,4 @@
-"""Models removed, named again and adopted; leftovers pruned; what the header tells of a model's memory."""
+"""Models removed, renamed and adopted; leftovers pruned; what the header reveals of a model's memory."""
 
 from __future__ import annotations
 

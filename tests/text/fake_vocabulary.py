@@ -22,9 +22,9 @@ WORDS = (
 
 
 class FakeVocabulary:
-    """Tokens 0 to 255 are bytes; then words, matched longest first; then control tokens, of which the last ends.
+    """Tokens 0 to 255 are bytes; then words (longest match first), then control tokens, the last of which ends.
 
-    `user_defined` are further words, which text becomes before anything else.
+    `user_defined` are further words, which are found in a text before anything else.
     """
 
     def __init__(

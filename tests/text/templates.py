@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (a line of a template is a unit)
-"""Small chat templates in the manner of the well-known families."""
+"""Small chat templates in the style of well-known families."""
 
 HERMES = """\
 {%- if tools %}

@@ -1,4 +1,4 @@
-"""Long texts in parts: the same tokens as whole, whatever special texts they hold."""
+"""Long texts tokenized in parts give the same tokens as in one piece, whatever special texts they hold."""
 
 from __future__ import annotations
 

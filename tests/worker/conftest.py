@@ -1,4 +1,4 @@
-"""Supervisors of stub workers, stopped when a test ends."""
+"""Supervisors of stub workers, which are stopped when a test ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the supervisor, the pool and the backends share: quick patience, a recording sink, a stub."""
+"""Shared by the tests of the supervisor, the pool and the backends: short timeouts, a recording sink, a stub."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUICK = Patience(
 
 
 def request(text: str, request_id: str = "r1", model: str = "", **fields: object) -> GenerateRequest:
-    """Return a request that makes the stub obey `text`."""
+    """Return a request that makes the stub execute `text`."""
     return GenerateRequest(id=request_id, model=model, prompt=TextPrompt(text), **fields)  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ def make_supervisor(
 
 
 class Record:
-    """A sink that keeps everything and can be waited on."""
+    """A sink that keeps everything; tests can wait on it."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -93,7 +93,7 @@ class Record:
             await self._changed.wait()
 
     async def end(self) -> Record:
-        """Wait for the one end."""
+        """Wait for its end."""
         await self.until(lambda record: record.num_ends > 0)
         return self
 
@@ -102,9 +102,9 @@ class Record:
 
 
 async def eventually(condition: Callable[[], bool], within_s: float = WITHIN_S) -> None:
-    """Return once the condition holds; fail where that takes longer than `within_s`.
+    """Return once the condition holds; fail after `within_s` seconds.
 
-    What a row limits is given some times its limit, since the machine may be busy; what is not limited has the default.
+    For a row's limit, tests pass a multiple of it, since the machine may be busy; without a limit, the default applies.
     """
     deadline_s = time.monotonic() + within_s
     while not condition():

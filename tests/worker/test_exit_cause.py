@@ -1,4 +1,4 @@
-"""What a worker died of is named from its exit code and its last words, and quotes no prompt."""
+"""The cause of a worker's death, from its exit code and its last output, without quoting a prompt."""
 
 from __future__ import annotations
 

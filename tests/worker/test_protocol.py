@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and whatever else comes is a ProtocolError."""
+"""Frames: decoding returns what was encoded, and any other input is a ProtocolError."""
 
 from __future__ import annotations
 

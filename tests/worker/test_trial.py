@@ -1,4 +1,4 @@
-"""Models whose first work ends the process: the load fails once, by the name of the file and of what it was."""
+"""Models whose first computation ends the process: the load fails once, and names the file and the cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Files:
     draft_path: Path | None = None
 
 
-# Work in C that is not counted, for those who count see it.
+# Work in C that the budgets counted in Python do not see.
 BUSY = (
     "{%- set ns = namespace(a=[1], b=[1]) -%}{%- for _ in range(60) -%}{%- set ns.a = [ns.a, ns.a] -%}"
     "{%- set ns.b = [ns.b, ns.b] -%}{%- endfor -%}{{ ns.a == ns.b }}"
@@ -45,13 +45,13 @@ os._exit(process.main())
 
 
 def make_pool(path: Path) -> Pool:
-    """Return a pool for one model, whose chat template's work is not counted in Python."""
+    """Return a pool for one model; the work of its chat template is not counted in Python."""
     config = Config(engine=EngineConfig(threads=1, calibration_s=0))
     return Pool(config, lambda _: Files(path), validate_model, command=(sys.executable, "-P", "-c", UNCOUNTED))
 
 
 def without_bytes(writer: GGUFWriter, pieces: list[str], *_: object) -> None:
-    """Declare a vocabulary of the kind that spells unknown text in bytes, without the tokens for bytes."""
+    """Write a vocabulary of the kind that spells unknown text in bytes, but without the byte tokens."""
     kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.NORMAL] * (len(pieces) - 1)]
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"piece{index}" for index in range(len(pieces))])

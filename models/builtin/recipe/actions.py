@@ -1,4 +1,4 @@
-"""Requests that a tool serves: household ones under many names, and arbitrary ones that no training text names."""
+"""Requests that a tool serves: household requests under many names, and arbitrary ones that no training text names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOUNS = words(_TEXTS["nouns"])
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """One parameter of an unseen tool: its names, the words that give it in a request, and its values."""
+    """One parameter of an unseen tool: its names, the phrases that state it in a request, and its values."""
 
     names: tuple[str, ...]
     phrases: tuple[str, ...]
@@ -80,7 +80,7 @@ _FRAMES = lines(_TEXTS["frames"])
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One request that a tool serves: the words, the tool's schema, the exact arguments, and the action behind it."""
+    """One request that a tool serves: its text, the tool's schema, the exact arguments, and the kind of action."""
 
     text: str
     tool: Tool
@@ -92,12 +92,12 @@ class Order:
 
     @property
     def name(self) -> str:
-        """Name the tool."""
+        """Return the tool's name."""
         return str(self.tool["function"]["name"])
 
 
 def schema(name: str, description: str, properties: Slots, required: list[str]) -> Tool:
-    """Make a tool in the shape that an OpenAI client sends."""
+    """Return a tool in the shape that an OpenAI client sends."""
     function: Tool = {"name": name}
     if description:
         function["description"] = description
@@ -106,7 +106,7 @@ def schema(name: str, description: str, properties: Slots, required: list[str]) 
 
 
 def household(draw: Draw, kind: str | None = None, *, renamed: bool = False, framing: float = 0.45) -> Order:
-    """Draw a household request with a tool that serves it; `renamed` gives the tool a name that was never seen."""
+    """Draw a household request with a tool that serves it; `renamed` gives the tool a name with a made-up word."""
     kind = kind or draw.any(tuple(ACTIONS))
     action = ACTIONS[kind]
     values = action.fill(draw)
@@ -132,7 +132,7 @@ def household(draw: Draw, kind: str | None = None, *, renamed: bool = False, fra
 
 
 def amended(draw: Draw, order: Order) -> Order | None:
-    """Draw a follow-up that changes one value of an order, as in 'and in the bedroom'."""
+    """Draw a follow-up that changes one value of an order, as in 'and in the bedroom'. Return None if there is none."""
     action = ACTIONS[order.kind]
     if action.amends is None or not draw.offers(action.amends):
         return None
@@ -160,7 +160,7 @@ def _spell(draw: Draw, verb: str, noun: str) -> str:
 
 
 def _strange(draw: Draw, usual: str) -> str:
-    """Change a tool's name so that only its list entry tells it."""
+    """Add a made-up word to a tool's name, or replace it, so that only the list of tools tells the name."""
     word = draw.open(pools.pseudo_word)
     if draw.chance(0.3):
         return word
@@ -172,7 +172,7 @@ def _noun(draw: Draw) -> str:
 
 
 def unseen(draw: Draw) -> Order:
-    """Draw a request with a tool that was never seen: any verb, any noun, any parameters."""
+    """Draw a request for a tool that no text describes: any verb, any noun, any parameters."""
     verb, noun = draw.open(pools.pseudo_word) if draw.chance(0.25) else str(draw.pick(_VERBS)), _noun(draw)
     details = draw.random.sample(DETAILS, draw.any((1, 1, 2, 2, 3)))
     if draw.chance(0.5) and DETAILS[0] not in details:

@@ -1,7 +1,7 @@
-"""Puts the mean of several checkpoints' averaged weights in the place of a work folder's own.
+"""Replaces the averaged weights of a work folder with the mean of several checkpoints' averaged weights.
 
-Checkpoints of one run, each at the end of a fall of the learning rate, are wrong in different places; their mean was
-right more often than any of them.
+Each checkpoint of a run, taken at the end of a fall of the learning rate, makes different mistakes. Their mean was
+right more often than any one of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .model import SHAPES
 
 
 def average(name: str, work: Path, others: list[Path]) -> None:
-    """Average the model `name` (target or draft) of a work folder with other checkpoints of it, all alike."""
+    """Average the model `name` (target or draft) of a work folder with other checkpoints of the same shape."""
     path = work / f"{name}.pt"
     saved = torch.load(path, weights_only=True)
     all_weights = [saved["average"]] + [torch.load(other, weights_only=True)["average"] for other in others]

@@ -20,15 +20,16 @@ from .substitution import Substitution
 from .sums import drill
 from .tokenizer import START, STOP
 
-DECISION_WEIGHT = 3.0  # of the tokens that choose: a reply's first ones, and the first one of a tool's name or a value
+# The weight of deciding tokens: the first ones of a reply, and the first one of a tool's name or value
+DECISION_WEIGHT = 3.0
 NUM_OPENING = 3
-DRILL_EVERY = 16  # every so many batches hold bare arithmetic
-LONG_EVERY = 16  # so many for one of long rows and one of random repeats
+DRILL_EVERY = 16  # one batch in this many holds bare arithmetic, and one holds spelling lessons
+LONG_EVERY = 16  # one batch in this many has long rows; one in twice as many has random repeats
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How many of the first steps are mostly copying, what a prompt's token counts, and what most batches are about."""
+    """How many first steps are mostly copying, the weight of a prompt token, and the kinds that most batches train."""
 
     copying_steps: int
     prompt_weight: float
@@ -37,7 +38,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one length; `weights` is zero where the next token is not to be learnt."""
+    """Rows of one length; `weights` is zero where the next token is not trained."""
 
     ids: Tensor
     targets: Tensor
@@ -48,7 +49,7 @@ class Batch:
 
 
 class Encoder:
-    """Encodes conversations and marks what the assistant says, and in it the tokens that choose."""
+    """Encodes conversations. Marks what the assistant says, and the tokens that decide an answer."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_weight: float) -> None:
         self.tokenizer = tokenizer
@@ -59,7 +60,7 @@ class Encoder:
         self.quote = tokenizer.encode(' "').ids[0]
 
     def encode(self, sample: Sample, sort_keys: bool) -> tuple[list[int], list[float]]:
-        """Give the tokens, and for each the weight of predicting it."""
+        """Return the tokens, and the loss weight of each."""
         ids = self.tokenizer.encode(render(sample.messages, sample.tools, sort_keys=sort_keys)).ids
         weights = [self.prompt_weight] * len(ids)
         span = len(self.opening)
@@ -76,7 +77,7 @@ class Encoder:
 
 
 def _induction(rng: np.random.Generator, vocab: int, length: int) -> tuple[list[int], list[float]]:
-    """Make random tokens that repeat: the plainest lesson in copying."""
+    """Make random tokens that repeat: the simplest lesson in copying."""
     alphabet = rng.integers(0, vocab - 10, int(rng.integers(60, 600)))
     ids: list[int] = []
     weights: list[float] = []
@@ -91,7 +92,7 @@ def _induction(rng: np.random.Generator, vocab: int, length: int) -> tuple[list[
 
 
 def _drill(draw: Draw, tokenizer: Tokenizer, length: int) -> tuple[list[int], list[float]]:
-    """Write bare lines of arithmetic; only the results are learnt."""
+    """Write bare lines of arithmetic; only the results are trained."""
     ids: list[int] = []
     weights: list[float] = []
     while len(ids) < length:
@@ -104,7 +105,7 @@ def _drill(draw: Draw, tokenizer: Tokenizer, length: int) -> tuple[list[int], li
 def _spelling(
     respelling: Respelling, rng: np.random.Generator, tokenizer: Tokenizer, length: int
 ) -> tuple[list[int], list[float]]:
-    """Write bare lines of words that are said and then quoted; only the quoted are learnt."""
+    """Write lines of words that are said and then quoted; only the quoted words are trained."""
     ids: list[int] = []
     weights: list[float] = []
     while len(ids) < length:
@@ -117,7 +118,7 @@ def _spelling(
 
 
 class Packer:
-    """Fills rows with whole conversations; each row's first fit wins, what is left over waits for the next batch."""
+    """Fills rows with whole conversations. Each place takes the first that fits; the others wait for a later place."""
 
     def __init__(self, tokenizer: Tokenizer, seed: str, prompt_weight: float) -> None:
         self.encoder = Encoder(tokenizer, prompt_weight)
@@ -143,7 +144,7 @@ class Packer:
                 return encoded
 
     def rows(self, kind: str, count: int, length: int) -> Batch:
-        """Pack one batch of one of the kinds that `batch_kind` names."""
+        """Pack one batch of a kind that `batch_kind` returns."""
         mixture = {"copying": COPYING, "long": LONG, **FOCUS}.get(kind, MIXTURE)
         shape = (count, length + 1)
         ids, documents = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
@@ -196,12 +197,13 @@ class Packer:
 
 
 def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
-    """Choose what a step trains on: the kind, rows and row length; step and plan alone decide."""
+    """Return what a step trains on: kind, number of rows and row length. It depends on the step and the plan alone."""
     if plan.focus and step % 10 != 0:
         return plan.focus[step % 10 % len(plan.focus)], 8, 512
     if step < plan.copying_steps and step % 4 != 0:
         return ("induction" if step % 4 == 1 else "copying" if step % 4 == 2 else "mixture"), 8, 512
-    turn = step // 10 if plan.focus else step  # counts the steps that come here, so that each kind has its turn
+    # counts only the steps that reach this line, so that every kind is chosen
+    turn = step // 10 if plan.focus else step
     if turn % DRILL_EVERY == 3:
         return "drill", 8, 512
     if turn % DRILL_EVERY == 11:
@@ -220,7 +222,7 @@ def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
 
 
 def batches(tokenizer: Tokenizer, seed: str, first: int, plan: BatchPlan) -> Iterator[Batch]:
-    """Yield batches from step `first` on, made ahead of time by a thread."""
+    """Yield the batches from step `first`; a thread prepares them ahead of time."""
     queue: Queue[Batch] = Queue(maxsize=4)
 
     def produce() -> None:

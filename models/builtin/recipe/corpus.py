@@ -1,4 +1,4 @@
-"""Mixes the kinds of conversation into a stream, and proves that evaluation prompts are in no training text."""
+"""Mixes the kinds of conversation into a stream, and proves that no training text contains an evaluation prompt."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ MIXTURE: tuple[tuple[Maker, float], ...] = (
     (sessions.session, 2),
 )
 
-# Conversations that need most of the context.
+# Conversations that fill most of the context.
 LONG: tuple[tuple[Maker, float], ...] = ((sessions.long_session, 5), (facts.crowded, 5))
 
-# What is hardly learnt mixed with all else, in batches of its own: whether any of the tools fits, whether the fact is
-# there, tools that nobody has seen, which tool serves which of two requests, values in made-up words, and where to own
-# up.
+# Skills that the model hardly learns in mixed batches, so each has batches of its own: whether an offered tool fits,
+# whether the fact is stated, unseen tools, which tool serves which of two requests, values in made-up words, and when
+# to decline.
 FOCUS: dict[str, tuple[tuple[Maker, float], ...]] = {
     "matching": ((tools.matching, 1),),
     "presence": ((facts.absent, 1), (facts.known, 1)),
@@ -69,7 +69,7 @@ FOCUS: dict[str, tuple[tuple[Maker, float], ...]] = {
     ),
 }
 
-# The copying stage: little but looking something up and writing it down.
+# The copying stage: mostly looking a value up and writing it down.
 COPYING: tuple[tuple[Maker, float], ...] = (
     (facts.known, 30),
     (memory.repeated, 25),
@@ -81,11 +81,11 @@ COPYING: tuple[tuple[Maker, float], ...] = (
     (memory.recall_name, 3),
 )
 
-# The evaluation sets by the names that users see, and the split that each draws from. The development set was looked
-# at while the corpus was written; the test set judges what comes out.
+# The evaluation sets by the names that users see, and the split that each draws from. The development set was read
+# while the corpus was written; the test set judges the result.
 SETS: dict[str, Split] = {"development": "eval", "test": "test"}
 
-# How many prompts of each kind an evaluation set asks; in-domain ones sum to more than 300.
+# The number of prompts of each kind in an evaluation set; in-domain ones sum to more than 300.
 EVALUATION: tuple[tuple[Maker, int], ...] = (
     (talk.small_talk, 60),
     (sums.simple_sum, 50),
@@ -114,7 +114,7 @@ EVALUATION: tuple[tuple[Maker, int], ...] = (
 
 
 def stream(seed: int | str, split: Split, mixture: tuple[tuple[Maker, float], ...] = MIXTURE) -> Iterator[Sample]:
-    """Yield samples without end."""
+    """Yield an endless stream of samples."""
     draw = Draw(seed, split)
     makers, weights = zip(*mixture, strict=True)
     while True:
@@ -122,18 +122,18 @@ def stream(seed: int | str, split: Split, mixture: tuple[tuple[Maker, float], ..
 
 
 def prompt_key(sample: Sample) -> str:
-    """Reduce a prompt to what identifies it: everything before the expected reply, case and spacing aside."""
+    """Return what identifies a prompt: everything before the expected reply, without case and spacing."""
     return " ".join(render(sample.messages[:-1], sample.tools, prompt=True, sort_keys=True).lower().split())
 
 
 def question_key(sample: Sample) -> str:
-    """Reduce a prompt to its last user message, case and punctuation aside."""
+    """Return a prompt's last user message, without case and punctuation."""
     asked = next(m["content"] for m in reversed(sample.messages[:-1]) if m["role"] == "user")
     return normal(asked)
 
 
 def evaluation_set(seed: int = 20, split: Split = "eval") -> list[Sample]:
-    """Make the held-out prompts; all wording and all open-class values come from that split's part of the pools."""
+    """Make the held-out prompts; every wording and every open-class value comes from that split's part of the pools."""
     samples, seen = [], set()
     draw = Draw(seed, split, sealed_wordings() if split == "test" else None)
     for maker, count in EVALUATION:
@@ -150,7 +150,7 @@ def evaluation_set(seed: int = 20, split: Split = "eval") -> list[Sample]:
 
 
 def check_disjoint(count: int = 60_000, seed: int = 20) -> dict[str, int]:
-    """Assert that no evaluation prompt or question is among `count` training samples; return how many prompts."""
+    """Assert that `count` training samples contain no evaluation prompt or question; return the number of prompts."""
     check_sealed()
     held_out = {name: evaluation_set(seed, split) for name, split in SETS.items()}
     prompts = {prompt_key(s): name for name, samples in held_out.items() for s in samples}

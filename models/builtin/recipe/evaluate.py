@@ -1,7 +1,7 @@
-"""Judges the shipped pair: held-out prompts, answered greedily by edgeagent's engine as it answers every client.
+"""Judges the shipped pair on held-out prompts, answered greedily by edgeagent's engine, as for any client.
 
-So a call, once the model opens one, is held to the schemas of the tools on offer; `--free` lets it say what it likes.
-Asks the sealed test set unless told otherwise. Exits with 1 when a bar is missed.
+Once the model opens a call, the grammar holds the call to the schemas of the offered tools; `--free` removes that
+constraint. The sealed test set is used unless an option says otherwise. Exits with 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: how many of how many, and the bar where there is one."""
+    """One line of the table: the number of right answers, the total, and the bar if there is one."""
 
     name: str
     right: int
@@ -48,20 +48,20 @@ class Row:
 
     @property
     def share(self) -> float:
-        """Give the share that is right."""
+        """Return the share of right answers."""
         return self.right / self.total if self.total else 0.0
 
     @property
     def is_missed(self) -> bool:
-        """Tell whether the bar is missed."""
+        """Whether the share is below the bar."""
         return self.bar is not None and self.share < self.bar
 
 
 class Target:
-    """The target in edgeagent's engine, asked one thing at a time."""
+    """The target model in edgeagent's engine; it answers one prompt at a time."""
 
     def __init__(self, path: Path, threads: int, *, is_free: bool) -> None:
-        # One question at a time needs no host memory; attention as on every CPU that has some.
+        # One request at a time needs no host cache. The form of attention is fixed, not measured.
         config = EngineConfig(
             ctx=2048, parallel=1, threads=threads, cache_memory_bytes=0, flash_attention="off", sandbox=False
         )
@@ -70,7 +70,7 @@ class Target:
         self.is_free = is_free
 
     def answer(self, sample: Sample) -> tuple[list[int], list[int]]:
-        """Return the tokens of everything before the expected reply, and those of the target's own, without its end."""
+        """Return the prompt's tokens, and the tokens of the target's reply without its end token."""
         messages, tools = tuple(map(_message, sample.messages[:-1])), tuple(map(_tool, sample.tools))
         prompt: ChatPrompt | TokenPrompt = ChatPrompt(messages, tools)
         if self.is_free:
@@ -88,7 +88,7 @@ class Target:
         return list(spec.prompt), tokens
 
     def text(self, tokens: list[int]) -> str:
-        """Turn a reply's tokens into text."""
+        """Return the text of a reply's tokens."""
         return b"".join(map(self.host.model.piece, tokens)).decode("utf-8", errors="replace")
 
 
@@ -106,7 +106,7 @@ def _tool(tool: dict[str, Any]) -> Tool:
 
 
 class Draft:
-    """The draft in llama.cpp, asked what it would say at each place of the target's replies."""
+    """The draft model in llama.cpp, asked for its token at each position of the target's replies."""
 
     def __init__(self, path: Path, threads: int) -> None:
         self.llama = Llama(
@@ -115,7 +115,7 @@ class Draft:
         self.stop = self.llama.token_eos()
 
     def guesses(self, prompt: list[int], reply: list[int]) -> list[int]:
-        """Say which token this model prefers at each place of another model's reply."""
+        """Return the token that this model prefers at each position of another model's reply."""
         self.llama.reset()
         self.llama.eval(prompt + reply)
         first = len(prompt) - 1
@@ -123,7 +123,7 @@ class Draft:
 
 
 def parse_calls(text: str) -> list[dict[str, Any]] | None:
-    """Read the calls of a reply; nothing when it is malformed or has other text."""
+    """Return the calls of a reply; None if one is malformed or the reply has other text."""
     if _CALL.sub("", text).strip():
         return None
     try:
@@ -133,7 +133,7 @@ def parse_calls(text: str) -> list[dict[str, Any]] | None:
 
 
 def is_right(check: Check, text: str) -> bool:
-    """Judge a reply."""
+    """Return whether a reply is right."""
     match check.kind:
         case "exact":
             return text.strip() in check.values
@@ -150,7 +150,7 @@ def is_right(check: Check, text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A reply that was wrong."""
+    """A wrong reply."""
 
     category: str
     asked: str
@@ -166,7 +166,7 @@ def _failure(sample: Sample, text: str) -> Failure:
 
 
 def evaluate(target: Target, draft: Draft, samples: list[Sample]) -> tuple[list[Row], list[Failure]]:
-    """Ask every held-out prompt, judge the replies, and compare the draft's choices with the target's."""
+    """Answer every held-out prompt, judge the replies, and compare the draft's choices with the target's."""
     right, total, failures = Counter[str](), Counter[str](), []
     agreed = decoded = 0
     for sample in samples:
@@ -195,7 +195,7 @@ def _print_table(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Read the command line, judge, and print a table or JSON."""
+    """Read the command line, evaluate, and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, default=BUILTIN / "edgeagent-mini.gguf")
     parser.add_argument("--draft", type=Path, default=BUILTIN / "edgeagent-mini-draft.gguf")

@@ -1,4 +1,4 @@
-"""Questions that the system prompt answers: hours, prices, places, codes; and those that it does not answer."""
+"""Questions that the system prompt answers (hours, prices, places, codes), and questions that it does not answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEADS = more(lines(_TEXTS["leads"]), TRAINING["leads"])
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that the system prompt may state, with how it is asked for and answered."""
+    """One fact that the system prompt may state, with the ways to ask for it and to answer."""
 
     kind: str
     key: str
@@ -32,22 +32,22 @@ class Fact:
 
     @property
     def label(self) -> str:
-        """Name the fact as a list in a system prompt does."""
+        """Return the fact's name as a list in a system prompt shows it."""
         return {"price": f"{self.key} price", "hours": f"{self.key}"}.get(self.kind, self.key)
 
     @property
     def asks(self) -> Pool:
-        """Give the templates that ask for this fact."""
+        """Return the templates that ask for this fact."""
         return {"value": _VALUE_ASKS, "place": _PLACE_ASKS, "price": _PRICE_ASKS, "hours": _HOURS_ASKS}[self.kind]
 
     @property
     def article_key(self) -> str:
-        """Name the fact in a follow-up, as in 'and a muffin?'."""
+        """Return the fact's name as a follow-up has it, as in 'and a muffin?'."""
         return {"price": f"a {self.key}", "hours": f"on {self.key}"}.get(self.kind, f"the {self.key}")
 
     @property
     def answer(self) -> str:
-        """Word the answer."""
+        """Return the sentence that answers the question."""
         if self.kind == "place":
             verb = "are" if self.key.endswith("s") else "is"
             return f"The {self.key} {verb} {self.value}."
@@ -59,7 +59,7 @@ class Fact:
 
 
 def _usual_value(draw: Draw) -> Fact:
-    """Draw one of the facts that most houses have."""
+    """Draw a fact that most houses have."""
     key = draw.any(
         (
             "wifi password",
@@ -105,7 +105,7 @@ def _menu_item(draw: Draw) -> str:
 
 
 def one_fact(draw: Draw) -> Fact:
-    """Draw a fact of any kind but opening hours."""
+    """Draw a fact of any kind except opening hours."""
     roll = draw.random.random()
     if roll < 0.25:
         return _usual_value(draw)
@@ -118,7 +118,7 @@ def one_fact(draw: Draw) -> Fact:
 
 
 def hours(draw: Draw) -> list[Fact]:
-    """Draw the opening hours of some or all days."""
+    """Draw the opening hours of all days, or of some."""
     days = (
         list(pools.WEEKDAYS)
         if draw.chance(0.5)
@@ -138,7 +138,7 @@ def distinct_facts(draw: Draw, count: int) -> list[Fact]:
 
 
 def _write(draw: Draw, facts: list[Fact]) -> str:
-    """Write the facts down in one of several layouts."""
+    """Write the facts in one of several layouts."""
     style = draw.whole(0, 4)
     if style == 0:
         return "\n".join(f"- {_upper(f.label)}: {f.value}" for f in facts)
@@ -187,7 +187,7 @@ def exchange(draw: Draw, fact: Fact) -> list[Message]:
 
 
 def known(draw: Draw) -> Sample:
-    """Ask for one fact of the system prompt."""
+    """Ask for one fact that the system prompt states."""
     facts = _house(draw)
     timed = [f for f in facts if f.kind == "hours"]
     fact = draw.any(timed) if timed and draw.chance(0.6) else draw.any(facts)
@@ -197,7 +197,7 @@ def known(draw: Draw) -> Sample:
 
 
 def quiz(draw: Draw) -> Sample:
-    """Ask for many facts of one system prompt, one after the other."""
+    """Ask for many facts of one system prompt, one after another."""
     facts = _house(draw, draw.whole(3, 7))
     messages = [fact_prompt(draw, facts)]
     keys = {fact.key for fact in facts}
@@ -210,20 +210,20 @@ def quiz(draw: Draw) -> Sample:
 
 
 def foreign_beside(draw: Draw) -> Sample:
-    """Ask something out of the domain although the system prompt states facts."""
+    """Ask something out of the domain while the system prompt states facts."""
     messages = [fact_prompt(draw, _house(draw)), user(foreign_request(draw)), reply(OWNS_UP)]
     return Sample("out_of_domain", messages, Check("owns_up"))
 
 
 def crowded(draw: Draw) -> Sample:
-    """Ask for one of very many facts: a prompt that fills a good part of the context."""
+    """Ask for one of very many facts; the prompt fills a large part of the context."""
     facts = distinct_facts(draw, draw.whole(25, 60))
     fact = draw.any(facts)
     return Sample("long_prompts", [fact_prompt(draw, facts), *exchange(draw, fact)], Check("contains", (fact.value,)))
 
 
 def absent(draw: Draw) -> Sample:
-    """Ask for a fact that the system prompt leaves out."""
+    """Ask for a fact that the system prompt does not state."""
     facts = _house(draw)
     if draw.chance(0.15):
         facts = []
@@ -238,7 +238,7 @@ def absent(draw: Draw) -> Sample:
 
 
 def follow_up(draw: Draw) -> Sample:
-    """Ask for one fact, then for another of the same kind with a few words."""
+    """Ask for one fact, then in a few words for another of the same kind."""
     if draw.chance(0.5):
         extra = [f for f in distinct_facts(draw, draw.whole(1, 4)) if f.kind != "hours"]
         group = hours(draw)

@@ -1,4 +1,4 @@
-"""The household actions: for each the names its tool may carry, its parameters, and the ways to ask for it."""
+"""The household actions: the names of each one's tool, its parameters, and the ways to ask for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Slots = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One parameter: the names it may carry, its JSON type, and its allowed values where they are few."""
+    """One parameter: the names it may have, its JSON type, and its allowed values if there are few."""
 
     names: tuple[str, ...]
     type: str = "string"
@@ -27,7 +27,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One household action: tool names, descriptions, ways to ask for it, and how its success is told."""
+    """One household action: tool names, descriptions, ways to ask for it, and the sentence that reports success."""
 
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
@@ -39,12 +39,12 @@ class Action:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """List tool names; they are a closed class that both splits share, as an interface is."""
+    """Return tool names; training and evaluation share this closed class, as they share any interface."""
     return tuple(name.strip() for name in text.split(","))
 
 
 def sentences(text: str) -> tuple[str, ...]:
-    """List a tool's descriptions, a closed class too."""
+    """Return a tool's descriptions; training and evaluation share this closed class too."""
     return tuple(line.strip() for line in text.splitlines())
 
 

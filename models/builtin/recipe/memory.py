@@ -1,4 +1,4 @@
-"""Follow-up questions about what the user said before, and requests to repeat something."""
+"""Follow-up questions about what the user said earlier, and requests to repeat something."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _before(draw: Draw) -> list[Message]:
 
 
 def greeting_by_name(draw: Draw) -> Sample:
-    """The user tells a name and is greeted with it."""
+    """The user says a name and the assistant greets with it."""
     called = pools.name(draw)
     turns = [user(restyle(draw, str(draw.pick(_MY_NAME)).format(x=called))), reply(f"Nice to meet you, {called}.")]
     return Sample("follow_up", [*_before(draw), *turns], Check("contains", (called,)))
 
 
 def recall_name(draw: Draw) -> Sample:
-    """The user asks for the name told before, or for one never told."""
+    """The user asks for the name said earlier, or for a name that was never said."""
     question = user(restyle(draw, worded(draw, _WHO_AM_I, 0.15)))
     if draw.chance(0.2):
         return Sample("follow_up", [*_before(draw), question, reply(NO_NAME)], Check("exact", (NO_NAME,)))
@@ -44,7 +44,7 @@ def recall_name(draw: Draw) -> Sample:
 
 
 def _note(draw: Draw) -> tuple[str, str]:
-    """Draw what a user wants remembered: a key in the user's words and its value."""
+    """Draw something to remember: a key in the user's words, and its value."""
     roll = draw.random.random()
     if roll < 0.3:
         noun = str(draw.pick(pools.PREFERENCES))

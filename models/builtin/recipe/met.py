@@ -1,6 +1,6 @@
-"""Sealed wordings that the shipped target met in training before the test set was sealed; the test set leaves them out.
+"""Sealed wordings that the shipped target saw in training before the test set was sealed; the test set omits them.
 
-They are given by hash, so that nobody who trains on needs to read them.
+They are stored as hashes, so that people who train the model further do not read them.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ ff6e4fcd fff1a142
 
 
 def is_met(wording: str) -> bool:
-    """Tell whether a wording was in training text of the shipped target, and so cannot judge it."""
+    """Return whether the shipped target's training text contained a wording, so that it cannot judge the model."""
     return hashlib.sha256(shape(wording).encode()).hexdigest()[:8] in _MET.split()

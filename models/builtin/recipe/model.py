@@ -11,7 +11,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model; every row width is a multiple of 32 so that Q8_0 fits."""
+    """The sizes of a model; every row width is a multiple of 32, as Q8_0 needs."""
 
     width: int
     layers: int
@@ -24,7 +24,7 @@ class Shape:
 
     @property
     def head_width(self) -> int:
-        """Give the width of one attention head."""
+        """Return the width of one attention head."""
         return self.width // self.heads
 
 
@@ -44,7 +44,7 @@ def rotation(shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair of a head's two halves by its position's angle."""
+    """Rotate each pair of a head's two halves by the angle of its position."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -124,7 +124,7 @@ class Llama(nn.Module):
         return self.logits(self.trunk(ids, positions, mask))
 
     def trunk(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Map token ids to the last layer's output; positions count from the start of each packed conversation."""
+        """Map token ids to the output of the last layer; positions count from the start of each packed conversation."""
         x = self.token_embd(ids)
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         x = x.to(mask.dtype)
@@ -139,7 +139,7 @@ class Llama(nn.Module):
 
 
 def causal_mask(documents: Tensor, dtype: torch.dtype) -> Tensor:
-    """Build the additive mask (rows, 1, length, length): a token sees its own conversation up to itself."""
+    """Build the additive mask (rows, 1, length, length): a token attends to its own conversation, up to itself."""
     length = documents.shape[1]
     same = documents.unsqueeze(2) == documents.unsqueeze(1)
     seen = same & torch.ones(length, length, dtype=torch.bool).tril()

@@ -1,4 +1,4 @@
-"""Puts frames around wordings for training, such as 'could you ... please'; no framed wording is an evaluation's."""
+"""Puts frames such as 'could you ... please' around training wordings; no framed wording equals an evaluation's."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _taken(pool: Pool) -> frozenset[str]:
 
 
 def more(pool: Pool, text: str) -> Pool:
-    """Add lines to the training part of a pool; the evaluation's part stays as it is, and its own."""
+    """Add lines to a pool's training part, except those of an evaluation set. The evaluation part does not change."""
     taken = _taken(pool)
     fresh = (line.strip() for line in text.strip().splitlines())
     return replace(
@@ -179,13 +179,13 @@ def more(pool: Pool, text: str) -> Pool:
 
 
 def is_order(template: str) -> bool:
-    """Tell whether a wording is a plain imperative that 'could you' can stand before."""
+    """Return whether 'could you' can stand before a wording, because it is a plain imperative."""
     plain = not any(mark in template for mark in ("?", "please", ",", ": "))
     return plain and template.split(" ", 1)[0].lower() in _IMPERATIVE
 
 
 def framed(draw: Draw, text: str, share: float = 0.45, *, orderly: bool | None = None) -> str:
-    """Put frames around a wording, or leave it as it is; `orderly` says whether 'could you' can stand before it."""
+    """Put frames around a wording, or return it unchanged. `orderly` says whether 'could you' can stand before it."""
     if (is_order(text) if orderly is None else orderly) and draw.chance(share):
         text = _into(draw, _ORDERED, text)
     if draw.chance(share / 3):
@@ -200,7 +200,7 @@ def _into(draw: Draw, frames: Sequence[str], text: str) -> str:
 
 
 def worded(draw: Draw, pool: Pool, share: float = 0.45) -> str:
-    """Draw a wording; for training in a frame that makes no wording of either evaluation set."""
+    """Draw a wording; for training, in a frame that does not produce a wording of an evaluation set."""
     if draw.split != "train":
         return str(draw.pick(pool))
     taken = _taken(pool)

@@ -1,4 +1,4 @@
-"""The words that the corpus is written with: names, places, things, and makers of random values."""
+"""The words of the corpus: names, places, things, and functions that make random values."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _CODAS = ("", "", "", "", "l", "m", "n", "r", "s", "t", "x", "ck", "nd", "st")
 
 
 def pseudo_word(source: random.Random) -> str:
-    """Make a pronounceable word that no dictionary has, and that is no offence."""
+    """Make a pronounceable word that is in no dictionary and is not offensive."""
     while True:
         count = source.choice((2, 2, 2, 3))
         parts = (source.choice(_ONSETS) + source.choice(_VOWELS) + source.choice(_CODAS) for _ in range(count))

@@ -1,7 +1,7 @@
-"""Puts made-up words in the place of what a tool's call copies: in the request, in the call, in all that follows.
+"""Replaces the words that a tool's call copies with made-up words: in the request, in the call, and in all later text.
 
-A word's pieces differ after a blank and after a quote, and a made-up word has pieces that no text of the corpus joins.
-So whoever learns from such samples learns to spell a value out as it was said, not to recognise it.
+A word has different pieces after a space and after a quote, and no text of the corpus joins the pieces of a made-up
+word. So a model trained on such samples learns to spell a value as it was said, instead of recognising it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from . import pools
 from .samples import Pool, Sample, is_held_out
 
-SHARE = 0.85  # of the words of the values
-TWO_WORDS = 0.2  # of the words become two
+SHARE = 0.85  # share of a value's words that are replaced
+TWO_WORDS = 0.2  # share of replaced words that become two words
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _KEPT = frozenset({"the", "and", "room", "for", "call", "meet", "write", "visit", "buy", "get", "pick"})
 
@@ -28,7 +28,7 @@ def _held_out_words() -> frozenset[str]:
 
 
 def _fixed(sample: Sample) -> set[str]:
-    """Name the values that a schema or the calendar lays down."""
+    """Return the values that a schema or the calendar fixes."""
     schemas = [tool["function"]["parameters"]["properties"] for tool in sample.tools]
     return {value for each in schemas for spec in each.values() for value in spec.get("enum", ())} | set(pools.WEEKDAYS)
 
@@ -38,7 +38,7 @@ def _values(sample: Sample) -> set[str]:
     return {v for call in calls for v in call["arguments"].values() if isinstance(v, str)} - _fixed(sample)
 
 
-# Bare lessons: words as a user says them, then as a call has them.
+# Spelling lessons: words as a user says them, then as a call holds them.
 _SAID = (
     "put {x} on the list",
     "add {x} please",
@@ -57,7 +57,7 @@ _KEYS = ("item", "product", "entry", "room", "location", "area", "color", "query
 
 
 def _lettered(rng: np.random.Generator) -> str:
-    """Make a word whose letters hardly ever join to longer pieces, as those of a word that is new to the vocabulary."""
+    """Make a word whose letters rarely join into longer pieces, like a word that is new to the vocabulary."""
     word, is_vowel = "", rng.random() < 0.25
     for _ in range(int(rng.integers(3, 9))):
         letters = "aeiouaeiouy" if is_vowel else "bcdfghjklmnpqrstvwxzbcdfglmnprst"
@@ -67,7 +67,7 @@ def _lettered(rng: np.random.Generator) -> str:
 
 
 class Respelling:
-    """Makes words out of the vocabulary's own pieces or of letters, none of which is held out."""
+    """Makes words from the vocabulary's own pieces or from letters; none is held out."""
 
     def __init__(self, pieces: list[str]) -> None:
         self.pieces = [piece for piece in pieces if piece.isascii() and piece.isalpha() and piece.islower()]
@@ -84,7 +84,7 @@ class Respelling:
         return "".join(self.pieces[int(i)] for i in rng.integers(len(self.pieces), size=count))
 
     def drill(self, rng: np.random.Generator) -> tuple[str, str, str]:
-        """Return a lesson in three parts: words that are said, the same words quoted (to be learnt), the rest."""
+        """Return a lesson in three parts: the words as said, the same words quoted (these are trained), the rest."""
         words = " ".join(self._word(rng) for _ in range(int(rng.choice((1, 1, 1, 2, 2, 3)))))
         wording = _SAID[int(rng.integers(len(_SAID)))]
         key = _KEYS[int(rng.integers(len(_KEYS)))]
@@ -97,7 +97,7 @@ class Respelling:
         return f'user\n{said}\n{{"{key}": "', f'{words}"', "}\n"
 
     def apply(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        """Respell a sample's values, or give it back when its calls copy no words."""
+        """Respell a sample's values, or return the sample unchanged if its calls copy no words."""
         words = {word.lower() for value in _values(sample) for word in _WORD.findall(value)} - _KEPT
         fresh: dict[str, str] = {}
         for word in sorted(words):
@@ -116,7 +116,7 @@ class Respelling:
 
 
 def _changed(message: dict[str, Any], respell: Callable[[str], str]) -> dict[str, Any]:
-    """Respell a message's content and the string values of its calls; names of tools and parameters stay."""
+    """Respell a message's content and the string values of its calls; names of tools and parameters do not change."""
     changed = message | {"content": respell(message["content"])}
     if "tool_calls" in message:
         changed["tool_calls"] = [_changed_call(call, respell) for call in message["tool_calls"]]

@@ -1,4 +1,4 @@
-"""The values that the corpus consists of, and the random source that keeps training and evaluation apart."""
+"""The values of which the corpus consists, and the random source that separates training from evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELD_OUT_SHARE = 15  # per cent of every pool and of every open class of values
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How a reply is judged: `exact` (one of `values`), `contains` (all of `values`), `calls`, or `owns_up`."""
+    """How to judge a reply: `exact` (is one of `values`), `contains` (has all of `values`), `calls`, or `owns_up`."""
 
     kind: Literal["exact", "contains", "calls", "owns_up"]
     values: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One conversation; its last message is the assistant's expected reply."""
+    """One conversation; its last message is the expected reply of the assistant."""
 
     category: str
     messages: list[Message]
@@ -38,15 +38,15 @@ class Sample:
 
 
 def is_held_out(value: str) -> bool:
-    """Tell whether a value of an open class belongs to the evaluation alone."""
+    """Return whether a value of an open class is reserved for evaluation."""
     return zlib.crc32(value.lower().encode()) * 2654435761 % 2**32 % 100 < HELD_OUT_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A closed list cut once into a part for training and a part for evaluation.
+    """A closed list, divided once into a part for training and a part for evaluation.
 
-    What is a wording, not a word, has sealed wordings for the test set, which the pool itself does not hold.
+    A pool of wordings also has sealed wordings for the test set; the pool does not hold them itself.
     """
 
     train: tuple[Any, ...]
@@ -55,9 +55,9 @@ class Pool:
 
 
 def pool(items: Sequence[Any]) -> Pool:
-    """Cut `items` by their hash.
+    """Divide `items` by their hash.
 
-    An item written `=item` is so usual that training must hold it; one written `~item` is for the evaluation alone.
+    An item written `=item` is so common that training must have it; one written `~item` is only for evaluation.
     """
     pinned = {item[1:] for item in items if str(item).startswith("=")}
     kept_back = tuple(item[1:].strip() for item in items if str(item).startswith("~"))
@@ -75,12 +75,12 @@ def pool(items: Sequence[Any]) -> Pool:
 
 
 def normal(text: str) -> str:
-    """Reduce a text to what makes it a different question: its words, without case and closing punctuation."""
+    """Return what makes a text a different question: its words, without case and closing punctuation."""
     return text.lower().strip(" .?!")
 
 
 def shape(wording: str) -> str:
-    """Reduce a template to what makes it a different wording: `normal`, with every slot alike."""
+    """Return what makes a template a different wording: `normal`, with all slots equal."""
     return re.sub(r"\{\w+\}", "{}", normal(wording))
 
 
@@ -88,27 +88,27 @@ _SEALED = frozenset(shape(wording) for wordings in HELD_OUT.values() for wording
 
 
 def is_sealed(wording: str) -> bool:
-    """Tell whether a template is one of the test set's, which neither training nor development may hold."""
+    """Return whether a template is in the test set, and so must not be in training or development."""
     return shape(wording) in _SEALED
 
 
 def lines(text: str) -> Pool:
-    """Cut a block of text into a pool of its lines, which are wordings; sealed ones drop out."""
+    """Make a pool of wordings from the lines of a text; sealed ones are left out."""
     cut = pool([line.strip() for line in text.strip().splitlines() if line.strip()])
     train, development = (tuple(w for w in part if not is_sealed(w)) for part in (cut.train, cut.eval))
     return Pool(train, development, is_wording=True)
 
 
 def words(text: str) -> Pool:
-    """Cut a comma-separated block of text into a pool."""
+    """Make a pool from a comma-separated text."""
     return pool([item.strip() for item in text.replace("\n", " ").split(",") if item.strip()])
 
 
 class Draw:
-    """A seeded random source that sees only its own split's part of every pool.
+    """A seeded random source that draws only from its own split's part of every pool.
 
-    The split "test" takes wordings from `sealed`, each once before any comes again, and all else from the
-    evaluation's part.
+    The split "test" draws wordings from `sealed`, each once before any repeats, and all other values from the
+    evaluation part.
     """
 
     def __init__(self, seed: int | str, split: Split, sealed: Mapping[Pool, Sequence[str]] | None = None) -> None:
@@ -118,7 +118,7 @@ class Draw:
         self._decks: dict[Pool, list[str]] = {}
 
     def pick(self, source: Pool) -> Any:
-        """Pick from this split's part of a pool."""
+        """Draw from this split's part of a pool."""
         part = self._part(source)
         if part is source.train or part is source.eval:
             return self.random.choice(part)
@@ -138,19 +138,19 @@ class Draw:
         return self.sealed[source]
 
     def offers(self, source: Pool) -> bool:
-        """Tell whether this split has anything to pick from a pool."""
+        """Return whether a pool has items for this split."""
         return self.split != "test" or not source.is_wording or source in self.sealed
 
     def any(self, items: Sequence[Any]) -> Any:
-        """Pick from a closed class that both splits share."""
+        """Draw from a closed class that both splits share."""
         return self.random.choice(items)
 
     def chance(self, share: float) -> bool:
-        """Answer true with the probability `share`."""
+        """Return True with the probability `share`."""
         return self.random.random() < share
 
     def whole(self, low: int, high: int) -> int:
-        """Pick a whole number between both ends, ends included."""
+        """Draw a whole number between two bounds, both included."""
         return self.random.randint(low, high)
 
     def open(self, make: Callable[[random.Random], str]) -> str:
@@ -161,16 +161,16 @@ class Draw:
                 return value
 
     def belongs(self, value: str) -> bool:
-        """Tell whether a value of an open class belongs to this split; both evaluation sets share their part."""
+        """Return whether a value of an open class belongs to this split. Development and test share one part."""
         return is_held_out(value) == (self.split != "train")
 
     def sample(self, source: Pool, count: int) -> list[Any]:
-        """Pick up to `count` different items of this split's part of a pool."""
+        """Draw up to `count` different items of this split's part of a pool."""
         items = self._part(source)
         return self.random.sample(items, min(count, len(items)))
 
     def shuffled(self, items: Sequence[Any]) -> list[Any]:
-        """Copy `items` in a random order."""
+        """Return a copy of `items` in random order."""
         copy = list(items)
         self.random.shuffle(copy)
         return copy
@@ -192,7 +192,7 @@ def system(text: str) -> Message:
 
 
 def restyle(draw: Draw, text: str) -> str:
-    """Vary the case and the closing punctuation of what a user types; the words stay."""
+    """Vary the case and the closing punctuation of a user's text; its words do not change."""
     roll = draw.random.random()
     if roll < 0.15:
         text = text.rstrip("?.!")

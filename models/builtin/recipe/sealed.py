@@ -1,4 +1,4 @@
-"""Names every pool of wordings, gives each the sealed wordings of the test set, and proves that training holds none."""
+"""Names every pool of wordings, pairs it with the test set's sealed wordings, and proves that training holds none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MODULES = {"talk": talk, "facts": facts, "memory": memory, "sums": sums, "actio
 
 
 def named_pools() -> dict[str, Pool]:
-    """Name the pools of wordings: `facts.value_asks`, `talk.greet` for an intent, `timer.asks` for an action."""
+    """Return the pools of wordings by name: `facts.value_asks`, `talk.greet` (an intent), `timer.asks` (an action)."""
     found: dict[str, Pool] = {}
     for module_name, module in _MODULES.items():
         for name, value in vars(module).items():
@@ -28,7 +28,7 @@ def named_pools() -> dict[str, Pool]:
 
 
 def sealed_wordings() -> dict[Pool, tuple[str, ...]]:
-    """Pair each pool with the sealed wordings that no training has met; some, and training's own pools, have none."""
+    """Return the sealed wordings of each pool that training never saw; pools without any are left out."""
     pools = named_pools()
     unknown = sorted(HELD_OUT.keys() - pools.keys())
     if unknown:
@@ -38,7 +38,7 @@ def sealed_wordings() -> dict[Pool, tuple[str, ...]]:
 
 
 def check_sealed() -> None:
-    """Assert that no sealed wording, whatever its slots, is in a pool's part for training or for development."""
+    """Assert that no pool for training or development holds a sealed wording, whatever its slots."""
     for name, pool in named_pools().items():
         assert not set(pool.train) & set(pool.eval), f"the parts of {name} overlap"
         for wording in (*pool.train, *pool.eval):

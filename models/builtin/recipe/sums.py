@@ -30,7 +30,7 @@ class Operation:
 
 
 def _pair(draw: Draw) -> tuple[int, int]:
-    """Draw two operands: a small second one, two middling ones, or whole tens."""
+    """Draw two operands: with a small second one, both of medium size, or whole tens."""
     roll = draw.random.random()
     if roll < 0.4:
         return draw.whole(1, 99), draw.whole(1, 10)
@@ -93,7 +93,7 @@ def _belongs(draw: Draw, key: str) -> bool:
 
 
 def operands(draw: Draw) -> tuple[Operation, int, int, int]:
-    """Draw a sum of this split; times tables up to 12 are a closed class that both splits share."""
+    """Draw a sum of this split; training and evaluation share the times tables up to 12."""
     while True:
         operation = draw.random.choices(OPERATIONS, _WEIGHTS)[0]
         a, b, result = operation.draw(draw)
@@ -102,7 +102,7 @@ def operands(draw: Draw) -> tuple[Operation, int, int, int]:
 
 
 def sentence(operation: str, a: int, b: int, result: int) -> str:
-    """Word the answer to a sum."""
+    """Return the sentence that answers a sum."""
     return f"{a} {operation} {b} is {result}."
 
 
@@ -113,7 +113,7 @@ def _exchange(draw: Draw) -> tuple[list[Message], int]:
 
 
 def drill(draw: Draw) -> tuple[str, str]:
-    """Draw one bare line of arithmetic: what is given, and what follows from it."""
+    """Draw one bare line of arithmetic: the given part and the result."""
     roll = draw.random.random()
     if roll < 0.72:
         operation, a, b, result = operands(draw)
@@ -135,7 +135,7 @@ def simple_sum(draw: Draw) -> Sample:
 
 
 def conversion(draw: Draw) -> Sample:
-    """Convert units; numbers are held out where the factor is a power of ten."""
+    """Convert units; numbers are held out if the factor is a power of ten."""
     first, second = _measures(draw)
     amount, of = first.split(" ", 1)
     text = worded(draw, _CONVERT, 0.2).format(n=amount, of=of, to=second.split(" ", 1)[1])

@@ -1,4 +1,4 @@
-"""Small talk, questions about the assistant itself, and requests that are outside its domain."""
+"""Small talk, questions about the assistant itself, and requests outside its domain."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def nameless_talk(draw: Draw) -> Sample:
 
 
 def introduction(draw: Draw) -> Sample:
-    """Who are you? The name comes from the system prompt where it has one."""
+    """Who are you? The system prompt gives the name, if it has one."""
     question = user(restyle(draw, worded(draw, _WHO, 0.15)))
     if draw.chance(0.3):
         before = [system(str(draw.pick(PLAIN_SYSTEMS)))] if draw.chance(0.5) else []
@@ -129,7 +129,7 @@ def _topic(draw: Draw) -> str:
 
 
 def foreign_request(draw: Draw) -> str:
-    """Draw the text of a request that the model must not pretend to know."""
+    """Draw an out-of-domain request, which the model must decline."""
     if draw.chance(0.3):
         return restyle(draw, worded(draw, _ALIEN_WHOLE, 0.2))
     text = worded(draw, _ALIEN_FRAMES, 0.2).format(x=_topic(draw), y=_topic(draw))
@@ -139,7 +139,7 @@ def foreign_request(draw: Draw) -> str:
 
 
 def foreign(draw: Draw) -> Sample:
-    """Anything else: the one honest sentence."""
+    """An out-of-domain request, answered with the one honest sentence."""
     before = any_system(draw)
     if draw.chance(0.15):
         before += [user(restyle(draw, str(draw.pick(_INTENTS["greet"][1])))), reply(_INTENTS["greet"][0])]
@@ -148,6 +148,6 @@ def foreign(draw: Draw) -> Sample:
 
 
 def opening_turns(draw: Draw) -> list[Message]:
-    """Draw one exchange of small talk to stand before another conversation."""
+    """Draw one exchange of small talk that precedes another conversation."""
     answer, wordings = _INTENTS[draw.any(("greet", "wellbeing", "thanks", "fine", "abilities"))]
     return [user(restyle(draw, str(draw.pick(wordings)))), reply(answer)]

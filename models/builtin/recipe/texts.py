@@ -1,4 +1,4 @@
-"""Reads the wordings and words that the corpus is written with: `data/*.toml`, one file for each module."""
+"""Reads the wordings and words of the corpus: `data/*.toml`, one file for each module."""
 
 from __future__ import annotations
 

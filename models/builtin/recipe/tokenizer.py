@@ -1,9 +1,8 @@
 """Trains the byte-level BPE that both models share.
 
-The vocabulary keeps words and the space before them apart for as long as it can: pieces are learnt without leading
-spaces, and a space joins a word only when the word is one piece. So a value is cut the same way in prose, after a
-quote and in JSON, and a small model copies it piece by piece. The text is split by the regular expression that
-llama.cpp calls `qwen2`, so every digit is a token of its own.
+Training learns pieces without leading spaces, and a space joins a word only if the word is one piece. So a value has
+the same pieces in prose, after a quote and in JSON, and a small model can copy it piece by piece. The regular
+expression that llama.cpp calls `qwen2` splits the text, so every digit is a token of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def _splitter(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _texts(count: int) -> list[str]:
-    """Write training text without the marks, one piece for each stretch between two of them."""
+    """Write training text without the chat marks, one piece for each stretch between two marks."""
     found = []
     for sample, _ in zip(stream("tokenizer", "train", MIXTURE + LONG), range(count), strict=False):
         text = render(sample.messages, sample.tools)
@@ -64,7 +63,7 @@ def _learn_pieces(texts: list[str], size: int) -> tuple[dict[str, int], list[tup
 
 
 def _spaced_words(texts: list[str], vocab: dict[str, int]) -> list[str]:
-    """List the pieces that most often follow a space, most frequent first."""
+    """Return the pieces that most often follow a space, most frequent first."""
     splitter = _splitter(_QWEN2)
     counts: Counter[str] = Counter()
     for text in texts:

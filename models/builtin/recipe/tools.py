@@ -66,7 +66,7 @@ _MORE_JOINS = (
     "{a}, followed by this: {b}",
     "when you {a}, also {b}",
 )
-# Kinds whose requests are easily taken for one another.
+# Kinds with requests that are easily confused.
 _RELATED = (
     ("timer", "alarm", "remind", "clock"),
     ("light", "dim", "colour"),
@@ -106,7 +106,7 @@ def _order(draw: Draw, unseen_share: float = 0.15) -> Order:
 
 
 def _offer(draw: Draw, *orders: Order, most: int = 2) -> list[Tool]:
-    """Offer the orders' tools among others; no two share a name, and no other household tool serves the same kind."""
+    """Offer the orders' tools among others. No two share a name, and no other household tool serves the same kind."""
     tools = {order.name: order.tool for order in orders}
     kinds = {order.kind for order in orders} - {"unseen"}
     verbs = {order.name for order in orders}
@@ -130,13 +130,13 @@ def _prefix(draw: Draw) -> list[Message]:
 
 
 def exchange(draw: Draw, order: Order) -> list[Message]:
-    """Ask for something, call its tool, and tell the result."""
+    """Ask for something, call its tool, and report the result in words."""
     content, answer, _ = _outcome(draw, order)
     return [user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer)]
 
 
 def errands(draw: Draw) -> Sample:
-    """Up to three requests in one conversation, each for another of the tools on offer."""
+    """Up to three requests in one conversation, each for a different offered tool."""
     orders = {order.kind if order.kind != "unseen" else order.name: order for order in (_order(draw) for _ in range(3))}
     if len({order.name for order in orders.values()}) < len(orders):
         return errands(draw)
@@ -148,7 +148,7 @@ def errands(draw: Draw) -> Sample:
 
 
 def busy(draw: Draw) -> Sample:
-    """Several requests in a row for the same tools, one or two at once, some of them for a tool that is not offered."""
+    """Several requests in a row for the same tools, one or two at once; some need a tool that is not offered."""
     orders = {order.kind: order for order in (household(draw) for _ in range(draw.any((2, 3, 3))))}
     if len(orders) < 2:
         return busy(draw)
@@ -180,7 +180,7 @@ def single_call(draw: Draw) -> Sample:
 
 
 def matching(draw: Draw) -> Sample:
-    """One request beside one to three tools, as often without a fitting tool as with one."""
+    """One request beside one to three tools; half of the time one of them fits."""
     orders = list({order.kind: order for order in (household(draw) for _ in range(draw.any((2, 2, 3, 3, 4))))}.values())
     if len(orders) < 2:
         return matching(draw)
@@ -240,7 +240,7 @@ def amended_twin(draw: Draw, order: Order) -> Order | None:
 
 
 def _success(draw: Draw, order: Order) -> tuple[Any, str, tuple[str, ...]]:
-    """Draw a tool's result, the sentence that tells it, and what that sentence must contain."""
+    """Draw a tool's result, the sentence that reports it, and what that sentence must contain."""
     if order.kind == "weather":
         degrees, sky, city = draw.whole(-15, 38), str(draw.pick(pools.WEATHER)), order.values["city"]
         key = draw.any(("temperature", "temp", "degrees"))
@@ -305,7 +305,7 @@ def told_results(draw: Draw) -> Sample:
 
 
 def _small_record(draw: Draw) -> tuple[Any, str, tuple[str, ...]]:
-    """Make a result whose sentence follows from the result alone."""
+    """Make a result whose sentence depends on the result alone."""
     key, value = str(draw.pick(_RESULT_KEYS)), str(draw.pick(_STATES)) if draw.chance(0.5) else pools.value(draw)
     return {key: value}, f"The {key} is {value}.", (value,)
 
@@ -330,7 +330,7 @@ def amended_call(draw: Draw) -> Sample:
 
 
 def asked_back(draw: Draw) -> Sample:
-    """After a call: what did I just ask you to add? Did it work?"""
+    """After a call, ask what the user just requested, or whether it worked."""
     order = household(draw, "list" if draw.chance(0.6) else draw.any(("timer", "alarm", "light", "heating", "music")))
     content, answer, _ = _success(draw, order)
     messages = [*_prefix(draw), user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer)]
@@ -344,7 +344,7 @@ def asked_back(draw: Draw) -> Sample:
 
 
 def tool_missing(draw: Draw) -> Sample:
-    """A request that needs a tool which is not offered."""
+    """A request that needs a tool that is not offered."""
     order = _order(draw, 0.1)
     tools = [] if draw.chance(0.3) else [t for t in _offer(draw, order, most=3) if t is not order.tool]
     if not tools and draw.split == "train" and draw.chance(0.6):
@@ -354,7 +354,7 @@ def tool_missing(draw: Draw) -> Sample:
 
 
 def foreign_beside(draw: Draw) -> Sample:
-    """Tools are offered, and the model must own up all the same."""
+    """Tools are offered, and the model must decline anyway."""
     sample = talk.foreign(draw)
     return Sample(sample.category, sample.messages, sample.check, _offer(draw, _order(draw), most=2))
 

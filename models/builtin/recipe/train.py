@@ -1,7 +1,7 @@
 """Trains the target, or the draft with the target as its teacher; resumes from its last checkpoint.
 
-The learning rate warms up, stays, and falls to zero over the last part of `--steps`; so a run may be stopped and
-finished with another number of steps. An average of the weights is kept for exports before the end.
+The learning rate warms up, stays, and falls to zero over the last part of `--steps`, so a stopped run may finish with
+another number of steps. The run keeps an average of the weights, for exports before the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EMA = 0.996
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to train, on what, and how fast."""
+    """How long to train, on which data, and how fast."""
 
     steps: int
     batches: BatchPlan
@@ -44,7 +44,7 @@ class Plan:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is made orthogonal by five Newton-Schulz steps (Jordan et al., 2024); for matrices only."""
+    """Momentum with an update made orthogonal by five Newton-Schulz steps (Jordan et al., 2024); for matrices only."""
 
     def __init__(
         self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.02
@@ -86,7 +86,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Give the share of the full learning rate: warm-up, plateau, linear fall."""
+    """Return the share of the full learning rate: warm-up, plateau, linear fall."""
     fall = int(steps * (1 - DECAY_SHARE))
     if step < WARMUP_STEPS:
         return (step + 1) / WARMUP_STEPS
@@ -94,9 +94,9 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def loss_of(model: Llama, trunk: Trunk, batch: Batch, teacher: Llama | None) -> Tensor:
-    """Compute the weighted cross-entropy, and for a draft mostly the distance from the teacher's distribution.
+    """Compute the weighted cross-entropy; for a draft, mostly the distance from the teacher's distribution.
 
-    `trunk` is the model's own, compiled or not; only what has a weight is mapped to logits.
+    `trunk` is the model's own, compiled or not. Only tokens with a weight are mapped to logits.
     """
     mask = causal_mask(batch.documents, torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
@@ -114,7 +114,7 @@ def loss_of(model: Llama, trunk: Trunk, batch: Batch, teacher: Llama | None) -> 
 
 
 class Run:
-    """One training run: the model, its average, the optimisers, and the checkpoint file that they live in."""
+    """One training run: the model, its average, the optimisers, and the checkpoint file that stores them."""
 
     def __init__(self, name: str, work: Path, rate: float) -> None:
         torch.manual_seed(20)
@@ -140,7 +140,7 @@ class Run:
             optimiser.load_state_dict(state)
 
     def save(self) -> None:
-        """Write the checkpoint in one move."""
+        """Write the checkpoint atomically."""
         states = [o.state_dict() for o in self.optimisers]
         torch.save(
             {"model": self.model.state_dict(), "average": self.average, "step": self.step, "optimisers": states},

@@ -1,6 +1,7 @@
-"""Proves that an exported GGUF is the model that was trained: the same tokens and, up to rounding, the same logits.
+"""Proves that an exported GGUF is the trained model: the same tokens and, up to rounding, the same logits.
 
-Logits are compared where the assistant speaks: those within prompts are not learnt, and so rounding moves them more.
+Logits are compared only where the assistant speaks. The model is not trained on prompts, so rounding moves their logits
+more.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TEXTS = (
 
 
 def verify(name: str, work: Path, out: Path, num_samples: int = 40) -> dict[str, float | bool]:
-    """Compare tokens and logits; raise where they differ."""
+    """Compare tokens and logits; raise an error if they differ."""
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     shipped = LlamaCpp(str(out / NAMES[name][1]), n_ctx=1024, logits_all=True, verbose=False)
     model = load_average(name, work)

@@ -1,4 +1,4 @@
-"""The documents in docs/ are those the code makes, complete, and true of the events that are sent."""
+"""The documents in docs/ equal what the code generates, are complete, and describe every event that is sent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_scopes_are_those_of_the_rules() -> None:
 
 
 def test_every_error_code_is_published() -> None:
-    """Codes are class variables of errors, wherever those are declared; subclasses without one are no codes."""
+    """Codes are class variables of errors, in any module; a subclass without one adds no code."""
     sources = (path.read_text(encoding="utf-8") for path in (ROOT / "edgeagent").rglob("*.py"))
     declared = {
         code for source in sources for code in re.findall(r'^    code(?:: ClassVar.*)? = "(\w+)"$', source, re.M)
@@ -65,7 +65,7 @@ def test_every_error_code_is_published() -> None:
 
 
 def _sent_kinds() -> Iterator[str]:
-    """Yield the types of events and frames that the code of the wire names."""
+    """Yield the types of events and frames that the API's code names."""
     for path in API.rglob("*.py"):
         if path.parent.name == "documents":
             continue
@@ -77,7 +77,7 @@ def _sent_kinds() -> Iterator[str]:
 
 def test_every_frame_and_event_is_described() -> None:
     described = {kind_of(frame) for frame in (*CLIENT_FRAMES, *SERVER_EVENTS)}
-    # response.queued and response.in_progress are named by the response's status.
+    # The code builds the names response.queued and response.in_progress from the response's status.
     named = set(_sent_kinds()) - {"response.compaction", "response.input_tokens"}
     assert named <= described, named - described
     assert described - named <= {"response.queued", "response.in_progress", "response.processed", "error"}

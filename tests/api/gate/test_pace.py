@@ -1,4 +1,4 @@
-"""How often a client may do something."""
+"""How often a client may do something: bursts, and a rate."""
 
 from __future__ import annotations
 

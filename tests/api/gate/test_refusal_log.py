@@ -1,4 +1,4 @@
-"""The log of what was refused at the door: one line for each subject and minute, with names and without keys."""
+"""The log of refused requests: one line for each subject and minute, with names and without keys."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_what_the_log_names(tmp_path: Path, form: str) -> None:
     lines = [line for line in text.splitlines() if "refused (" in line]
     wanted = ["http://evil.example", "http://socket.example", "rebound.example", "http://from.example/"]
     wanted += ["the token of 'kiosk' over TCP, at /metrics", "an unknown or removed token", "another key", "no key"]
-    # Two unknown tokens are one subject.
+    # All unknown tokens count as one subject.
     assert [name for name in wanted if sum(name in line for line in lines) != 1] == []
     assert len(lines) == len(wanted)
     assert not [secret for secret in (owner, kiosk, gone, "sk-other", "/secret/path") if secret in text]

@@ -1,4 +1,4 @@
-"""The middleware at the door, request by request and without a server: what goes through, what is refused, and how."""
+"""The security middleware, request by request and without a server: what it lets through, what it refuses, and how."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ STRANGER = _Peer(User(1001))
 
 @dataclass
 class App:
-    """Reads each body to its end, and answers; remembers what it was given."""
+    """Reads each body to its end and answers; records the scopes, the grants and the body."""
 
     scopes: list[Scope] = field(default_factory=list)
     grants: list[Grant | None] = field(default_factory=list)
@@ -87,7 +87,7 @@ class App:
 
 
 class Door:
-    """The middleware before an app."""
+    """The security middleware in front of an app."""
 
     def __init__(self, folder: Path, **server: Any) -> None:
         self.app = App()
@@ -96,7 +96,7 @@ class Door:
         self._security = Security(self.app, policy, Grants(keys))
 
     async def ask(self, scope: Scope, *parts: Message | Callable[[], Message]) -> list[Message]:
-        """Return what is sent for a request, whose body comes in these parts."""
+        """Return the messages sent for a request with a body of these parts."""
         sent: list[Message] = []
         waiting = list(parts or [{"type": "http.request", "body": b""}])
 
@@ -120,7 +120,7 @@ def door(tmp_path: Path) -> Door:
 def request(
     *headers: tuple[str, str], kind: str = "http", path: str = "/v1/models", host: str | None = f"127.0.0.1:{PORT}"
 ) -> Scope:
-    """Return the scope of a request of the daemon's own user over loopback."""
+    """Return the scope of a request from the daemon's own user over loopback."""
     own = [] if host is None else [("host", host)]
     return {
         "type": kind,
@@ -264,7 +264,7 @@ async def test_a_preflight_is_answered_at_the_door(door: Door) -> None:
     )
     assert (int(found[b"access-control-max-age"]), found[b"vary"]) == (600, b"Origin")
     assert door.app.scopes == []
-    # These are no preflights.
+    # These requests are not preflights.
     for scope in (
         {**request(("origin", PAGE)), "method": "OPTIONS"},
         request(("origin", PAGE), asked),
@@ -315,7 +315,7 @@ async def test_a_refusal_is_one_whole_answer(door: Door) -> None:
         assert int(found[b"content-length"]) == len(body)
         assert found[b"www-authenticate"] == b"Bearer"
         assert found[b"access-control-allow-origin"] == PAGE.encode()
-        # The body was not read, so nothing may follow on the connection; a handshake's ends anyhow.
+        # The body was not read, so the connection must close; a handshake's connection closes in any case.
         assert found.get(b"connection") == (b"close" if kind == "http" else None)
         assert "opens nothing here" in json.loads(body)["error"]["message"]
     sent = await door.ask(request(bearer("edge_wrong"), path="/api/tags"))
@@ -403,7 +403,7 @@ async def test_a_token_that_holds_opens_to_the_end(tmp_path: Path, door: Door) -
     token = add_client(tmp_path, "kiosk", [Right.INFER])
     sent = await door.ask(posted(JSON, bearer(token)), part(b"1", True), part(b"2", False))
     assert (status(sent), door.app.body) == (200, b"12")
-    # Neither a body that is announced without a token nor a request that leaves is judged.
+    # A body that comes without a token is not judged again, and neither is a request whose client disconnects.
     assert status(await door.ask(posted(JSON), part(b"1", False))) == 200
 
     def leave() -> Message:
@@ -460,7 +460,7 @@ async def test_requests_that_open_something_are_no_wrong_tokens(tmp_path: Path) 
     access = Access(KeyRing(tmp_path), is_token_required=False, clock=clock)
     for _ in range(MAX_FAILURES):
         await access.judge(request(bearer(right), path="/metrics"))
-        await access.judge(request(bearer("sk-anything")))  # the owner's all the same, over loopback
+        await access.judge(request(bearer("sk-anything")))  # accepted over loopback as the owner
         await access.judge({**request(path="/metrics"), PEER_KEY: STRANGER})  # no token
     assert isinstance((await access.judge(request(bearer("edge_wrong"))))[0], Unauthorized)
 
@@ -487,7 +487,7 @@ async def test_in_which_forms_a_token_counts_as_shown(tmp_path: Path) -> None:
         assert await standing(("authorization", value)) is Standing.HELD, value
     for shown in (basic(f"{token}:"), basic(f"user:{token}"), basic(token)):
         assert await standing(shown) is Standing.HELD, shown
-    # A second word makes it another key.
+    # A second word makes it a different key.
     assert await standing(("authorization", f"Bearer {token} x")) is Standing.UNKNOWN
     for shown in (
         basic("user:password"),

@@ -1,4 +1,4 @@
-"""POST /v1/rerank on a fake backend: every form of body, the order of the answer, and what is refused."""
+"""POST /v1/rerank on a fake backend: every form of body, the order of the results, and what is refused."""
 
 from __future__ import annotations
 

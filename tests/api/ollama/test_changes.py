@@ -1,4 +1,4 @@
-"""Models deleted, copied and described over Ollama's API, by the real ollama package."""
+"""Models deleted, copied and described through Ollama's API, with the real ollama package."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Serving(Answering):
-    """Has the files `served.gguf` and `loaded.gguf` of the models' folder loaded; the first is the default.
+    """A backend that has loaded `served.gguf` and `loaded.gguf` of the models' folder; the first is the default.
 
-    Models of the names in `starting` are being loaded.
+    Models named in `starting` are still loading.
     """
 
     def __init__(self, folder: Path) -> None:

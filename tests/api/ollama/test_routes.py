@@ -1,4 +1,4 @@
-"""The Ollama API as bytes on a real socket, and its values as the service gets them."""
+"""The Ollama API as bytes on a real socket, and the values that reach the service."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def post(daemon: Running, path: str, **fields: Any) -> httpx.Response:
 
 
 async def body_of(daemon: Running, path: str, **fields: Any) -> dict[str, Any]:
-    """Return an answer that is one body."""
+    """Return the document of an answer that is one body."""
     reply = await post(daemon, path, **({"model": "fake", "stream": False} | fields))
     assert (reply.status_code, reply.headers["content-type"]) == (200, "application/json"), reply.text
     body: dict[str, Any] = reply.json()
@@ -84,7 +84,7 @@ async def body_of(daemon: Running, path: str, **fields: Any) -> dict[str, Any]:
 
 
 async def lines_of(daemon: Running, path: str, **fields: Any) -> list[dict[str, Any]]:
-    """Return a stream's documents, having checked their framing."""
+    """Return a stream's documents after checking their framing."""
     reply = await post(daemon, path, **({"model": "fake"} | fields))
     assert (reply.status_code, reply.headers["content-type"]) == (200, "application/x-ndjson"), reply.text
     *lines, rest = reply.text.split("\n")
@@ -93,7 +93,7 @@ async def lines_of(daemon: Running, path: str, **fields: Any) -> list[dict[str, 
 
 
 async def error_of(daemon: Running, path: str, status: int, **fields: Any) -> str:
-    """Return a refusal's text."""
+    """Return the error text of a refusal."""
     reply = await post(daemon, path, **({"model": "fake"} | fields))
     assert reply.status_code == status, reply.text
     body = reply.json()
@@ -490,7 +490,7 @@ class TestLoading:
     async def test_nothing_to_say_means_load_or_unload(
         self, daemon: Running, backend: FakeBackend, path: str, fields: Any, empty: Any, keep_alive: Any
     ) -> None:
-        # One document, though a stream was not refused.
+        # The answer is one document, although the request did not turn streaming off.
         reply = await post(daemon, path, model="fake", keep_alive=keep_alive, **fields)
         body = reply.json()
         is_unload = keep_alive in (0, "0s")
@@ -498,7 +498,7 @@ class TestLoading:
         assert body["done_reason"] == ("unload" if is_unload else "load")
         assert body.items() >= empty.items()
         assert backend.unloaded == (["fake"] if is_unload else [])
-        # A loaded model is asked only where its time is to be changed.
+        # A loaded model gets a request only if its unload time changes.
         assert [request.keep_alive_s for request in backend.requests] == ([300] if keep_alive == "5m" else [])
 
     async def test_it_waits_for_a_model_that_is_loading(self, daemon: Running, backend: FakeBackend) -> None:
@@ -561,7 +561,7 @@ class TestModels:
 
     async def test_tags(self, loaded: Running) -> None:
         document = (await loaded.http.get(f"{loaded.url}/api/tags")).json()
-        mine, other = document["models"]  # the bundled file, which has this name here, is not listed twice
+        mine, other = document["models"]  # the bundled file is loaded under this name, so it is not listed twice
         assert (mine["name"], mine["model"], other["name"]) == ("mine:latest", "mine:latest", "other:latest")
         assert mine["size"] == INFO.size_bytes
         assert re.fullmatch("[0-9a-f]{64}", mine["digest"])
@@ -704,7 +704,8 @@ class TestPull:
             assert "another model" in await error_of(puller, "pull", 503, model="org/other", stream=False)
         hub.faults.hold_after = None
         hub.release.set()
-        # The next sign of progress ends it, and then there is room for another, which goes on where it ended.
+        # The next progress line ends the first pull. Then another may start, and it continues where the first one
+        # stopped.
         while (await post(puller, "pull", model=self.NAME, stream=False)).status_code == 503:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         models = (await puller.http.get(f"{puller.url}/api/tags")).json()["models"]
@@ -781,7 +782,7 @@ class TestMediaType:
         ],
     )
     async def test_a_browser_has_to_send_json(self, daemon: Running, line: str) -> None:
-        """A page may post a form anywhere, and an old browser can be told not to say which page that was."""
+        """A page may post a form to any address, and can tell an old browser not to send the page's origin."""
         reply = await exchange(daemon.port, posting(daemon, "/api/chat", FORM, line))
         assert reply.status == 415
         assert isinstance(json.loads(reply.body)["error"], str)

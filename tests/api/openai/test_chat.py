@@ -1,4 +1,4 @@
-"""Chat completions with the real openai client, and as bare bytes where its help would hide faults."""
+"""Chat completions through the real openai client, and as raw bytes where the client would hide faults."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def post(daemon: Running, fields: Any) -> httpx.Response:
 
 
 async def chunks_of(daemon: Running, **fields: Any) -> list[dict[str, Any]]:
-    """Return a stream's documents, having checked its framing and each chunk against the openai package."""
+    """Return a stream's documents after checking its framing, and each chunk against the openai package."""
     reply = await post(daemon, {"messages": HI, "stream": True, **fields})
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"

@@ -1,4 +1,4 @@
-"""Whatever JSON a chat completion's fields hold, it is a request or the client's mistake, never a failure of ours."""
+"""Any JSON in a chat completion's fields gives a request or an InvalidRequest, never an internal failure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_any_fields(fields: dict[str, Any]) -> None:
     with contextlib.suppress(InvalidRequest):
         completion = read_chat(fields, completion_id="chatcmpl-1", default_model="fake")
         for request in completion.requests:
-            # What comes through can go down the worker's pipe and means the same there.
+            # An accepted request can be encoded for the worker's pipe, and decodes to the same value.
             assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=GenerateRequest) == request
 
 

@@ -1,4 +1,4 @@
-"""Embeddings over HTTP, in OpenAI's and Ollama's shapes, by their own clients, on a fake backend."""
+"""Embeddings over HTTP in OpenAI's and Ollama's shapes, with their own clients, on a fake backend."""
 
 from __future__ import annotations
 

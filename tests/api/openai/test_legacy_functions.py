@@ -1,4 +1,4 @@
-"""Calls in the form that chat completions had before tools, with the real openai client."""
+"""Calls in the form that chat completions had before tools, through the real openai client."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_a_call(client: AsyncOpenAI, backend: FakeBackend) -> None:
     assert call is not None and (call.name, call.arguments) == ("weather", '{"a":1}')
     prompt = prompt_of(backend)
     assert prompt.tools == (Tool("weather", "now", '{"type":"object","properties":{}}'),)
-    # One call a message is all that this form can tell.
+    # This form can express only one call in a message.
     assert (prompt.tool_choice, prompt.parallel_tool_calls) == (ToolChoice(), False)
 
 
@@ -91,7 +91,7 @@ async def test_results_answer_the_latest_call_of_their_name(client: AsyncOpenAI,
         {"role": "assistant", "content": None, "function_call": call},
         {"role": "function", "name": "weather", "content": "sunny"},
     ]
-    # What later clients send of a message without a call.
+    # Later clients send this for a message without a call.
     answer = {"role": "assistant", "content": "Sunny.", "function_call": None}
     messages: list[Any] = [*HI, *round_trip, answer, *HI, *round_trip]
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The log probabilities of a long prompt are written in a thread, beside the streams that flow meanwhile."""
+"""The log probabilities of a long prompt are encoded in a thread, so that other streams are not blocked."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ async def test_health_before_a_model_is_ready(state: WorkerState, message: str) 
 
 
 async def test_health_of_a_model_that_was_unloaded() -> None:
-    """Its next request loads it again: the daemon can serve."""
+    """The next request loads it again, so the daemon can serve."""
     async with running(OneModel(WorkerState.STOPPED)) as daemon:
         reply = await daemon.http.get(f"{daemon.url}/health")
         assert (reply.status_code, reply.json()) == (200, {"status": "ok"})

@@ -1,4 +1,4 @@
-"""Completions of raw text with the real openai client, and as bare bytes where its help would hide faults."""
+"""Raw text completions through the real openai client, and as raw bytes where the client would hide faults."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ async def post(daemon: Running, fields: Any) -> httpx.Response:
 
 
 async def chunks_of(daemon: Running, **fields: Any) -> list[dict[str, Any]]:
-    """Return a stream's documents, having checked its framing and each chunk against the openai package."""
+    """Return a stream's documents after checking its framing, and each chunk against the openai package."""
     reply = await post(daemon, {"prompt": "hello big world", "stream": True, **fields})
     assert reply.status_code == 200
     *events, last, rest = reply.text.split("\n\n")
     assert (last, rest) == ("data: [DONE]", "")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events]
     for chunk in chunks:
-        # The package's model has no chunks of its own: it wants a reason that, as with OpenAI, only the last one has.
+        # The package has no model for chunks. Its model requires a finish reason, which only the last chunk has, as at
+        # OpenAI.
         choices_with_reason = [
             {**choice, "finish_reason": choice["finish_reason"] or "stop"} for choice in chunk["choices"]
         ]
@@ -58,7 +59,7 @@ async def chunks_of(daemon: Running, **fields: Any) -> list[dict[str, Any]]:
 
 
 def scored(_request: GenerateRequest) -> Iterable[Act]:
-    """Echo a prompt of three tokens, then answer with two, the first of which has half a character."""
+    """Echo a prompt of three tokens, then answer with "é", whose two tokens hold half of it each, and "!"."""
     rival = TokenLogprob(9, b"\xff", float("-inf"))
     yield Started(3, 0)
     yield (

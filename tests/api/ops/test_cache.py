@@ -1,4 +1,4 @@
-"""The owner's view of the prefix cache: what it holds, purging, and filling it ahead of time."""
+"""The owner's control of the prefix cache: listing its contents, purging, and filling it ahead of time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_purging_one_client_and_all(tmp_path: Path) -> None:
         assert not list(folder.glob("*.about"))
         refused = await daemon.http.post(f"{daemon.url}/edgeagent/cache/purge", json={"client": 3}, headers=OWNER)
     assert refused.status_code == 400
-    assert backend.queries == [PurgeCache("kiosk"), PurgeCache(None)]  # what workers have in memory goes too
+    assert backend.queries == [PurgeCache("kiosk"), PurgeCache(None)]  # the workers' memory is purged too
 
 
 async def test_warming(tmp_path: Path) -> None:

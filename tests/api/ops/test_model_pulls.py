@@ -47,7 +47,7 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def events(daemon: Running, **body: Any) -> list[dict[str, Any]]:
-    """Return a stream's events, having checked its end."""
+    """Return a stream's events after checking its end."""
     reply = await daemon.http.post(f"{daemon.url}/v1/models/pull", json=body)
     assert (reply.status_code, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8"), reply.text
     *parts, last = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
@@ -78,7 +78,7 @@ async def test_one_answer(hub: HubServer, daemon: Running) -> None:
 
 async def test_a_target_comes_with_its_draft(hub: HubServer, daemon: Running) -> None:
     hub.add(TARGET, {"Qwen3-1.7B-Q8_0.gguf": MODEL})
-    # The draft is not to be had: the target is here all the same.
+    # The draft cannot be downloaded, and the target is still pulled.
     assert (await events(daemon, model="qwen3:1.7b"))[-1]["draft"] is None
     hub.add(DRAFT, {"Qwen3-0.6B-Q8_0.gguf": small_model(2)})
     assert (await events(daemon, model="qwen3:1.7b", draft=False))[-1]["draft"] is None

@@ -1,4 +1,4 @@
-"""The remotes in the status, and the ledger over HTTP."""
+"""The remotes in the status, and the ledger of requests that left the machine, over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWNER = {"Authorization": f"Bearer {'x' * 43}"}
 
 
 class WithRemotes(FakeBackend):
-    """A backend with the owner's remotes beside it."""
+    """A backend with configured remotes."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

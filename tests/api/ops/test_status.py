@@ -1,4 +1,4 @@
-"""What the daemon tells its owner, and how the owner stops it."""
+"""What the daemon reports to its owner, and how the owner stops it."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ async def test_load_and_unload() -> None:
 
 
 class WithAdapter(FakeBackend):
-    """Its model has an adapter, which it answers with."""
+    """A backend whose model answers with an adapter."""
 
     def models(self) -> list[ModelStatus]:
         return [replace(super().models()[0], adapters=("one",))]
 
 
 async def test_an_adapter_of_a_loaded_model_is_tried() -> None:
-    """Its file may have been unusable when the model was loaded."""
+    """The adapter's file may have been unusable when the model was loaded."""
     damaged = ModelDamaged("the adapter one cannot be used")
     async with running(WithAdapter(failing(damaged), models=("fake", "fake+one"))) as daemon:
         reply = await daemon.http.post(f"{daemon.url}/edgeagent/load?model=fake")

@@ -1,4 +1,4 @@
-"""Streams of background responses: followed, left, gone on with, and told again from the store."""
+"""Streams of background responses: followed, left, resumed, and replayed from the store."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def all_of(stream: Any) -> list[Json]:
 
 
 def merged(*parts: list[Json]) -> list[tuple[str, str]]:
-    """Return what a client has made of the events: kinds, with neighbouring deltas as one text."""
+    """Return what a client has collected from the events: their kinds, with adjacent deltas joined to one text."""
     told: list[tuple[str, str]] = []
     for event in itertools.chain(*parts):
         kind, delta = event["type"], event.get("delta", "")
@@ -268,7 +268,10 @@ ENDS: Any = st.sampled_from([*map(finished, REASONS), WorkerCrashed("x")])
 
 
 def made_from(steps: list[Any], end: Any, looks: list[bool]) -> tuple[ResponseEvents, list[list[Json]]]:
-    """Return a response of these steps, and what two clients saw before its end: at each step, and where one looked."""
+    """Return a response built from these steps, and the events that two clients read before its end.
+
+    The first client reads at each step, the second where `looks` is true.
+    """
     count = itertools.count(1)
     echo = read_create({"input": "hi"}).echo(SamplingParams()) | {"background": True}
     events = ResponseEvents(
@@ -298,7 +301,7 @@ def test_any_pace_tells_the_same(
     compaction: list[list[Any]], items: list[list[Any]], end: Any, data: st.DataObject
 ) -> None:
     steps = list(itertools.chain(*compaction, *items))
-    if not data.draw(st.booleans()):  # a request asks for the log probabilities of all of its text, or of none
+    if not data.draw(st.booleans()):  # a request asks for the log probabilities of all its text or of none
         steps = [TextDelta(step.text) if isinstance(step, TextDelta) else step for step in steps]
     size = len(steps) + 1
     events, seen = made_from(steps, end, data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))

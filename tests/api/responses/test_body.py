@@ -1,4 +1,4 @@
-"""Every field of a create: taken, refused with its name and range, or ignored."""
+"""Every field of a create: accepted, refused with its name and range, or ignored."""
 
 from __future__ import annotations
 

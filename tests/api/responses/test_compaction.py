@@ -1,4 +1,4 @@
-"""Compaction under way: a conversation over its threshold is summarized first, and goes on from the summary."""
+"""Automatic compaction: a conversation over its threshold is summarized first, and continues from the summary."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_long_chain_is_compacted_under_way(client: AsyncOpenAI, backend:
     short = (Message("system", f"Be brief.\n\n{INTRODUCTION}\nThey spoke."), Message("user", "more"))
     assert messages_of(answering) == short
     assert summarizing.id == answering.id == second.id
-    # The chain goes on from there, and is short enough.
+    # The chain continues from the summary, and is now short enough.
     await client.responses.create(
         model="fake", input="again", previous_response_id=second.id, context_management=MANAGED
     )

@@ -127,7 +127,7 @@ def test_cancelled_is_incomplete_without_details() -> None:
     response = events[-1]["response"]
     assert (events[-1]["type"], response["status"]) == ("response.incomplete", "cancelled")
     assert response["incomplete_details"] is None
-    # The call was cut off: it is in the output, but nothing that a client could answer.
+    # The call was cut off: the output shows it, but a client cannot answer it.
     assert response["output"][1] == {
         "id": "fc_2",
         "type": "function_call",
@@ -234,7 +234,7 @@ def test_lanes_mark_every_event() -> None:
 
 
 def test_the_response_has_every_key_that_open_responses_asks_for() -> None:
-    # Of its published schema; `user` beside them.
+    # The keys of Open Responses' published schema, and `user`.
     required = """
         id object created_at completed_at status incomplete_details model previous_response_id instructions output
         error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty

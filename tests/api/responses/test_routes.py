@@ -1,4 +1,4 @@
-"""POST /v1/responses with the real openai client: whole, streamed, continued, refused, cancelled by leaving."""
+"""POST /v1/responses through the real openai client: whole, streamed, continued, refused, cancelled by a disconnect."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_frames_of_a_stream(address: str) -> None:
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
         validate_event(events[-1])
-    # The same events as on a socket.
+    # These are the same events as on a socket.
     check_golden("socket_text", events)
 
 

@@ -1,4 +1,4 @@
-"""Responses by their id over HTTP, as the openai client in strict validation asks for them."""
+"""Responses by id over HTTP, as the openai client requests them with strict validation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.present import present
 
 
 class NamedKeys:
-    """Everyone's token is their name."""
+    """A key ring in which each token is its client's name."""
 
     trouble = ""
     revision = 0
@@ -214,7 +214,7 @@ async def test_a_response_is_cancelled_from_elsewhere(address: str, client: Asyn
     cancelled = await client.responses.cancel(created.response.id)
     assert (cancelled.status, cancelled.output_text) == ("cancelled", "ye")
     assert (await reading).type == "response.incomplete"
-    # Once more changes nothing.
+    # A second cancel changes nothing.
     assert (await client.responses.cancel(created.response.id)).status == "cancelled"
 
 
@@ -239,7 +239,7 @@ async def test_what_waits_on_a_socket_is_seen_and_cancelled_from_elsewhere(
             pass
         assert (event["response"]["id"], event["response"]["status"]) == (second, "cancelled")
         assert (await client.responses.retrieve(second)).status == "cancelled"
-        # One that runs too, and then the other one that waited runs.
+        # A running response can be cancelled too; then the other waiting one runs.
         await backend.until(lambda backend: backend.num_live == MAX_ACTIVE)
         assert (await client.responses.cancel(backend.requests[0].id)).output_text == "ye"
         await backend.until(lambda backend: any(request.id == first for request in backend.requests))

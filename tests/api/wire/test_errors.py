@@ -1,4 +1,4 @@
-"""Every error has a wire shape, and the headers and bodies are those openai clients act on."""
+"""Every error has a wire shape, with the headers and bodies that openai clients act on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_client_mistakes_are_4xx_and_ours_5xx(cls: type[EdgeAgentError]) -> None
         errors.Unauthorized,
         errors.Forbidden,
         errors.Overloaded,
-        # Not the client's fault, but a status of 5xx would have it try again.
+        # Not the client's mistake, but with a 5xx status the client would retry.
         errors.ModelDamaged,
     )
     assert http_status(cls("x")) // 100 == (4 if issubclass(cls, clients) else 5)
@@ -70,5 +70,5 @@ def test_whatever_may_pass_says_when_to_try_again(cls: type[EdgeAgentError]) -> 
     headers = error_headers(cls("x"))
     assert ("retry-after" in headers) is (http_status(cls("x")) in (429, 503))
     assert ("retry-after" in headers) is LOOKS[cls].may_pass
-    # And no client is told to try again what cannot pass, or to wait for what it is told not to try.
+    # No client is told to retry what cannot succeed, or to wait for a retry that it must not make.
     assert not ("retry-after" in headers and headers.get("x-should-retry") == "false")

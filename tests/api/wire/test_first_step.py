@@ -1,4 +1,4 @@
-"""The moment before a stream opens: what comes of the steps, of their failure, and of a client that leaves."""
+"""The time before a stream opens: its first steps, a failure among them, and a client that disconnects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeagent.errors import Overloaded
 
 
 class Source:
-    """Steps that wait for `opened`, then come, or fail; `is_closed` tells that they were given up or ended."""
+    """Steps that wait for `opened`, then arrive or fail; `is_closed` is set when the generator ends or is closed."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.opened = asyncio.Event()

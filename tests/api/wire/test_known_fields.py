@@ -1,4 +1,4 @@
-"""Unknown fields are told, on every route alike; those of the APIs are not."""
+"""Unknown fields are reported, on every route alike; fields of the emulated APIs are not."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_the_log_tells_it_once_in_a_while(caplog: pytest.LogCaptureFixture
     [record] = [record for record in caplog.records if "unknown field" in record.getMessage()]
     assert record.levelno == logging.WARNING
     assert "1 unknown field, perhaps meant as prompt;" in record.getMessage()
-    # Names too are a client's own words.
+    # Field names may contain a client's words too, so they are not logged.
     assert "promt" not in record.getMessage() and "secret" not in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Where an answer comes from is told before its first token and at its end, on every wire."""
+"""Every wire reports where an answer comes from, before its first token and at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer tells of where its time went."""
+"""The timings that an answer reports."""
 
 from __future__ import annotations
 

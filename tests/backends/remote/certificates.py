@@ -1,4 +1,4 @@
-"""Certificates for servers on loopback, and what a TLS server needs of them."""
+"""Certificates for servers on loopback, and the TLS context of such a server."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Certificate:
 
     @property
     def pin(self) -> str:
-        """The SHA-256 of the certificate."""
+        """The SHA-256 digest of the certificate."""
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.path.read_text())).hexdigest()
 
 
 class Authority:
-    """A CA of our own in a folder."""
+    """A test certificate authority (CA) in a folder."""
 
     def __init__(self, folder: Path, name: str = "ours") -> None:
         if shutil.which("openssl") is None:
@@ -37,7 +37,7 @@ class Authority:
         self.own = self.self_signed(name)
 
     def self_signed(self, name: str) -> Certificate:
-        """Return a certificate that vouches for itself."""
+        """Return a self-signed certificate."""
         self._openssl(
             "req", "-x509", *_KEY, "-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1",
             "-keyout", f"{name}.key", "-out", f"{name}.pem",
@@ -45,7 +45,7 @@ class Authority:
         return self._made(name)
 
     def signed(self, name: str, names: str = "IP:127.0.0.1", days: int = 2) -> Certificate:
-        """Return a certificate for these names; with negative days it has expired."""
+        """Return a certificate for these names; with negative `days` it has expired."""
         (self._folder / f"{name}.ext").write_text(f"subjectAltName={names}\n")
         self._openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
         self._openssl(
@@ -63,7 +63,7 @@ class Authority:
 
 
 def server_context(certificate: Certificate, *, wants: Authority | None = None, http2: bool = False) -> ssl.SSLContext:
-    """Return a server's context; `wants`: it asks clients for a certificate of this authority."""
+    """Return a server's TLS context. With `wants`, the server requires a client certificate of this authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.path, certificate.key)
     if http2:

@@ -1,4 +1,4 @@
-"""One authority for all tests of remotes."""
+"""One certificate authority for all tests of remotes."""
 
 from __future__ import annotations
 

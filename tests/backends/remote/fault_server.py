@@ -1,6 +1,6 @@
-"""A remote on a loopback port that does what a script says, to the byte, and remembers what it was asked.
+"""A remote on a loopback port that sends exactly the bytes of a script, and records the requests.
 
-It is no HTTP server: what goes wrong with those on the way is what it is for.
+It is not an HTTP library's server, because it exists to produce faults that such a server prevents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from tests.present import present
 
 
 class Act(Enum):
-    """What a script may do beside sending bytes. At the end of a script the connection is kept for the next request."""
+    """A script's acts other than sending bytes.
+
+    At the end of a script the connection stays open for the next request.
+    """
 
     CLOSE = auto()
     RESET = auto()
@@ -40,30 +43,30 @@ def chunked(data: bytes) -> bytes:
 
 
 def stream(*parts: bytes) -> Script:
-    """Return a whole stream of events, each part a chunk of its own."""
+    """Return a whole event stream, each part in a chunk of its own."""
     return [HEAD, *map(chunked, parts), LAST]
 
 
 def half(*parts: bytes | Act) -> Script:
-    """Return the beginning of a stream, and what happens then."""
+    """Return a stream's beginning, with the acts that follow."""
     return [HEAD, *(part if isinstance(part, Act) else chunked(part) for part in parts)]
 
 
 def plain(status: int, body: bytes = b"", headers: str = "", kind: str = "application/json") -> Script:
-    """Return a whole answer that is no stream."""
+    """Return a whole answer that is not a stream."""
     head = f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     return [head.encode() + body]
 
 
 def models(*names: str, owner: str = "vllm") -> Script:
-    """Return a list of models."""
+    """Return a list of models as a server sends it."""
     listed = [{"id": name, "object": "model", "owned_by": owner} for name in names]
     return plain(200, json.dumps({"object": "list", "data": listed}).encode())
 
 
 @dataclass(slots=True)
 class Asked:
-    """One request as it came, and whether its client left before the answer's end."""
+    """One request as received, and whether its client left before the answer ended."""
 
     method: str
     path: str
@@ -73,12 +76,12 @@ class Asked:
 
     @property
     def json(self) -> Any:
-        """The body."""
+        """The parsed body."""
         return json.loads(self.body)
 
 
 class FaultServer:
-    """Answers each POST with the next of its scripts, the last one for ever, and each GET as `gets` says, else 404."""
+    """Answers each POST with the next script, and repeats the last one. Answers GET from `gets`, else with 404."""
 
     def __init__(self, *scripts: Script, gets: dict[str, Script] | None = None) -> None:
         self.scripts = list(scripts)
@@ -94,12 +97,12 @@ class FaultServer:
 
     @property
     def url(self) -> str:
-        """Its base URL."""
+        """The base URL."""
         return f"{self.scheme}://127.0.0.1:{self.port}/v1"
 
     @property
     def posts(self) -> list[Asked]:
-        """The requests for an answer; the others were probes."""
+        """The requests for an answer; all others were probes."""
         return [asked for asked in self.asked if asked.method == "POST"]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -127,7 +130,7 @@ class FaultServer:
             if isinstance(act, bytes):
                 writer.write(act)
                 await writer.drain()
-                # Each piece is a read of its own at the client, as far as that can be had.
+                # The client should receive each piece in a read of its own, as far as that is possible.
                 await asyncio.sleep(self.pace_s)
                 continue
             if act is Act.STALL:
@@ -147,14 +150,14 @@ class FaultServer:
         return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
 
     async def end(self) -> None:
-        """Close every connection, and wait until each has been left."""
+        """Close every connection, and wait until its task has ended."""
         for writer in self._writers:
             writer.transport.abort()
         if self._serving:
             await asyncio.wait(self._serving, timeout=10)
 
     def cut(self, num_connections: int | None = None) -> None:
-        """Close so many connections; None: every one."""
+        """Close this many connections, or all if None."""
         for writer in list(self._writers)[:num_connections]:
             writer.close()
 
@@ -192,6 +195,6 @@ async def faults(
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port that is not in use."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])

@@ -1,4 +1,4 @@
-"""A small HTTP/2 server whose streams do what a script says; it remembers which of them were reset."""
+"""A small HTTP/2 server whose streams follow a script; it records which of them were reset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.present import present
 
 
 class Http2Server:
-    """Answers every request with `script`: pieces of data, and what happens after them."""
+    """Answers every request with `script`: pieces of data, then acts."""
 
     def __init__(self, script: list[bytes | Act], max_streams: int = 100) -> None:
         self.script = script
@@ -34,12 +34,12 @@ class Http2Server:
 
     @property
     def url(self) -> str:
-        """Its base URL."""
+        """The base URL."""
         return f"https://127.0.0.1:{self.port}/v1"
 
     @property
     def num_open(self) -> int:
-        """How many streams have not ended, of connections that have not."""
+        """The number of open streams on open connections."""
         return sum(map(len, self._open.values()))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Byte streams as real engines send them, and what a reader makes of one, however it is cut."""
+"""Byte streams as real engines send them, and the result of reading one, however it is cut."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def answer(*texts: str, finish: str = "stop") -> bytes:
     )
 
 
-# Observed of vLLM 0.32 over its limit: HTTP 200, and these bytes.
+# Observed with vLLM 0.32 over its limit: HTTP 200 and these bytes.
 OVERLOADED = (
     b'data: {"error":{"message":"The server is overloaded: too many queued requests","type":"Service Unavailable",'
     b'"param":null,"code":503}}\n\ndata: [DONE]\n\n'
@@ -66,7 +66,7 @@ def cut(stream: bytes, places: Iterable[int]) -> list[bytes]:
 
 
 def read(reader: AnswerReader, pieces: Iterable[bytes]) -> tuple[tuple[Delta, ...], Failure | None]:
-    """Return everything that a reader makes of a stream, joined, and what was wrong with it."""
+    """Return all deltas that a reader produces from a stream, joined, and the failure if there is one."""
     deltas: list[Delta] = []
     try:
         for piece in pieces:

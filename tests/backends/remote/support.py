@@ -1,4 +1,4 @@
-"""A remote's backend for tests: its ledger remembers, its key is given, its limits are short."""
+"""A remote's backend for tests, with a ledger in memory, a fixed key and short limits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Rows:
         self.rows[row][3:] = [outcome, num_prompt_tokens, num_output_tokens]
 
     def budget_left(self, remote: str, client: str) -> str | None:
-        """Return what the test says."""
+        """Return the value that the test set."""
         return self.spent
 
     @property
@@ -62,7 +62,7 @@ class Rows:
 
 
 class Clock:
-    """A clock that a test turns."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -102,20 +102,20 @@ async def backend(
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for what another task brings about."""
+    """Wait until a condition holds that another task fulfils."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
 
 def permit(request: GenerateRequest = REQUEST, mode: RouteMode = RouteMode.PREFER_LOCAL) -> Permit:
-    """Return leave to send a request."""
+    """Return a permit to send a request."""
     return Permit(request.id, "gpu", mode, "queue")
 
 
 @dataclass
 class Answer:
-    """Everything that came of one request."""
+    """Everything that one request produced."""
 
     deltas: list[Delta] = field(default_factory=list)
     num_tokens: int = 0
@@ -142,7 +142,7 @@ class Answer:
 async def ask(
     remote: RemoteBackend, request: GenerateRequest = REQUEST, so_far: AnswerSoFar | None = None, **changes: Any
 ) -> Answer:
-    """Run a request to its end; hold the contract that it has exactly one."""
+    """Run a request to its end, and check that it ends exactly once."""
     request = replace(request, **changes)
     answer = Answer()
     try:

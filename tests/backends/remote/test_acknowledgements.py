@@ -1,4 +1,4 @@
-"""What a remote sends is acknowledged when it is read: a server that holds small packets back waits for that."""
+"""Data from a remote is acknowledged as soon as it is read: a server that holds small packets back waits for that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeagent.backends.remote.connection.network import Network
 
 fcntl = pytest.importorskip("fcntl")
 
-_NUM_ROUNDS = 20  # a connection's first answers are acknowledged at once by any client
+_NUM_ROUNDS = 20  # the first answers of a connection are acknowledged at once by any client
 _SIOCOUTQ = 0x5411
 
 
@@ -46,6 +46,6 @@ async def test_an_answer_is_acknowledged_when_it_is_read() -> None:
 
 
 def _num_unacknowledged(connection: Any) -> int:
-    """Return how many bytes a socket has sent that the other side has not acknowledged."""
+    """Return the number of sent bytes that the peer has not acknowledged."""
     count = fcntl.ioctl(connection.fileno(), _SIOCOUTQ, struct.pack("i", 0))
     return int(struct.unpack("i", count)[0])

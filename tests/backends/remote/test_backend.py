@@ -1,4 +1,4 @@
-"""A remote's backend over real connections to a scripted server that behaves."""
+"""A remote's backend over real connections to a scripted server that behaves correctly."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_an_answer_goes_on_where_the_server_can() -> None:
 
 @pytest.mark.parametrize("texts", [("The sum of two and two", " is 4"), ("The sum", " of two and two is", " 4")])
 async def test_what_a_server_repeats_is_not_told_again(texts: tuple[str, ...]) -> None:
-    """As some builds of llama-server do with a message that they continue."""
+    """Some builds of llama-server repeat the text of a message that they continue."""
     gets = {"/v1/models": models("tiny", owner="llamacpp")}
     async with faults(stream(answer(*texts)), gets=gets) as server, backend(server.url) as remote:
         got = await ask(remote, so_far=AnswerSoFar("The sum of two and two", num_tokens=6))
@@ -463,7 +463,7 @@ async def test_text_and_responses() -> None:
 
 
 async def test_a_slow_reader_holds_the_stream_back() -> None:
-    """What is not asked for is not read: no more of a long answer comes here than the buffers hold."""
+    """The backend reads no further than its client: only a bounded part of a long answer is buffered here."""
     big = stream(*(chunk({"content": "x" * 60_000}) for _ in range(400)), answer("end"))
     async with faults(big) as server, backend(server.url) as remote:
         steps = remote.generate(REQUEST, permit())

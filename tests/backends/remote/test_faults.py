@@ -1,4 +1,4 @@
-"""Row F12 of the fault matrix, a to e and g to i: each fault over a real connection, with what must come of it."""
+"""Row F12 of the fault matrix, a to e and g to i: each fault over a real connection, with the required outcome."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CREATED = event({"type": "response.created", "response": {}}, "response.created"
 
 
 def failed(got: Answer, said: str, num_tokens: int = 0) -> None:
-    """Check that a request ended as one that the remote lost."""
+    """Check that a request ended with the error of a lost remote."""
     assert isinstance(got.error, RemoteUnavailable), got
     assert said in got.error.message
     assert got.error.served_by == "remote:gpu"
@@ -50,7 +50,7 @@ async def test_a_refused_connection() -> None:
 
 
 async def test_a_refused_connection_costs_no_try() -> None:
-    """Nothing was sent, so that every other endpoint may be asked."""
+    """A refused connection sent nothing, so every other endpoint may be tried."""
     dead = [f"http://127.0.0.1:{free_port()}/v1" for _ in range(4)]
     async with faults(stream(answer("a"))) as server, backend(*dead, server.url) as remote:
         for number in range(3):
@@ -58,7 +58,7 @@ async def test_a_refused_connection_costs_no_try() -> None:
 
 
 async def test_a_black_hole() -> None:
-    """A listener whose queue is full takes no connection, and says nothing."""
+    """A listener whose queue is full accepts no connection and sends nothing."""
     with socket.socket() as hole:
         hole.bind(("127.0.0.1", 0))
         hole.listen(0)
@@ -119,7 +119,7 @@ async def test_bytes_that_make_no_event_do_not_count() -> None:
 
 
 async def test_events_without_content_show_that_it_goes_on() -> None:
-    """A server that reads a call before it passes it on sends empty chunks meanwhile."""
+    """A server that parses a tool call before it forwards it sends empty chunks meanwhile."""
     parts = [chunk({"content": "One"}), *(chunk({}) for _ in range(30)), chunk({"content": "Two"})]
     async with (
         faults(stream(*parts, chunk(finish="stop") + DONE)) as server,
@@ -140,7 +140,7 @@ async def test_the_whole_time() -> None:
         assert isinstance(own.error, RequestTimeout) and "0.1 s" in own.error.message
 
 
-# c: reset, truncation, half JSON, no end, another type, a captive portal
+# c: reset, truncation, half of a JSON text, no end, another content type, a captive portal
 
 PORTAL = b"<!DOCTYPE html><HTML><body>Sign in to this network</body></HTML>"
 BROKEN: dict[str, tuple[Script, str]] = {
@@ -357,7 +357,7 @@ async def test_five_failures_open_the_breaker_and_one_probe_closes_it() -> None:
 
 
 async def test_a_node_that_dies_behind_the_url_rests_nothing() -> None:
-    """Six of eight running answers are cut at once; the endpoint takes the next request."""
+    """Six of eight running answers are cut at once; the endpoint still takes the next request."""
     script = half(chunk({"content": "x"}), Act.STALL)
     async with faults(script) as server, backend(server.url) as remote:
         requests = [replace(REQUEST, id=f"r{number}") for number in range(8)]
@@ -453,7 +453,7 @@ async def test_a_probe_that_is_not_answered_as_it_should_be(page: Script) -> Non
         assert remote.status().endpoints[0].breaker == "open"
 
 
-# g: redirects, bombs
+# g: redirects, compression bombs
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -512,11 +512,11 @@ async def test_a_head_as_large_as_it_likes() -> None:
         failed(await ask(remote), "connection broke")
 
 
-# h: names
+# h: name resolution
 
 
 def resolver(monkeypatch: pytest.MonkeyPatch, *answers: str | OSError) -> list[str]:
-    """Have names resolved as told; return those that are asked for."""
+    """Resolve names to these answers; return the list of requested names."""
     asked: list[str] = []
 
     def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:

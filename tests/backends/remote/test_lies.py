@@ -1,4 +1,4 @@
-"""A remote that says what cannot be so: counts, names and words that would cost its owner memory, money or the key."""
+"""A remote that sends impossible values: counts, names and texts that would cost memory, money or the owner's key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST = Usage(MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS, MAX_OUTPUT
     ],
 )
 def test_counts_that_cannot_be(prompt: int, cached: int, output: int, counted: Usage) -> None:
-    """Budgets and measurements are sums of them: none is less than nothing, or more than any model takes."""
+    """Budgets and measurements sum these counts, so no count is negative or larger than any model's context."""
     chat = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
@@ -58,7 +58,7 @@ def test_counts_that_cannot_be(prompt: int, cached: int, output: int, counted: U
 
 @pytest.mark.parametrize("said", [{"timings": {"predicted_n": 10**12}}, {"usage": {"completion_tokens": 10**12}}])
 def test_an_answer_of_more_tokens_than_any(said: dict[str, Any]) -> None:
-    """Each counted token takes memory here."""
+    """Each counted token takes memory on this machine."""
     reader = ChatReader()
     read(reader, [ROLE + chunk({"content": "a"}, **said)])
     assert reader.tally.num_tokens == MAX_OUTPUT_TOKENS
@@ -66,7 +66,7 @@ def test_an_answer_of_more_tokens_than_any(said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["m" * 513, "big\r\nset-cookie: a=b", "\x1b[31mred", "\u202egpt"])
 async def test_a_model_whose_name_no_model_has(name: str) -> None:
-    """It would be a header of the answer, and a line on a terminal."""
+    """The name would become a header of the answer, and a line on a terminal."""
     script = stream(chunk({"content": "a"}, model=name), chunk(finish="stop", model=name), DONE)
     gets = {"/v1/models": models(name, "tiny")}
     async with faults(script, gets=gets) as server, backend(server.url, probes=True) as remote:
@@ -84,7 +84,7 @@ async def test_a_model_whose_name_no_model_has(name: str) -> None:
     ],
 )
 def test_calls_that_never_get_a_name(calls: list[Any]) -> None:
-    """What they keep waiting is bounded."""
+    """The amount of data that waits for a name is bounded."""
     _, failure = read(ChatReader(), [chunk({"tool_calls": calls})])
     assert failure is not None and "call" in failure.message
 
@@ -128,7 +128,7 @@ async def test_measurements_that_are_infinite() -> None:
 
 
 def test_what_is_repeated_letter_by_letter_is_compared_once() -> None:
-    """Comparing all of it at each letter would hold up every other request for minutes, of a long answer."""
+    """Comparing the whole text at each letter of a long answer would block every other request for minutes."""
     num_compared = 0
 
     class Counted(str):
@@ -156,13 +156,13 @@ def test_what_is_repeated_letter_by_letter_is_compared_once() -> None:
     ],
 )
 async def test_a_name_that_leads_astray(name: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An IPv4 address may come as IPv6; localhost, to which plain HTTP is sent, may lead to another machine."""
+    """An IPv6 form may hide an IPv4 address; localhost, to which plain HTTP is sent, may resolve to another machine."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(10, 1, 6, "", (address, 80))])
     assert await names.resolve(name, 80) == []
 
 
 async def test_what_is_for_this_machine_goes_through_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy's proxy is for all of a remote's endpoints, and could read what is not encrypted."""
+    """A policy's proxy applies to all endpoints of a remote, and could read unencrypted requests to this machine."""
     asked: list[str] = []
     connect = Network.connect_tcp
 

@@ -1,4 +1,4 @@
-"""Many requests at once, of which many are cut, cancelled or left: each has one end, and nothing is left behind."""
+"""Many concurrent requests, many of them cut, cancelled or left: each ends once, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SCRIPTS: list[Script] = [
 
 
 async def ask_somehow(remote: RemoteBackend, number: int, chance: random.Random) -> None:
-    """Run a request to its end, cancel it, leave it, or have its task cancelled."""
-    # Each is a conversation of its own, so that they are spread over the endpoints.
+    """Run a request to its end, cancel it, close it early, or cancel its task."""
+    # Each request is a conversation of its own, so the requests are spread over the endpoints.
     request = replace(REQUEST, id=f"r{number}", prompt=ChatPrompt((Message("user", f"canary {number}"),)))
     way, delay_s = chance.choice(["end", "end", "cancel", "leave", "task"]), chance.random() * 0.1
     if way == "leave":
@@ -55,7 +55,7 @@ async def ask_somehow(remote: RemoteBackend, number: int, chance: random.Random)
 
 
 async def weather(remote: RemoteBackend, rows: Rows, seed: int, num_requests: int) -> None:
-    """Run many requests; then nothing may be left of them."""
+    """Run many requests, then check that nothing of them remains."""
     chance = random.Random(seed)
     cluster = remote._cluster
     assert cluster is not None
@@ -74,7 +74,7 @@ async def weather(remote: RemoteBackend, rows: Rows, seed: int, num_requests: in
 
 
 async def test_an_errand_is_cancelled_once() -> None:
-    """And what it has done all the same is undone; one that is ended from elsewhere is a failure, and no cancel."""
+    """Work that completes although it was cancelled is undone. Work that `finish` ends is a failure, not a cancel."""
     errands = Errands()
     begun, undone, going = asyncio.Event(), list[int](), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""`edgeagent bench`: what it measures, where it finds it, what it prints, and how it ends."""
+"""`edgeagent bench`: what it measures, how it finds servers, what it prints, and how it exits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_everything_is_measured(
     serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (caches, overheads):
-        monkeypatch.setattr(module, "SETTLE_S", 0.01)  # the fake has nothing to settle
+        monkeypatch.setattr(module, "SETTLE_S", 0.01)  # the fake backend needs no time to settle
     assert main(["bench", serve(FakeBackend()), *QUICK]) == 0
     captured = capsys.readouterr()
     assert "WebSocket, model fake (edgeagent)" in captured.out
@@ -68,7 +68,7 @@ def test_json_and_the_options(serve: Serve, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_every_run_has_prompts_of_its_own(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    """A server that has been measured before must not know the cold prompts of the next measurement."""
+    """A server that was measured before must not have the next run's cold prompts in its cache."""
     url, seeds = serve(FakeBackend()), set()
     for _ in range(2):
         main(["bench", url, *QUICK, "--scenario", "decode", "--json"])

@@ -89,7 +89,7 @@ def test_commands(
 
 
 def reloading(stub_may_go_on: threading.Event) -> tuple[Act, Callable[[], str]]:
-    """Return a daemon that falls silent within its answer until it was looked at twice, and what looks."""
+    """Return an act that pauses within the answer, and a status function that ends the pause after both its stages."""
     stages = iter(["m: loading 10%", "m: checking the model"])
 
     def look() -> str:
@@ -113,7 +113,7 @@ def test_a_worker_that_is_replaced_within_an_answer_is_told(
     monkeypatch.setattr(chat, "QUIET_S", 0.01)
     monkeypatch.setattr(sys, "stderr", Terminal())
     act, look = reloading(threading.Event())
-    output = sys.stderr  # one terminal shows both
+    output = sys.stderr  # both are shown on one terminal
     answer = start_chat(start_stub(act), look).answer("Hi", cast(TextIO, output))
     assert answer.text == "Hello"
     shown = cast(Terminal, output).getvalue()
@@ -183,7 +183,7 @@ def test_ctrl_c_cancels_the_answer_and_the_conversation_goes_on(
 
 
 class Keys:
-    """A reader that gives what it is told to, and raises what is an exception."""
+    """A reader that returns scripted lines, and raises those that are exceptions."""
 
     def __init__(self, *typed: str | BaseException) -> None:
         self._typed = iter(typed)

@@ -1,4 +1,4 @@
-"""What a chat reads: blocks, half-typed lines, the history's file; on a real terminal in test_chat_terminal."""
+"""What a chat reads: blocks, half-typed lines, the history file; real terminals are in test_chat_terminal."""
 
 from __future__ import annotations
 

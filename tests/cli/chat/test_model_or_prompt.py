@@ -1,4 +1,4 @@
-"""What stands after `edgeagent run`: a model, a question, or both."""
+"""The arguments of `edgeagent run`: a model, a question, or both."""
 
 from __future__ import annotations
 

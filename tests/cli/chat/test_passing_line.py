@@ -1,4 +1,4 @@
-"""The line on stderr that passes."""
+"""The temporary progress line on stderr."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_the_running_daemon_is_used_for_a_model_it_serves(
 def test_the_running_daemon_is_used_for_a_model_that_it_would_load(
     start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under any name that the model has there; but a file of the same name may be another one."""
+    """The daemon resolves every name of the model; but a file given by its path may be another model."""
     stub = start_stub(*(sending(text_events(response_id, "ok")) for response_id in ("resp_1", "resp_2", "resp_3")))
     started = _startable(monkeypatch, stub)
     _running(monkeypatch, stub, "other", **{"qwen3-4b": "stopped"})

@@ -1,4 +1,4 @@
-"""The chat on a real terminal: a process of its own behind a pseudo-terminal, against a scripted daemon."""
+"""The chat on a real terminal: a separate process behind a pseudo-terminal, against a scripted daemon."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ UP = "\x1b[A"
 CTRL_C, CTRL_D = "\x03", "\x04"
 PASTE = "\x1b[200~{}\x1b[201~"
 WAIT_S = 30.0
-# For a daemon that the command starts.
+# For daemons that the command starts.
 UNCALIBRATED = {"EDGEAGENT_ENGINE__CALIBRATION_S": "0"}
 
 
 class Terminal:
-    """A process on a terminal of 80 columns: what it shows, without colours, and keys for it."""
+    """A process on a terminal of 80 columns: the text that it shows, without colours, and keys to send."""
 
     def __init__(self, *command: str, **environment: str) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        # What PYTEST_CURRENT_TEST and the like say is none of its business.
+        # The process must not react to variables such as PYTEST_CURRENT_TEST.
         self.process = subprocess.Popen(
             command,
             stdin=slave,
@@ -73,7 +73,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def wait_for(self, text: str) -> None:
-        """Wait until a text is shown that was not waited for yet."""
+        """Wait until a text appears after the last one that was waited for."""
         deadline = time.monotonic() + WAIT_S
         while (place := self._shown.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline, self._shown
@@ -81,7 +81,7 @@ class Terminal:
         self._seen = place + len(text)
 
     def wait_until_it_reads(self) -> None:
-        """Wait until the process sleeps for good, which is in the call that waits for keys."""
+        """Wait until the process stays asleep, which it does only while it reads keys."""
         process, deadline, num_asleep = psutil.Process(self.process.pid), time.monotonic() + WAIT_S, 0
         while num_asleep < 5:
             assert time.monotonic() < deadline, self._shown
@@ -99,9 +99,9 @@ class Terminal:
             return
         try:
             content = os.read(self._master, 65536).decode(errors="replace")
-        except OSError:  # its other end is closed
+        except OSError:  # the other end is closed
             return
-        if "\x1b[6n" in content:  # where is the cursor?
+        if "\x1b[6n" in content:  # a query for the cursor's position
             self.type("\x1b[1;1R")
         self._shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", content)
 
@@ -215,12 +215,12 @@ def test_a_dumb_terminal_is_talked_to_in_lines(
     terminal.wait_for(">>>")
     terminal.type("half")
     terminal.wait_for("half")
-    terminal.wait_until_it_reads()  # Ctrl-C throws away what was not read yet, and before that it may be lost
+    terminal.wait_until_it_reads()  # Ctrl-C discards unread input, and may be lost itself before the process reads
     terminal.type(CTRL_C)
     terminal.wait_for(">>>")
     terminal.type("whole\n")
     terminal.wait_for("TWO")
-    terminal.wait_for(">>>")  # typed before, the end of input is lost when the prompt changes the terminal's mode
+    terminal.wait_for(">>>")  # typed earlier, the end of input is lost when the prompt changes the terminal's mode
     terminal.type(CTRL_D)
     terminal.wait_for("LEFT")
     assert inputs(stub) == ["a\nb", "whole"]

@@ -1,4 +1,4 @@
-"""`edgeagent cache`, with a daemon and without one."""
+"""`edgeagent cache`, with and without a running daemon."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def state_dir(tmp_path: Path) -> Path:
 
 
 class Daemon:
-    """Answers what the commands ask, and remembers it."""
+    """Answers the commands' requests and records them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[str, Any]] = []
@@ -167,7 +167,7 @@ def test_warm_for_a_client_that_nobody_is(
     assert "no client is named 'kisok'" in capsys.readouterr().err
     assert run(tmp_path, "warm", str(tmp_path / "prompt.txt"), "--client", "uid:x") == 2
     assert daemon.asked == []
-    # Another user of this machine has prompts of its own, and no token.
+    # Another user of this machine has a partition of its own, and no token.
     assert run(tmp_path, "warm", str(tmp_path / "prompt.txt"), "--client", "uid:1001") == 0
     assert [body["client"] for _, body in daemon.asked] == ["uid:1001"]
 

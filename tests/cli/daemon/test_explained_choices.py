@@ -1,4 +1,4 @@
-"""What people are told of a model's choices."""
+"""How the measured choices for a model are explained to users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeagent ps`, `load` and `unload` against a daemon that answers as told."""
+"""`edgeagent ps`, `load` and `unload` against a scripted daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon for the occasion, with a script in its place: waited for, told about, and always ended."""
+"""The daemon that a command starts for itself, replaced by a script: waited for, reported, and always ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeagent.store.resolve import Library
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """Start tests/cli/daemon_script.py with the flags instead; return the processes started."""
+    """Start tests/cli/daemon_script.py instead of the daemon, with its flags; return the list of started processes."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(state_dir: Path, flags: list[str], output: int) -> subprocess.Popen[bytes]:
@@ -94,7 +94,7 @@ def test_what_else_is_wrong_is_left_to_the_request(started: list[subprocess.Pope
 
 
 def test_the_real_command_line_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that does not exist: the command itself must say so, not complain about its flags."""
+    """A model that does not exist: the command must report that, rather than complain about its flags."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(EdgeAgentError) as caught, private_daemon(["/no/such/model.gguf"], lambda text: None):
         pass

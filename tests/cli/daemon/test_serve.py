@@ -1,4 +1,4 @@
-"""`edgeagent serve`: the configuration that reaches the daemon, and its end with the process that started it."""
+"""`edgeagent serve`: the configuration that reaches the daemon, and its end when its parent process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeagent status` and `edgeagent stop`, and asking a daemon over HTTP."""
+"""`edgeagent status` and `edgeagent stop`, and requests to a daemon over HTTP."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ REPORT: dict[str, Any] = {
 
 
 class Daemon(BaseHTTPRequestHandler):
-    """Answers with what its server holds for the path, and remembers who asked."""
+    """Answers a path with what its server holds for it, and records each request with its token."""
 
     def _answer(self) -> None:
         self.server.asked.append((self.command, self.path, self.headers.get("Authorization")))  # type: ignore[attr-defined]

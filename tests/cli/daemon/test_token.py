@@ -1,4 +1,4 @@
-"""`edgeagent token`: what it prints and makes, and what it says where it cannot. What tokens open: tests/robust."""
+"""`edgeagent token`: what it prints and creates, and its errors. tests/robust covers what tokens give access to."""
 
 from __future__ import annotations
 

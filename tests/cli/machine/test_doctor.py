@@ -1,4 +1,4 @@
-"""`edgeagent doctor` as the user meets it."""
+"""`edgeagent doctor`, as a user runs it."""
 
 from __future__ import annotations
 

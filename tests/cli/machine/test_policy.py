@@ -1,4 +1,4 @@
-"""`edgeagent policy show`, and the commands that a policy refuses."""
+"""`edgeagent policy show`, and commands that a policy refuses."""
 
 from __future__ import annotations
 

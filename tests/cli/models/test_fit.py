@@ -13,7 +13,7 @@ from tests.cli.conftest import Run
 
 @pytest.fixture(autouse=True)
 def _real_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `builtin` mean the bundled model, which `run` replaces by a smaller one."""
+    """Make `builtin` mean the bundled model, which `run` replaces with a smaller one."""
     monkeypatch.setattr(resolve_module, "builtin_model", catalog.builtin_model)
 
 

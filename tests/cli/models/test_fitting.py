@@ -1,4 +1,4 @@
-"""Whether models fit into this machine's memory, as lists tell it."""
+"""Whether models fit into this machine's memory, as lists show it."""
 
 from __future__ import annotations
 

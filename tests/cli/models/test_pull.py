@@ -1,4 +1,4 @@
-"""`edgeagent pull` as the user meets it; pulls run in processes of their own, on a local hub."""
+"""`edgeagent pull`, as a user runs it; pulls run in processes of their own, against a local hub."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def hub() -> Iterator[HubServer]:
 
 
 class Shell:
-    """Runs the command with a cache, a state folder and a hub of its own."""
+    """Runs the command with its own cache, state folder and hub."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.cache = HubCache(folder / "cache")

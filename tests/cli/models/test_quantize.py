@@ -1,4 +1,4 @@
-"""`edgeagent quantize` on real tiny models; the result answers in a real worker."""
+"""`edgeagent quantize` on real tiny models, whose results generate in a real worker."""
 
 from __future__ import annotations
 

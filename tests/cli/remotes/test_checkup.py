@@ -1,4 +1,4 @@
-"""`edgeagent remote test` against a server on loopback that answers as it is told."""
+"""`edgeagent remote test` against a scripted server on loopback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAT = {"choices": [{"message": {"content": "Hi"}}], "usage": {"prompt_tokens": 
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with what its server holds for a path, and remembers what it was sent."""
+    """Answers a path with what its server holds for it, and records what it received."""
 
     protocol_version = "HTTP/1.1"
 
@@ -68,7 +68,7 @@ def url(server: Any) -> str:
 
 
 def checked(folder: Path, capsys: Output, **fields: Any) -> tuple[int, dict[str, Any]]:
-    """Return the status and what was found of the one endpoint."""
+    """Return the exit status and the findings for the one endpoint."""
     status = main(["remote", "test", "gpu", "--json", "--state-dir", str(folder)])
     output = capsys.readouterr()
     assert SECRET not in output.out + output.err
@@ -181,7 +181,7 @@ def test_local_only_lets_no_test_leave(
 def test_neither_does_that_of_the_running_daemon(
     server: Any, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have a flag that the command does not know of."""
+    """The daemon may have a flag that the command does not know."""
     add_remote(tmp_path, Remote("gpu", (Endpoint(url(server)),)))
     monkeypatch.setattr(remote, "find_daemon", lambda _: Runtime(1, 1.0, 1, "http://127.0.0.1:1", "0"))
     monkeypatch.setattr(remote, "ask", lambda address, path: {"route": {"mode": "local_only"}})

@@ -1,4 +1,4 @@
-"""`edgeagent egress`: the ledger shown, exported and purged, with and without rows."""
+"""`edgeagent egress`: the ledger listed, exported and purged, with and without rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeagent remote`: what is written, what is asked, and what the errors say to do."""
+"""`edgeagent remote`: what it writes, what it asks, and the remedies that its errors name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients send for ten ordinary types; README.md tells how it was made."""
+"""What clients send for ten ordinary types; README.md describes how it was made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The part of a request that says how the answer has to look, as one client sends it for one type."""
+    """The part of a request that specifies the answer's form, as one client sends it for one type."""
 
     client: str
     type: str
@@ -34,7 +34,7 @@ class Sent:
 
     @property
     def strict(self) -> bool:
-        """What the client says of strictness, or what it means to leave that out."""
+        """Whether the client asks for strictness. By default a tool is not strict, and a response format is."""
         if self.fragment.get("tools"):
             return bool(self.fragment["tools"][0]["function"].get("strict"))
         form = self.fragment.get("response_format", {}).get("json_schema", {})
@@ -42,7 +42,7 @@ class Sent:
 
 
 def all_sent() -> list[Sent]:
-    """Return every fixture; of those that are the same for two clients, the first."""
+    """Return every fixture; if two clients send the same, only the first."""
     found: dict[str, Sent] = {}
     for path in sorted(Path(__file__).parent.glob("*.json")):
         for name, fragment in json.loads(path.read_text()).items():

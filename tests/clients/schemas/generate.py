@@ -1,7 +1,7 @@
 """Write what Python clients send for ten ordinary types: one file for each client, beside this script.
 
-Run it in an environment that has the clients; README.md names their versions. No server is needed: the requests are
-caught before they leave.
+Run it in an environment that has the clients; README.md names their versions. It needs no server: it intercepts the
+requests before they are sent.
 """
 
 from __future__ import annotations
@@ -129,12 +129,12 @@ KEPT = ("response_format", "tools", "tool_choice", "format")
 
 
 class Catcher:
-    """Keeps the body of the last request and answers it with an error."""
+    """Stores the body of the last request, and answers each request with an error."""
 
     def __init__(self) -> None:
         self.body: Fragment = {}
         self.transport = httpx.MockTransport(lambda request: httpx.Response(400, json=self._note(request.content)))
-        # The openai package, and so LangChain too, has an HTTP library of its own.
+        # The openai package, and so LangChain, has an HTTP library of its own.
         self.http = httpx2.Client(
             transport=httpx2.MockTransport(lambda request: httpx2.Response(400, json=self._note(request.content)))
         )
@@ -145,7 +145,7 @@ class Catcher:
         return {"error": {"message": "caught"}}
 
     def catch(self, send: Callable[[], object]) -> Fragment:
-        """Return of the request what says how the answer has to look."""
+        """Return the part of the sent request that specifies the answer's form."""
         self.body = {}
         with contextlib.suppress(Exception):
             send()

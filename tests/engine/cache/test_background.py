@@ -1,4 +1,4 @@
-"""When prefixes are read out beside requests: for a small share of the time, and once they have cost as much."""
+"""When prefixes are read out beside requests: in a small share of the time, and once they have cost as much."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PAUSE_S = 0.01
 
 @dataclass
 class FakeSaver:
-    """Idle prefixes of so many blocks, each of which takes `save_s` to read out."""
+    """`num_blocks` idle blocks, each of which takes `save_s` seconds to read out."""
 
     clock: FakeClock
     save_s: float = 2**-9
     num_blocks: int = 100
-    crowding: float = 0.0  # seconds that they add for each token of a step
+    crowding: float = 0.0  # seconds that idle blocks add for each token of a step
     is_waiting: bool = False
     num_saved: int = 0
     needs_memory: bool = False
@@ -127,7 +127,7 @@ def test_nothing_is_read_that_could_not_be_kept() -> None:
 
 
 class TimedRunner(FakeRunner):
-    """A machine on which a step takes so long for each token, and for each token and cell in use."""
+    """A machine on which a step costs time for each token, and for each pair of a token and a used cell."""
 
     def __init__(self, clock: FakeClock, cell_s: float) -> None:
         super().__init__(num_cells=1024, end_token=-1)

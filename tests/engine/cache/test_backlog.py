@@ -1,4 +1,4 @@
-"""Blocks on their way to the tier below: what counts as such, and until when."""
+"""Blocks on their way to the tier below: which count as pending, and until when."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST, SECOND = make_chain(2)
 
 
 class SlowTier(FakeTier):
-    """What it takes is pending until `write`; it takes nothing while `is_full`."""
+    """A tier whose blocks are pending until `write`; it takes none while `is_full`."""
 
     def __init__(self) -> None:
         super().__init__()

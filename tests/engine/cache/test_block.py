@@ -1,4 +1,4 @@
-"""Block keys: one for each prefix, and another wherever anything differs."""
+"""Block keys: one key per prefix, and another key if anything differs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_fingerprint_and_a_partition_never_run_together() -> None:
 
 
 def test_keys_are_the_same_in_every_version() -> None:
-    """Blocks on disk are found by them."""
+    """Blocks on disk are found by these keys."""
     keyring = Keyring(b"model", SECRET)
     assert keyring.root("client").hex() == "dcd46e200a58c7eb7fd2eb7ddec25397b7d9ef7f5c9cf8d6640c92e42e982cd7"
     assert (
@@ -47,7 +47,7 @@ def test_keys_are_the_same_in_every_version() -> None:
 
 
 def test_importances_are_the_same_in_every_version() -> None:
-    """They stand in the names of files."""
+    """File names contain them."""
     assert {importance.name: importance.value for importance in Importance} == {
         "VOLATILE": -1,
         "ONCE": 0,

@@ -1,4 +1,4 @@
-"""One tree finds blocks by their tokens in all tiers: against a search of everything, over random lives."""
+"""One tree finds blocks by their tokens in all tiers: compared with a full search, over random lives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.integrity import check_integrity
 
 KEYS = Keyring(b"model", b"s" * 32)
 BLOCK_TOKENS = 32
-# Few tokens, and most of them alike: prefixes meet and part everywhere.
+# Few different tokens, most of them the same, so that prefixes often overlap and diverge.
 RUNS = st.lists(st.tuples(st.integers(1, 2), st.integers(1, 24)), min_size=1, max_size=5)
 PARTITIONS = st.sampled_from(["a", "b"])
 
@@ -35,7 +35,7 @@ def tokens_of(runs: list[tuple[int, int]]) -> array[int]:
 
 
 class LossyTier(FakeTier):
-    """Takes no block without its parent, which it may have lost."""
+    """Takes a block only if it holds the parent, which it may have lost."""
 
     def offer(self, block: Block, importance: Importance) -> bool:
         is_orphan = block.parent != block.root and block.parent not in self.blocks
@@ -43,7 +43,7 @@ class LossyTier(FakeTier):
 
 
 class Lives(RuleBasedStateMachine):
-    """Blocks are saved, evicted, lost, purged and found, over restarts; what is found is the most that there is."""
+    """Blocks are saved, evicted, lost, purged and found, across restarts; a lookup finds the longest stored prefix."""
 
     @initialize(can_cut=st.booleans())
     def begin(self, can_cut: bool) -> None:
@@ -58,7 +58,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(partition=PARTITIONS, runs=RUNS, size=st.integers(MIN_PART, BLOCK_TOKENS), payload=st.integers(100, 900))
     def save(self, partition: str, runs: list[tuple[int, int]], size: int, payload: int) -> None:
-        """Keep one more block of a prefix, behind what there is of it."""
+        """Add one more block of a prefix, after its stored blocks."""
         tokens = tokens_of(runs)
         references = self.look_up(partition, tokens)
         whole = [reference for reference in references if reference.is_whole]
@@ -74,13 +74,13 @@ class Lives(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 1 << 16))
     def lose(self, number: int) -> None:
-        """The tier below loses a block: it was evicted there, or its file is damaged."""
+        """Lose a block of the tier below, as by eviction or a damaged file."""
         if self.below.blocks:
             del self.below.blocks[sorted(self.below.blocks)[number % len(self.below.blocks)]]
 
     @rule(number=st.integers(0, 1 << 16))
     def promote(self, number: int) -> None:
-        """A block comes back from below."""
+        """Load a block from the tier below."""
         if self.below.blocks:
             block = self.below.blocks[sorted(self.below.blocks)[number % len(self.below.blocks)]]
             self.blocks.add(block, Importance.IDLE)
@@ -119,7 +119,7 @@ class Lives(RuleBasedStateMachine):
         return {key: known for key, known in self.known.items() if self.blocks.is_held(key)}
 
     def reach(self, partition: str, wanted: array[int]) -> int:
-        """Return how far blocks restore a prefix, by looking at all of them."""
+        """Return how many tokens of a prefix the blocks can restore, by a search of all blocks."""
         mine = [known[1:] for known in self.held().values() if known[0] == partition and known[1][:0] == wanted[:0]]
         reached = {0}
         for prefix, start in sorted(mine, key=lambda each: len(each[0])):
@@ -230,7 +230,8 @@ def test_what_is_told_as_cached_is_what_is_not_computed(
     for name, wanted in (("restored", prompt), ("from cells", prompt), ("longer", [*prompt, 3, 4, 5])):
         before = runner.num_tokens_computed
         sequence = ask(engine, name, wanted)
-        num_fed_back = len(sequence.tokens) - sequence.num_prompt - 1  # of an answer all but the last are computed
+        # all tokens of an answer except the last are computed
+        num_fed_back = len(sequence.tokens) - sequence.num_prompt - 1
         num_computed = runner.num_tokens_computed - before - max(0, num_fed_back)
         assert sequence.num_cached + num_computed in (sequence.num_prompt, sequence.num_prompt + 1)
         assert sequence.num_cached <= sequence.num_prompt - min_prompt_chunk

@@ -1,4 +1,4 @@
-"""The blocks that a sequence begins with: which end where, and which are new."""
+"""The blocks at the start of a sequence: where each ends, and which are new."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What host memory keeps, what it gives up first, and what the tier below is offered."""
+"""What host memory keeps, what it evicts first, and what it offers to the tier below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 1000  # bytes of a test's block, tokens included
 
 
 def block(parent: Block | str, tokens: list[int], num_bytes: int = SIZE) -> Block:
-    """Make a block behind another, or at the beginning of a partition."""
+    """Return a block that follows another, or that begins a partition."""
     payload = bytes(num_bytes - 4 * len(tokens))
     if isinstance(parent, str):
         root = KEYS.root(parent)
@@ -177,7 +177,7 @@ def test_what_must_not_be_written_is_not_whoever_uses_it() -> None:
     offer(tier, child, importance=Importance.IDLE)
     tier.flush()
     assert below.offered == []
-    # Until a sequence that has all of its tokens may be written.
+    # Offered once a sequence with all these tokens may be written to disk.
     tier.keep((secret.key, child.key), Importance.IDLE)
     assert [each for each, _ in below.offered] == [secret, child]
 
@@ -196,7 +196,7 @@ def test_a_longer_one_that_must_not_be_written_leaves_the_shorter_one_below() ->
 
 
 class TestHolding:
-    """What is held for a lane stays until the lane holds something else."""
+    """Blocks held for a lane stay until the lane holds other blocks."""
 
     def test_it_stays_and_what_was_held_before_may_go(self) -> None:
         tier = HostTier(6 * SIZE)

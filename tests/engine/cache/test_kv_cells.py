@@ -1,4 +1,4 @@
-"""The cell ledger against sets of cells."""
+"""The KV cell ledger, compared with sets of cells."""
 
 from __future__ import annotations
 

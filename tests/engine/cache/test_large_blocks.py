@@ -1,6 +1,6 @@
-"""A model whose tokens take much memory: its prompts reach the disk whole, and memory keeps its bound meanwhile.
+"""A model whose tokens take much memory: its prompts reach the disk completely, and memory stays within its limit.
 
-Payloads are fakes of a model's bytes a token; the store, its thread and its files are real.
+Payloads are fakes with a model's bytes per token; the store, its thread and its files are real.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_a_block_has_fewer_tokens_the_more_bytes_each_takes(token_bytes: int, nu
 
 
 class HeavyRunner(FakeRunner):
-    """A fake whose saved tokens weigh as much as a real model's. All padding is one piece of memory."""
+    """A fake whose saved tokens are as large as a real model's; the padding is zeros."""
 
     def __init__(self, token_bytes: int) -> None:
         super().__init__(num_cells=8400, max_batch=512)
@@ -55,7 +55,7 @@ class HeavyRunner(FakeRunner):
 
 @dataclass
 class Life:
-    """One life of a process with this model and this folder."""
+    """One run of a process with this model and this folder."""
 
     engine: Engine
     host: HostTier
@@ -65,7 +65,7 @@ class Life:
     most_pending_bytes: int = 0
 
     def look(self) -> None:
-        """Note what memory there is in use."""
+        """Record the memory in use."""
         held = {block.key: block.num_bytes for block in tuple(self.store._writer.pending.values())}
         self.most_pending_bytes = max(self.most_pending_bytes, sum(held.values()))
         held |= {key: entry.block.num_bytes for key, entry in self.host._entries.items()}
@@ -82,7 +82,7 @@ class Life:
         return sequence
 
     def be_idle(self) -> None:
-        """Do what an idle worker does, until nothing is left to do."""
+        """Work as an idle worker does, until nothing is left to do."""
         while self.engine.has_work or self.engine.rest_s is not None:
             if self.engine.has_work:
                 self.engine.step()
@@ -119,7 +119,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 SHAPES = [
     pytest.param(2 * KIB, 64 * MIB, id="all of it fits"),
     pytest.param(2 * KIB, 3 * MIB, id="a fifth of it fits"),
-    # An 8B model's tokens, and the host memory of a small and of a large machine.
+    # The tokens of an 8B model, and the host memory of a small and of a large machine.
     pytest.param(128 * KIB, 256 * MIB, id="8B, 256 MiB", marks=pytest.mark.slow(seconds=5)),
     pytest.param(128 * KIB, 2048 * MIB, id="8B, 2 GiB", marks=pytest.mark.slow),
 ]

@@ -1,4 +1,4 @@
-"""What the cache of blocks finds and tells its tiers."""
+"""What the block cache finds, and what it reports to its tiers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = KEYS.root("")
 
 
 class TouchedTier(FakeTier):
-    """Remembers of which blocks it was told that they are used."""
+    """Records the blocks that were reported as used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def no_tier_below(kind: MemoryKind) -> BlockCache:
 
 
 def offered_below(blocks: BlockCache, below: FakeTier, parent: Block | None, own: array[int]) -> Block:
-    """Put a block into the tier below alone, as another process does."""
+    """Put a block into the tier below alone, as another process would."""
     start = 0 if parent is None else parent.start + len(parent.tokens)
     block = blocks.make(ROOT, None if parent is None else parent.key, start, own, memoryview(bytes(100)))
     below.offer(block, Importance.IDLE)
@@ -153,10 +153,10 @@ def test_a_sequence_is_saved_behind_a_block_that_went_and_came_back() -> None:
     runner.decode([Slice(claimed.seq_id, 0, list(TOKENS[:64]), 0)])
     prefixes.append(claimed.seq_id, TOKENS[:64])
     del below.blocks[first.key]
-    assert find(blocks, TOKENS[:20]) == []  # and the tree forgets it
+    assert find(blocks, TOKENS[:20]) == []  # the tree forgets the block too
     below.come_back(first)
     prefixes.release(claimed.seq_id, None, keep=True, priority=CachePriority())
-    for _ in range(3):  # two blocks, and that there is no third
+    for _ in range(3):  # two blocks, and one call that finds no third
         prefixes._saver.save_one()
     assert not prefixes.has_unsaved
     assert [reference.end for reference in find(blocks, TOKENS[:64])] == [32, 64]
@@ -197,7 +197,7 @@ def test_what_no_tier_holds_is_looked_for_when_there_are_twice_as_many(monkeypat
 
 
 class TestContinuation:
-    """What there is of a sequence's next tokens, when its next block is to be saved."""
+    """The stored blocks for a sequence's next tokens, when its next block is about to be saved."""
 
     def test_behind_a_block_that_is_gone_there_is_nothing(self) -> None:
         blocks = over(FakeTier())

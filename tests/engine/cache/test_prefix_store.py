@@ -1,4 +1,4 @@
-"""What of a prompt is taken from cells, and what from blocks."""
+"""Which part of a prompt comes from KV cells, and which from blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The radix tree against plain dictionaries of sequences and of blocks."""
+"""The radix tree, compared with plain dictionaries of sequences and blocks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from edgeagent.engine.cache.block import Head
 from edgeagent.engine.cache.radix_tree import Place, RadixTree, Walk
 from tests.integrity import check_integrity
 
-# Few tokens: sequences and blocks meet and part everywhere.
+# Few different tokens, so that sequences and blocks often overlap and diverge.
 TOKENS = st.lists(st.integers(0, 1), max_size=10)
 PARTITIONS = (b"a", b"b")
-NUMBERS = st.integers(0, 15)  # of one of those that are there
+NUMBERS = st.integers(0, 15)  # index of an existing sequence or block
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("insert"), st.sampled_from(PARTITIONS), TOKENS),
@@ -36,12 +36,12 @@ STEPS = st.lists(
 
 
 def common(a: list[int], b: list[int]) -> int:
-    """Return how many leading tokens are equal."""
+    """Return the length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class Both:
-    """A tree, and what should be in it."""
+    """A tree, and the content that it should have."""
 
     def __init__(self) -> None:
         self.tree = RadixTree()
@@ -82,7 +82,7 @@ class Both:
         return sorted(self.sequences)[number % len(self.sequences)] if self.sequences else None
 
     def add(self, partition: bytes, number: int, own: list[int]) -> None:
-        """Add a block behind another one, or behind the root."""
+        """Add a block after another one, or after the root."""
         parents = [partition, *(key for key in sorted(self.blocks) if self.blocks[key][0] == partition)]
         parent = parents[number % len(parents)]
         before = self.blocks[parent][3] if parent in self.blocks else []
@@ -102,13 +102,13 @@ class Both:
         self.tree.purge(partition)
 
     def shared(self, partition: bytes, query: list[int], max_length: int) -> set[tuple[int, int]]:
-        """Return how much of a query each sequence shares."""
+        """Return how many tokens of a query each sequence shares."""
         mine = {seq_id: tokens for seq_id, (owner, tokens) in self.sequences.items() if owner == partition}
         lengths = {seq_id: min(common(tokens, query), max_length) for seq_id, tokens in mine.items()}
         return {(length, seq_id) for seq_id, length in lengths.items() if length}
 
     def check_walk(self, walk: Walk, partition: bytes, query: list[int], behind: int = 0) -> None:
-        """Compare what a walk says with a look at everything; it begins `behind` so many tokens."""
+        """Compare a walk with a search of everything; `behind` is the depth at which the walk begins, in tokens."""
         blocks = {key: block for key, block in self.blocks.items() if block[0] == partition}
         prefixes = [block[3] for block in blocks.values()]
         prefixes += [tokens for owner, tokens in self.sequences.values() if owner == partition]
@@ -235,7 +235,7 @@ def nodes_of(tree: RadixTree) -> Iterator[radix_tree.Node]:
 
 @pytest.fixture
 def num_visits(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Return how many nodes were looked at below others since the last call."""
+    """Return a function that gives the number of nodes visited in subtrees since its last call."""
     subtree, visits = radix_tree._subtree, [0]
 
     def counted(nodes: object) -> Iterator[radix_tree.Node]:

@@ -1,4 +1,4 @@
-"""What reading prefixes out of the cells may cost those who wait, on a runner that says what everything costs."""
+"""How long reading prefixes out of the cells may delay others, on a runner with a fixed cost for every operation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCK_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Seconds of a batch, of each token, of reading a token out, and of a token beside each cell of another one."""
+    """Costs in seconds: of a batch, a token, reading a token out, and a token beside each cell of another sequence."""
 
     batch_s: float = 0.01
     token_s: float = 0.0025
@@ -35,7 +35,7 @@ class Machine:
 
 
 class Timed(FakeRunner):
-    """Moves a clock as a machine would."""
+    """Moves a clock by the machine's costs."""
 
     def __init__(self, machine: Machine, *, num_cells: int = 8192) -> None:
         super().__init__(num_cells=num_cells, max_batch=512, end_token=-1, max_outputs=64)
@@ -74,7 +74,7 @@ class Served:
         self.engine = Engine(self.runner, max_running=4, prefixes=self.prefixes, clock=self.runner.clock)
 
     def begin(self, name: str, prompt: list[int], max_tokens: int = 4, **options: object) -> float:
-        """Add a request, and run until its first token; return how long that took."""
+        """Add a request and run until its first token; return how many seconds that took."""
         started_s = self.runner.clock()
         sequence = self.engine.add(
             SequenceSpec(name, prompt, greedy(), max_tokens=max_tokens, **options)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ class Served:
         return self.runner.clock() - started_s
 
     def finish(self) -> None:
-        """Run until nothing is live; what is idle then is not read out yet."""
+        """Run until nothing is live; idle prefixes are not read out yet."""
         while self.engine.num_live:
             self.engine.step()
 
@@ -122,7 +122,7 @@ def test_where_idle_cells_cost_nothing_no_prompt_waits_for_a_slow_read() -> None
     served.finish()
     assert served.begin("1", prompt_of(1400, 1)) <= 1.05 * first_s
     served.finish()
-    # The block that was read out first told what the others would cost.
+    # Reading the first block out measured the cost of the others.
     num_read = served.runner.num_read
     assert served.begin("2", prompt_of(1400, 2)) <= 1.02 * first_s
     assert served.runner.num_read == num_read
@@ -162,7 +162,7 @@ def test_what_matters_is_read_out_as_long_as_it_saves_anything() -> None:
     leaving = ReadOutPolicy(costs)
     leaving.observe_read(1000, 1.0)
     for _ in range(100):
-        leaving.observe_prompt(1000, 0)  # nobody comes back
+        leaving.observe_prompt(1000, 0)  # no prompt is reused
     idle = CachePriority()
     assert leaving.is_worth_reading(1, 0, 512, idle)
     assert not leaving.is_worth_reading(900, 0, 512, idle)

@@ -1,4 +1,4 @@
-"""Saving a long context costs as much a token as saving a short one: counted work, not time."""
+"""Saving a long context costs as much per token as saving a short one; measured as counted work, not as time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK_TOKENS = 32
 
 
 class Counting(Keyring):
-    """Counts the tokens that go into keys."""
+    """Counts the tokens hashed for keys."""
 
     num_hashed = 0
 
@@ -31,7 +31,7 @@ class Counting(Keyring):
 
 
 class Quick(FakeRunner):
-    """Needs no time for long prefixes: always says the same."""
+    """A fake whose logits depend on the last token only, so that long prefixes cost no time."""
 
     def _logits_after(self, prefix: list[int]):  # type: ignore[no-untyped-def]
         return super()._logits_after(prefix[-1:])
@@ -61,7 +61,7 @@ class Long:
         monkeypatch.setattr(Slots, "tokens", counted)
 
     def run(self, name: str, prompt: list[int], max_tokens: int) -> tuple[int, int]:
-        """Run a request and everything behind it; return how many tokens were hashed and copied for saving it."""
+        """Run a request and its background work; return the numbers of tokens hashed and copied for saving it."""
         before = self.keys.num_hashed, self.num_copied
         self.engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=max_tokens))
         while self.engine.has_work:
@@ -76,7 +76,7 @@ def test_each_token_is_hashed_once_and_copied_a_few_times(monkeypatch: pytest.Mo
     num_hashed, num_copied = long.run("first", prompt, 300)
     assert length <= num_hashed <= 1.02 * (length + 300)
     assert num_copied <= 4 * (length + 300)
-    # The next turn adds what is new, however long it is already.
+    # The next turn saves only what is new, however long the context already is.
     num_hashed, num_copied = long.run("next", [*prompt, 5, 5], 300)
     assert num_hashed <= 400
     assert num_copied <= 2_000

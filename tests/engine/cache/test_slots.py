@@ -26,14 +26,14 @@ def match(cache: Slots, tokens: list[int]) -> Source:
 
 
 def claim(cache: Slots, tokens: list[int]) -> int:
-    """Claim what there is of a prompt."""
+    """Claim the cached prefix of a prompt."""
     seq_id = cache.claim(ROOT, match(cache, tokens))
     assert seq_id is not None
     return seq_id
 
 
 def compute(runner: FakeRunner, cache: Slots, tokens: list[int], keep: bool = True) -> tuple[int, int]:
-    """Claim, compute and release a prompt; return (sequence id, tokens found in the cache)."""
+    """Claim, compute and release a prompt; return its sequence id and the number of cached tokens."""
     seq_id = claim(cache, tokens)
     found = cache.length(seq_id)
     rest = tokens[found:]
@@ -155,7 +155,7 @@ def test_the_gap_below_an_idle_prefix_counts_what_is_neither_its_own_nor_live() 
 
 
 def test_below_a_prefix_that_a_live_sequence_shares_is_no_gap() -> None:
-    """Its cells stay where they are for that one."""
+    """The cells of such a prefix stay where they are for the live sequence."""
     runner = FakeRunner()
     cache = make_cache(runner)
     compute(runner, cache, [1] * 6)

@@ -1,4 +1,4 @@
-"""Prefixes beyond the cells: host memory, a slow tier below, and prompts computed once for several requests."""
+"""Prefixes outside the cells: host memory, a slow tier below, and prompts computed once for several requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def make_engine(
     max_running: int = 4,
     clock: Callable[[], float] | None = None,
 ) -> Engine:
-    """Make an engine whose clock stands still, unless it is given one: then it only restores what is worth it."""
+    """Make an engine with a clock that stands still.
+
+    With a running `clock` it restores only what is worth restoring.
+    """
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(host_bytes, can_cut=can_cut, below=below)
     blocks = BlockCache(Keyring(b"fake", SECRET), host, below, can_cut=can_cut)
@@ -55,7 +58,7 @@ def ask(engine: Engine, name: str, prompt: list[int], **options: object) -> Sequ
 
 
 def kept(below: FakeTier) -> list[int]:
-    """Let an engine compute a prompt and end, so that the tier has its blocks; return the prompt."""
+    """Let an engine compute a prompt and close, so that the tier has the prompt's blocks; return the prompt."""
     engine, prompt = make_engine(FakeRunner(num_cells=4096), below=below), prompt_of(1500)
     ask(engine, "a", prompt)
     engine.close()
@@ -101,11 +104,11 @@ def test_an_idle_prefix_leaves_the_cells_when_another_computes() -> None:
 
 
 class TestCompactness:
-    """A step attends to all cells up to the last one used, so those below must not be empty."""
+    """A step attends to all cells up to the last used one, so the cells below it must not be empty."""
 
     @staticmethod
     def begun(engine: Engine, name: str, prompt: list[int]) -> tuple[Sequence, int]:
-        """Add a request and admit it; return it, and how far up the used cells reach then."""
+        """Add a request and admit it; return its sequence, and the span of the used cells afterwards."""
         sequence = engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=3))
         engine.admit()
         return sequence, engine._prefixes._cells.span
@@ -180,7 +183,7 @@ def test_beside_a_live_stream_idle_prefixes_are_read_out_little_by_little() -> N
 
 
 class CrowdedRunner(FakeRunner):
-    """Each token is multiplied with all cells in use."""
+    """A runner on which each token is multiplied with all used cells."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(num_cells=8192, end_token=-1)
@@ -268,7 +271,7 @@ def test_blocks_that_come_back_are_progress_though_no_batch_is_computed() -> Non
     prompt = kept(below)
     engine = make_engine(FakeRunner(num_cells=4096), below=below)
     sequence = engine.add(SequenceSpec("a", [*prompt, 7, 7], greedy(), max_tokens=3))
-    engine._restore_budget_s = -1.0  # a block at a time
+    engine._restore_budget_s = -1.0  # one block at a time
     steps = [0]
     while sequence.num_computed == 0:
         engine.step()
@@ -322,7 +325,7 @@ def test_a_close_saves_all_whenever_the_tier_below_has_written(seed: int) -> Non
     chance = random.Random(seed)
 
     class QuickTier(FakeTier):
-        """Writes a block between any two looks at it, and never has to be waited for."""
+        """May write a block between any two queries, and never makes the caller wait."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -396,7 +399,7 @@ def test_what_runs_during_a_purge_leaves_nothing() -> None:
 
 
 class TestCheckpoints:
-    """A memory that is a state can be kept only where it is."""
+    """A memory that is a state can be saved only at its current position."""
 
     def test_they_are_at_the_boundaries_that_the_text_names(self) -> None:
         runner = FakeRunner(num_cells=4096, memory_kind=MemoryKind.RECURRENT)
@@ -448,7 +451,7 @@ def test_importance_orders_as_documented() -> None:
 
 
 class Gate(FakeTier):
-    """A tier whose reads wait until they are let through."""
+    """A tier whose reads wait until the test opens it."""
 
     def __init__(self) -> None:
         super().__init__()

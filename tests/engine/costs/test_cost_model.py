@@ -1,4 +1,4 @@
-"""What steps are predicted to cost: learnt from few, right for others, and quick to follow a machine that changes."""
+"""Predicted costs of steps: learnt from few, right for others, and quick to follow a machine that changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def alone(num_tokens: int, depth: int = 0) -> StepShape:
 
 
 class Machine:
-    """Seconds of a step on a scripted machine, whose kernels compute eight tokens as quickly as five."""
+    """The seconds of a step on a scripted machine, whose kernels take as long for five tokens as for eight."""
 
     def __init__(
         self, *, base_s: float = 0.02, token_s: float = 0.002, cell_s: float = 0.0, pair_s: float = 0.0
@@ -32,7 +32,7 @@ class Machine:
 
 
 def learn(costs: CostModel, machine: Machine, num_steps: int, seed: int = 1) -> None:
-    """Measure steps as a busy daemon makes them: streams, with and without a prompt's chunk beside."""
+    """Measure steps as a busy daemon runs them: streams, with and without a prompt's chunk."""
     chance = random.Random(seed)
     for _ in range(num_steps):
         shape = StepShape(0, chance.randrange(0, 4000), 0.0)
@@ -95,7 +95,7 @@ def test_idle_cells_cost_what_they_add() -> None:
 def test_an_outlier_is_forgotten() -> None:
     costs, machine = CostModel(512), Machine()
     learn(costs, machine, 100)
-    costs.observe(alone(8), 60.0)  # the machine slept
+    costs.observe(alone(8), 60.0)  # the machine was suspended
     learn(costs, machine, 30, seed=2)
     assert costs.predict(alone(8)) == pytest.approx(machine.seconds(alone(8)), rel=0.3)
 
@@ -116,7 +116,7 @@ def test_a_machine_that_became_slow_is_believed_for_all_sizes() -> None:
 
 
 def test_tiles_are_seen() -> None:
-    """Five to eight tokens cost the same here; a fit alone would not tell that."""
+    """Here five to eight tokens cost the same; a fitted line alone would not show that."""
     costs, machine = CostModel(512), Machine(base_s=0.01, token_s=0.005)
     for _ in range(10):
         for size in range(1, 17):
@@ -170,7 +170,7 @@ def test_a_deep_prompt_gets_smaller_chunks() -> None:
 
 
 def test_a_step_that_costs_no_more_may_be_larger() -> None:
-    """On a CPU, flash attention computes 64 tokens sooner than 36."""
+    """On a CPU, flash attention computes 64 tokens faster than 36."""
     costs = CostModel(512)
     for _ in range(3):
         for depth in (100, 1000, 3000):
@@ -183,7 +183,7 @@ def test_a_step_that_costs_no_more_may_be_larger() -> None:
 
 def test_a_size_that_was_dear_once_is_tried_again() -> None:
     costs = CostModel(512)
-    costs.observe(alone(512), 60.0)  # the machine slept
+    costs.observe(alone(512), 60.0)  # the machine was suspended
     for _ in range(40):
         costs.observe(alone(256), 0.5)
     assert costs.max_tokens_within(2.0, NOTHING, 0, 32) == 512

@@ -1,4 +1,4 @@
-"""Adapters on llama.cpp itself: an answer is that of the model with the weights merged in, whatever runs beside it."""
+"""Adapters on llama.cpp itself: an answer equals that of the model with merged weights, whatever else runs."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_it_computes_what_the_merged_model_computes(runner: LlamaRunner, files: 
         changed = logits(runner)
         merged = logits_of(files / f"merged{seed}.gguf")
         assert np.abs(changed - plain).max() > 0.1
-        # K and V are rounded to F16, and sums have another order: on some processors that makes a thousandth.
+        # K and V are rounded to F16, and sums have another order: on some processors the difference is a thousandth.
         assert np.allclose(changed, merged, atol=5e-3)
     runner.use_adapter("")
     assert np.array_equal(logits(runner), plain)
 
 
 def naive(runner: LlamaRunner, adapter: str, prompt: list[int], num_tokens: int) -> list[int]:
-    """What an engine of its own would generate, one sequence alone."""
+    """Return what a separate engine would generate for one sequence alone."""
     return run_all(runner, [(adapter, prompt)], num_tokens)[0]
 
 

@@ -1,4 +1,4 @@
-"""Batches of a number of tokens that is quick to compute."""
+"""Padding a batch to a number of tokens that is fast to compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The libraries that the bindings use are those that llama.cpp has loaded."""
+"""The bindings use the libraries that llama.cpp has loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ print(*{line.split()[-1] for line in open("/proc/self/maps") if "libggml" in lin
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_library_is_loaded_twice() -> None:
-    """A wheel holds each under several names. A second copy has a registry and buffer types of its own."""
+    """A wheel holds each library under several names. A second copy would have its own registry and buffer types."""
     shown = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=60)
     names = Counter(path.split("/")[-1].split(".so")[0] for path in shown.stdout.split())
     assert {"libggml", "libggml-base", "libggml-cpu"} <= names.keys()

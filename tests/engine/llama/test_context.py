@@ -1,4 +1,4 @@
-"""The llama.cpp runner and model by themselves: memory operations, vocabulary, refusals."""
+"""The llama.cpp runner and model alone: memory operations, vocabulary, refusals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TestMemory:
         feed(runner, 1, 0, TOKENS[:20])
         assert runner.copy(1, 2, 20)
         assert np.array_equal(expected, feed(runner, 2, 20, TOKENS[20:]))
-        # The source is untouched.
+        # The source has not changed.
         assert runner.length(1) == 20
         assert np.array_equal(expected, feed(runner, 1, 20, TOKENS[20:]))
 
@@ -85,7 +85,7 @@ class TestMemory:
         expected = [feed(runner, 0, 0, TOKENS[:n]) for n in (10,)]
         runner.clear(0)
         runner.decode([Slice(0, 0, TOKENS[:5], 0), Slice(1, 0, TOKENS[:10], 2)])
-        # Another number of tokens may be multiplied in another order.
+        # A batch of another size may be multiplied in another order.
         assert np.allclose(runner.logits(1), expected[0], rtol=0, atol=1e-3)
         assert not runner.logits(0).flags.writeable
 
@@ -102,7 +102,7 @@ class TestMemory:
 
 
 class TestFilling:
-    """A CPU's batches are filled up with padding tokens, which change no result."""
+    """Batches on a CPU are filled up with padding tokens, which change no result."""
 
     @pytest.fixture(autouse=True)
     def quantized(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ class TestFilling:
 
     @pytest.fixture
     def counts(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """Return the numbers of tokens that llama.cpp is given, as they come."""
+        """Return the batch sizes that llama.cpp receives, in order."""
         found: list[int] = []
         decode = lib.llama_decode
 
@@ -147,7 +147,7 @@ class TestFilling:
     def test_the_last_cells_are_for_tokens_that_matter(self, model: Model) -> None:
         runner = LlamaRunner(model, CONFIG)
         at = 0
-        while at < runner.num_cells:  # the last batch is one of three, and there is no cell for a fourth
+        while at < runner.num_cells:  # the last batch has three tokens, and there is no cell for a fourth
             tokens = TOKENS[: min(32, runner.num_cells - at - 3) or 3]
             feed(runner, 0, at, tokens)
             at += len(tokens)

@@ -1,4 +1,4 @@
-"""How many threads to compute with, over file systems as other machines have them."""
+"""The number of threads to compute with, on file systems copied from other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings by llama.cpp itself: the same whatever the chunks, and as llama-cpp-python's own Llama makes them."""
+"""Embeddings by llama.cpp itself: the same for all chunk sizes, and equal to those of llama-cpp-python's own Llama."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = EngineConfig(threads=1, flash_attention="on")
 TOKENS = [20 + 7 * i % 200 for i in range(150)]
 MAX_TOKENS = 1024
 
-# What llama-cpp-python makes of the same tokens, pooled by llama.cpp, in one batch.
+# What llama-cpp-python returns for the same tokens, pooled by llama.cpp, in one batch.
 REFERENCE = """
 import json, sys
 from llama_cpp import Llama
@@ -68,17 +68,17 @@ def make(make_of: MakeOf, tiny_model: TinyModel) -> Make:
 
 @pytest.fixture(scope="module")
 def exact_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """Return a function to the path of a model in F32 of that kind.
+    """Return a function from a memory kind to the path of an F32 model of that kind.
 
-    A CPU may sum one token's products in another order than those of many. Where activations are rounded to 8 bits,
-    as for quantized weights, the next layers may make a hundredth of that; in F32 it stays small.
+    A CPU may sum one token's products in another order than those of many tokens. Where activations are rounded to 8
+    bits, as with quantized weights, the next layers may amplify this to a hundredth; in F32 it stays small.
     """
     folder = tmp_path_factory.mktemp("exact")
     return lambda kind: make_tiny_model(folder / f"{kind}.gguf", kind, matrix_type=GGMLQuantizationType.F32)
 
 
 def embed(embedder: Embedder, tokens: list[int], chunk: int = MAX_CHUNK) -> Rows:
-    """Return the vector of a text that is fed in chunks of one size."""
+    """Return the vector of a text that is computed in chunks of one size."""
     embedder._chunk_length = lambda budget_s: chunk  # type: ignore[method-assign]
     embedder.begin(tokens)
     while (vector := embedder.advance(1.0, 1)) is None:
@@ -96,11 +96,11 @@ def test_a_vector_does_not_depend_on_its_chunks(
     whole = embed(embedder, TOKENS[:60])
     assert whole.shape == (64,)
     assert np.linalg.norm(whole) == pytest.approx(1.0, abs=1e-6)
-    # How sums are ordered and cells are rounded changes a vector a hundred times less than one forgotten token.
+    # The order of sums and the rounding of cells change a vector a hundred times less than one missing token does.
     forgotten = np.linalg.norm(embed(embedder, TOKENS[1:60]) - whole)
     for chunk in (1, 7, 32):
         assert np.linalg.norm(embed(embedder, TOKENS[:60], chunk) - whole) < forgotten / 100
-    # What came before leaves nothing behind.
+    # Earlier texts leave nothing behind.
     assert np.array_equal(embed(embedder, TOKENS[:60]), whole)
 
 
@@ -148,7 +148,7 @@ def test_where_llama_cpp_has_no_vectors_the_text_fails_and_the_next_does_not(
 
 @dataclass(frozen=True)
 class _Card:
-    """A model of which only the metadata is asked."""
+    """A model whose metadata alone is used."""
 
     pooling: int = 0
     is_causal: bool = True

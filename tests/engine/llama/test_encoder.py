@@ -1,4 +1,4 @@
-"""Vectors and ranks of whole texts, by models of every architecture that reads a text all at once."""
+"""Vectors and ranks of whole texts, by models of every architecture that reads a text at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def text(*tokens: int) -> list[int]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_each_token_counts_wherever_it_stands(make: Make, architecture: str) -> None:
     encoder = make(architecture)
-    body = list(range(5, 45))  # longer than the window of those that have one
+    body = list(range(5, 45))  # longer than the window of the architectures that have one
     texts = [text(*body), text(*body[:-1], 50), text(50, *body[1:]), text(*reversed(body))]
     rows = encoder.encode(texts, 1)
     assert np.allclose(np.linalg.norm(rows, axis=1), 1.0, atol=1e-6)
@@ -59,7 +59,7 @@ def test_a_text_is_the_same_alone_and_beside_others(make: Make, architecture: st
 
 
 def test_pooling_is_the_files(make: Make) -> None:
-    """The first token's vector and the mean differ; a mean of one token is that token."""
+    """The first token's vector and the mean differ; the mean of one token is that token's vector."""
     kinds = (gguf.PoolingType.MEAN, gguf.PoolingType.CLS, gguf.PoolingType.LAST)
     mean, first, last = (make(pooling=kind).encode([text(5, 6, 7), [5]], 1) for kind in kinds)
     assert not np.allclose(mean[0], first[0], atol=1e-3)
@@ -122,7 +122,7 @@ def test_a_batch_stops_when_asked(make: Make) -> None:
 
 def test_no_room_is_told_before_memory_is_taken(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = make()
-    free = len(PIECES) * 4 * CONTEXT_LENGTH - 1  # less than the rows of logits
+    free = len(PIECES) * 4 * CONTEXT_LENGTH - 1  # less than the logit rows need
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     with pytest.raises(BackendUnavailable, match="no room for a text of 512 tokens"):
         encoder.encode([text(5)], 1)

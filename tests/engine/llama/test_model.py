@@ -1,4 +1,4 @@
-"""What llama.cpp says of a file that it does not load: the file's fault, or this machine's."""
+"""How llama.cpp's reason for not loading a file is attributed: to the file, or to this machine."""
 
 from __future__ import annotations
 

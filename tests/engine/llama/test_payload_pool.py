@@ -1,4 +1,4 @@
-"""Memory that is used again, and never while somebody still reads it."""
+"""Memory is reused, but never while a reader still holds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe on llama.cpp: it computes the first layers only, and uses cells without computing."""
+"""The probe on llama.cpp: it computes only the first layers, and fills cells without computing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler draws from the distribution that llama.cpp's own sampler chain makes of the same logits."""
+"""The sampler draws from the same distribution as llama.cpp's own sampler chain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN = ResolvedSampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 class SetConstraint:
-    """A grammar that allows the same tokens at every place."""
+    """A grammar that allows the same tokens at every position."""
 
     def __init__(self, allowed: Sequence[int], num_vocab: int) -> None:
         self.allowed = set(allowed)
@@ -53,7 +53,7 @@ class SetConstraint:
 
 
 def llama_distribution(logits: Floats, params: ResolvedSampling, history: Sequence[int] = ()) -> dict[int, float]:
-    """Return token → probability after llama.cpp's default chain."""
+    """Return the probability of each token after llama.cpp's default chain."""
     num_vocab = len(logits)
     rows = (llama.llama_token_data(token, float(logits[token]), 0.0) for token in range(num_vocab))
     table = (llama.llama_token_data * num_vocab)(*rows)
@@ -102,7 +102,7 @@ def our_distribution(
 
 
 def assert_same(ours: dict[int, float], theirs: dict[int, float]) -> None:
-    """Compare two distributions. At the edge of top-p rounding may decide otherwise on one token or a tiny tail."""
+    """Compare two distributions. At the edge of top-p, rounding may add or remove one token or a tiny tail."""
     longer, shorter = (ours, theirs) if len(ours) >= len(theirs) else (theirs, ours)
     extra = sorted(longer[token] for token in longer.keys() - shorter.keys())
     assert longer.keys() >= shorter.keys()
@@ -131,7 +131,7 @@ def mixes(draw: st.DrawFn) -> ResolvedSampling:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Floats, list[int]]:
-    """Return distinct logits (so that no tie is decided by chance) and a history."""
+    """Return distinct logits (so that there are no ties) and a history."""
     num_vocab = draw(st.sampled_from([10, 33, 300, 6000]))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     deviation = draw(st.sampled_from([0.5, 3.0, 8.0]))
@@ -181,7 +181,7 @@ def test_same_distribution_at_a_real_vocabulary(deviation: float, top_p: float, 
     logits = np.random.default_rng(7).normal(0.0, deviation, 50_000).astype(np.float32)
     params = ResolvedSampling(temperature=0.7, top_k=top_k, top_p=top_p, min_p=0.0)
     ours, theirs = our_distribution(logits, params), llama_distribution(logits, params)
-    # llama.cpp adds thousands of probabilities up in float32, so its cut may fall elsewhere in the tail
+    # llama.cpp sums thousands of probabilities in float32, so its cut may be elsewhere in the tail.
     difference = sum(abs(ours.get(token, 0.0) - theirs.get(token, 0.0)) for token in ours.keys() | theirs.keys())
     assert difference < 2e-4
     wide = np.sort(np.exp(logits.astype(np.float64) - logits.max()))[::-1][: top_k or None]

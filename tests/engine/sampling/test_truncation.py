@@ -1,4 +1,4 @@
-"""The cuts are exact at any size, with ties, and whatever the guesses; draws agree with the tables."""
+"""The cuts are exact at any size, with ties, and for any guess; draws agree with the tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 
 @st.composite
 def arrays(draw: st.DrawFn) -> Floats:
-    """Return values of several sizes and shapes, coarse ones so that ties abound."""
+    """Return values of several sizes and shapes; coarse ones have many ties."""
     size = draw(st.sampled_from([2, 50, 4096, 4097, 20_000]))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     values = random.normal(0, draw(st.sampled_from([0.3, 3.0])), size)
@@ -121,7 +121,7 @@ def test_draws_from_a_large_vocabulary_follow_the_distribution(params: ResolvedS
     logits = np.random.default_rng(5).normal(0, deviation, num_vocab).astype(np.float32)
     sampler = Sampler(params, num_vocab)
     ids, probs = sampler.distribution(logits)
-    # bins of about equal probability, so that each one's count says something
+    # bins of about equal probability, so that the count of each is meaningful
     bins = np.minimum((np.cumsum(probs) * num_bins).astype(int), num_bins - 1)
     bin_of = dict(zip(ids.tolist(), bins.tolist(), strict=True))
     expected = np.bincount(bins, weights=probs, minlength=num_bins) * num_draws

@@ -1,4 +1,4 @@
-"""How often drafts are expected to stand."""
+"""The predicted chance that a draft token is accepted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_tokens_after_the_first_refusal_are_not_judged() -> None:
 
 
 def test_positions_are_told_apart() -> None:
-    # The third guess never stands.
+    # The third draft token is never accepted.
     chances = judged(SharedAcceptance(6), 6, 2).chances
     assert chances[1] > 0.8
     assert chances[2] < 0.2

@@ -1,4 +1,4 @@
-"""How a step's draft tokens are shared, with scripted costs and chances."""
+"""How the draft tokens of a step are divided among sequences, with scripted costs and chances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 
 from edgeagent.engine.speculation.allocation import Offer, allocate, could_pay
 
-# A processor with tiles of four tokens that reads its weights once for each: 4 tokens cost what one does.
+# A processor with tiles of four tokens that reads its weights once per tile: 4 tokens cost as much as one.
 TILES_S = [0.025 * (1 + (num_tokens - 1) // 4) for num_tokens in range(1, 66)]
 
 STEP_S = [0.0, 0.002, 0.003]
@@ -55,26 +55,26 @@ def test_tokens_that_are_known_already_need_no_draft_step() -> None:
 
 
 def step_s(counts: Items[int], target_s: Items[float]) -> float:
-    """Return the time of a step with its drafts."""
+    """Return the seconds of a step with its drafts."""
     return target_s[sum(counts)] + sum(
         STEP_S[sum(count > position for count in counts)] for position in range(max(counts))
     )
 
 
 def rate(offers: Items[Offer], counts: Items[int], target_s: Items[float]) -> float:
-    """Return the tokens a second of two sequences."""
+    """Return the tokens per second of two sequences."""
     tokens = 2 + sum(sum(offer.chances[:count]) for offer, count in zip(offers, counts, strict=True))
     return tokens / step_s(counts, target_s)
 
 
 def is_fair(offers: Items[Offer], counts: Items[int], target_s: Items[float]) -> bool:
-    """Whether each keeps four fifths of its rate without drafts."""
+    """Return whether each sequence keeps four fifths of its rate without drafts."""
     fewest = min(1 + sum(offer.chances[:count]) for offer, count in zip(offers, counts, strict=True))
     return fewest * target_s[0] >= 0.8 * step_s(counts, target_s)
 
 
 def test_a_stream_without_drafts_is_hardly_slowed_by_others() -> None:
-    # Twelve tokens for one stream would give more tokens a second, at a third of the rate for the others.
+    # Twelve tokens for one stream would give more tokens per second, at a third of the rate for the others.
     steps_s = [0.025 * (1 + (num_tokens - 1) // 16) for num_tokens in range(4, 69)]
     dear = [0.0, 0.004, 0.004, 0.004, 0.004]
     offers = [Offer([1.0] * 16, dear), *([Offer([0.0] * 16, dear)] * 3)]
@@ -95,7 +95,7 @@ def test_nothing_better_is_found_by_trying_everything() -> None:
             for counts in itertools.product(range(5), repeat=2)
             if is_fair(offers, counts, target_s)
         )
-        # In the order of the chances, which is not always the best where a wider draft step costs more.
+        # Tokens are given in the order of their chances, which is not always the best if a wider draft step costs more.
         assert rate(offers, found, target_s) >= 0.95 * best
 
 

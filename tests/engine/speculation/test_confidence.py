@@ -1,4 +1,4 @@
-"""What the draft model's probabilities are worth, and where a draft ends by them."""
+"""How much the draft model's probabilities mean, and where they end a draft."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_it_ends_where_all_of_it_is_too_unlikely_to_stand() -> None:
 
 
 def alone(rate: float, stand_rate: float, step_s: float, target_s: list[float], max_s: float = math.inf) -> list[float]:
-    """Return the needs of the only stream's draft in a step that gives `rate` tokens a second."""
+    """Return the probabilities that the only stream's draft needs, in a step that gives `rate` tokens per second."""
     plan = DraftPlan(target_s, [0.0, step_s], 1, 1, rate * target_s[0], max_s)
     return plan.needs(stand_rate, 1, 1, 16)
 
 
 def test_what_costs_little_needs_little() -> None:
-    # A step of 10 ms gives 100 tokens a second; 4 tokens of a tile cost as much as one.
+    # A step of 10 ms gives 100 tokens per second; the 4 tokens of a tile cost as much as one.
     flat, dear = [0.010] * 5, [0.010 * count for count in range(1, 6)]
     assert alone(100, 0.9, 0.0, flat) == [0.0, 0.0, 0.0]
     assert min(alone(100, 0.9, 0.001, dear)) > 1, "never worth it"

@@ -1,4 +1,4 @@
-"""The draft's own blocks: read out beside the target's, brought back without any step that waits for them."""
+"""The draft's own blocks: read out beside the target's, and restored without a step that waits for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BLOCK_TOKENS = 32
 
 
 class Gate(FakeTier):
-    """A tier whose reads wait until they are let through."""
+    """A tier whose reads wait until the test opens it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Gate(FakeTier):
 
 
 class SlowTier(FakeTier):
-    """A tier that says how slowly it reads."""
+    """A tier that reports a slow reading rate."""
 
     def stats(self) -> CacheStatus:
         return structs.replace(super().stats(), read_bytes_per_s=1000.0)
@@ -69,7 +69,7 @@ def decoding(name: str = "a", tokens: list[int] = PROMPT, **options: object) -> 
 
 
 def draft_all(draft: DraftModel, sequence: Sequence) -> tuple[int, ...]:
-    """Return the first proposals for a sequence, however far the draft is behind."""
+    """Return the first proposals for a sequence, however far the draft is behind it."""
     for _ in range(100):
         proposals = draft.draft([(sequence, 3)])
         if proposals:
@@ -80,7 +80,7 @@ def draft_all(draft: DraftModel, sequence: Sequence) -> tuple[int, ...]:
 
 
 def keep(below: FakeTier) -> None:
-    """Let a first process keep the prompt."""
+    """Let a first process save the prompt."""
     first = make_draft(FakeRunner(num_cells=512), below)
     sequence = decoding()
     draft_all(first, sequence)
@@ -207,7 +207,7 @@ def test_what_is_computed_sooner_than_read_is_computed(step_s: float, is_read: b
 
 
 def test_full_blocks_of_a_stream_are_written_while_it_runs() -> None:
-    """A process that is killed has them."""
+    """A process that is killed leaves these blocks."""
     below = FakeTier()
     draft, sequence = make_draft(FakeRunner(num_cells=512), below), decoding()
     draft_all(draft, sequence)

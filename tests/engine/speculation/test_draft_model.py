@@ -1,4 +1,4 @@
-"""What the draft model proposes, and what it remembers."""
+"""What the draft model proposes, and what it keeps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestDraftModel:
         sequence.tokens.extend([*proposed, 9])
         before, batches = runner.num_tokens_computed, runner.num_decodes
         draft.draft([(sequence, 3)])
-        # The third guess was never fed, so it is computed with the first of three.
+        # The third draft token was never computed, so it is computed with the first of the three new ones.
         assert runner.num_tokens_computed - before == 1 + 3
         assert runner.num_decodes - batches == 3
         draft.release(sequence)

@@ -1,4 +1,4 @@
-"""What a sequence's own text suggests."""
+"""Drafts from a sequence's own text."""
 
 from __future__ import annotations
 

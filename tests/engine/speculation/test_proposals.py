@@ -1,4 +1,4 @@
-"""The choice of drafts against scripted costs and chances: it finds the best length, and comes back from a change."""
+"""The choice of drafts with scripted costs and chances: it finds the best length, and recovers after a change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decoding(tokens: list[int], name: str = "a", max_length: int = 1 << 20) -> S
 
 
 class ScriptedDraft(DraftModel):
-    """Drafts at a given price, and lacks nothing."""
+    """A draft model with a fixed cost that is never behind."""
 
     def __init__(self, step_s: float, catch_up_s: float = 0.0, probabilities: Iterator[float] | None = None) -> None:
         super().__init__(FakeRunner())
@@ -52,7 +52,7 @@ class ScriptedDraft(DraftModel):
         return {sequence.id: (1,) * self._length(endings[sequence.id], count) for sequence, count in counts if count}
 
     def _length(self, ending: Ending, count: int) -> int:
-        """Return how many tokens are drafted, each with the next probability of the script."""
+        """Return the number of drafted tokens; each has the next probability of the script."""
         for number in range(1, count + 1):
             probability = next(self.probabilities)
             if not ending.goes_on(np.log(np.array([1 - probability, probability], np.float32)), 1):
@@ -62,7 +62,7 @@ class ScriptedDraft(DraftModel):
 
 @dataclass
 class Machine:
-    """A target whose steps take scripted times, and a text in which drafts stand with a scripted chance."""
+    """A target with scripted step times, and a text that accepts drafts with a scripted chance."""
 
     target_s: Callable[[int], float]
     rate: float
@@ -79,7 +79,7 @@ class Machine:
         self.sequence = decoding([5, 6, 7])
 
     def run(self, num_steps: int) -> list[int]:
-        """Make steps and return how many tokens were drafted in each."""
+        """Run steps and return the number of tokens drafted in each."""
         lengths = []
         for _ in range(num_steps):
             depth = self.sequence.num_computed
@@ -99,7 +99,7 @@ class Machine:
         return lengths
 
     def rate_of(self, position: int) -> float:
-        """Return the chance of a drafted token; with a rate of -1 the draft model knows it."""
+        """Return the chance that a drafted token is accepted; for a rate of -1 it is the draft model's probability."""
         if self.rate >= 0:
             return self.rate
         ending = self.proposals._states["a"].ending
@@ -107,7 +107,7 @@ class Machine:
         return ending.probabilities[position]
 
     def tokens_per_s(self, num_steps: int = 400) -> float:
-        """Return the rate of some more steps."""
+        """Run more steps and return their rate in tokens per second."""
         before_s, before = self.now_s, self.num_tokens
         self.run(num_steps)
         return (self.num_tokens - before) / (self.now_s - before_s)
@@ -126,12 +126,12 @@ def tiles(num_tokens: int) -> float:
 
 
 def linear(num_tokens: int) -> float:
-    """One that is bound by arithmetic."""
+    """A processor that is limited by arithmetic."""
     return 0.010 * num_tokens
 
 
 def sloped(num_tokens: int) -> float:
-    """One whose weights take most of the time."""
+    """A processor that spends most of the time on reading weights."""
     return 0.020 + 0.002 * num_tokens
 
 
@@ -140,12 +140,12 @@ def test_it_finds_the_best_length_within_fifty_steps() -> None:
         for rate in (0.05, 0.3, 0.6, 0.8, 0.95, 1.0):
             machine = Machine(target_s, rate)
             machine.run(50)
-            # What one step in a hundred costs that only tries, and the noise of what stands.
+            # The rest is the cost of one exploring step in a hundred, and the noise of what is accepted.
             assert machine.tokens_per_s() > 0.93 * machine.best(), (target_s.__name__, rate)
 
 
 def mixed(random_: random.Random) -> Iterator[float]:
-    """Yield the probabilities of a text in which three of four tokens are as good as certain."""
+    """Yield the probabilities of a text in which three of four tokens are almost certain."""
     while True:
         yield 0.99 if random_.random() < 0.75 else 0.15
 
@@ -154,7 +154,7 @@ def test_a_draft_ends_where_the_draft_model_is_unsure() -> None:
     knowing = Machine(sloped, -1.0, ScriptedDraft(0.002, probabilities=mixed(random.Random(1))))
     lengths = knowing.run(100)
     assert len(set(lengths[50:])) > 3, "long where it is sure"
-    # No fixed length knows which tokens these are.
+    # A fixed length cannot tell which tokens these are.
     fixed = Machine(sloped, 0.75 * 0.99 + 0.25 * 0.15, ScriptedDraft(0.002))
     assert knowing.tokens_per_s(2000) > 1.15 * fixed.best()
 
@@ -166,7 +166,7 @@ def test_it_comes_back_from_a_change() -> None:
     machine.run(60)
     assert machine.tokens_per_s() > 0.96 * machine.best()
     machine.rate = 0.95
-    machine.run(600)  # until a trial shows it
+    machine.run(600)  # until a trial shows the change
     assert machine.tokens_per_s() > 0.9 * machine.best()
 
 
@@ -236,7 +236,7 @@ def test_none_are_drafted_where_none_may_be() -> None:
 
 
 class Repeating(NgramDrafter):
-    """Finds the same few tokens in some sequences' texts."""
+    """Finds the same few tokens in the texts of some sequences."""
 
     def __init__(self, found: dict[str, int]) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ def flat_costs() -> CostModel:
 
 
 def lengths(found: dict[str, int], drafters: Drafters) -> list[int]:
-    """Return how many tokens are drafted for two sequences of whose texts so many were found."""
+    """Return how many tokens are drafted for two sequences, with this many n-gram tokens found for each."""
     proposals = Proposals(replace(drafters, ngrams=Repeating(found)), flat_costs())
     running = [decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")]
     proposed = proposals.propose(running, 6)
@@ -279,7 +279,7 @@ def test_no_more_is_drafted_than_a_memory_takes_back() -> None:
 
 
 class BeingRead(ScriptedDraft):
-    """Has blocks of every sequence still to come, or no room for any."""
+    """Either still restores the blocks of every sequence, or has no room for any."""
 
     def __init__(self, *, is_restoring: bool) -> None:
         super().__init__(0.001)

@@ -1,4 +1,4 @@
-"""What drafts have shown, counted for status and metrics."""
+"""The results of drafts, counted for the status and the metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_drafts_are_counted_by_length_and_tokens_by_position() -> None:
 def test_the_gain_is_against_steps_without_drafts() -> None:
     tally = Tally()
     assert tally.gain == 0.0
-    tally.add_step(1, 3, taken_s=0.2, plain_s=0.1)  # four tokens would have taken 0.4 s
+    tally.add_step(1, 3, taken_s=0.2, plain_s=0.1)  # without drafts, four tokens would have taken 0.4 s
     assert tally.gain == pytest.approx(2.0)
-    tally.add_step(2, 0, taken_s=0.4, plain_s=0.2)  # nothing stood: two tokens in twice the time
+    tally.add_step(2, 0, taken_s=0.4, plain_s=0.2)  # no draft was accepted: two tokens in twice the time
     assert tally.gain == pytest.approx((0.4 + 0.2) / (0.2 + 0.4))

@@ -1,4 +1,4 @@
-"""What is computed for later requests is computed by the draft model too, when there is nothing else to do."""
+"""Prompts computed ahead of time are computed by the draft model too, once there is no other work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def to_warm(name: str = "warm", prompt: list[int] = PROMPT, **options: object) -
 
 
 def plain_pair(draft_runner: FakeRunner, below: FakeTier | None = None) -> Engine:
-    """An engine whose target keeps prefixes in its cells alone, and its draft too where there is no tier below."""
+    """Return an engine whose target keeps prefixes only in its cells; without `below` its draft does too."""
     draft = DraftModel(draft_runner, clock=FakeClock()) if below is None else make_draft(draft_runner, below)
     return Engine(FakeRunner(num_cells=512), max_running=2, drafters=Drafters(draft), clock=FakeClock())
 

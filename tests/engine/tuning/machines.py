@@ -1,4 +1,4 @@
-"""Machines that cost what a test says: probes for a calibration that compute nothing and move a clock."""
+"""Machines with scripted costs: probes for a calibration that compute nothing and advance a clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Costs = Callable[[Attention, Work], float]
 
 @dataclass
 class Machine:
-    """Seconds of each token of a layer, by candidate and work; `shares` of the cores are taken from the front."""
+    """Seconds per token and layer, by candidate and work; `shares` are the core shares of successive samples."""
 
     cost: Costs
     clock: FakeClock = field(default_factory=FakeClock)
@@ -42,7 +42,7 @@ class Machine:
 
 @dataclass
 class FakeProbe:
-    """A probe that takes as long as its machine says, and stops at the deadline as llama.cpp's does."""
+    """A probe that takes as long as its machine says, and stops at the deadline, as llama.cpp's does."""
 
     machine: Machine
     attention: Attention
@@ -62,7 +62,7 @@ class FakeProbe:
 
 
 def cheap(form: str, size: int, *, ratio: float = 2.0) -> Costs:
-    """Return costs of a machine on which one form and one size are quicker than all others."""
+    """Return the costs of a machine on which one form and one size are faster than all others."""
 
     def cost(attention: Attention, work: Work) -> float:
         is_quick = attention.micro_batch == size if work.startswith("batch") else attention.flash == form

@@ -1,4 +1,4 @@
-"""The candidates: all forms and sizes that the options, the memory and the place of the layers allow."""
+"""The candidates: all forms and sizes that the options, the memory and the layers' placement allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calibration keeps to its budget, is fair to all candidates, and does not count what others have disturbed."""
+"""The calibration keeps its budget, treats all candidates alike, and ignores samples that other programs disturbed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_quick_model_is_measured_whole_and_a_slow_one_by_one_layer() -> None:
 
 
 def test_what_not_all_candidates_did_is_not_counted() -> None:
-    """The budget ends in the middle of a round: one form has one work more."""
+    """If the budget ends within a round, one candidate has measured one work more than the others."""
     for hundredths in range(1, 100):
         found = Machine(cheap("off", 128)).calibrate(budget_s=hundredths / 400)
         if found is None:
@@ -49,7 +49,7 @@ def test_candidates_are_measured_in_turn() -> None:
 
 
 def test_a_disturbed_time_is_not_counted() -> None:
-    """Another program has a core during a fifth of all samples, which take twice as long."""
+    """Another program uses a core during a fifth of the samples, which then take twice as long."""
     disturbed = Machine(cheap("off", 128))
     disturbed.shares = [1.0, 1.0, 1.0, 1.0, 0.5] * 2000
     cost, numbers = disturbed.cost, iter(range(10_000))

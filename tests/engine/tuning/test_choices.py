@@ -1,4 +1,4 @@
-"""Choices follow from measurements, whichever they are, and stay where another is not clearly better."""
+"""Choices follow from the measurements, and change only if another candidate is clearly better."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def kept(*, is_flash: bool) -> Kept:
     return Kept({}, None, is_flash, 128, 1)
 
 
-# Half of the works by which a form is chosen.
+# Half of the kinds of work that decide the form.
 HALF = (Work.PROMPT_ALONE, Work.TURN_ALONE, Work.TURN_BEHIND, Work.TOKEN_ALONE, Work.TOKEN_BEHIND, Work.TOKEN_BESIDE)
 
 
@@ -59,7 +59,7 @@ def test_a_former_choice_stands_until_another_is_clearly_better() -> None:
 
 
 def test_idle_texts_weigh_as_much_as_there_is_room_for_them() -> None:
-    """Plain attention is quicker behind a text and slower beside others: what counts is how many share the cells."""
+    """Plain attention is faster after a prefix but slower beside other texts, so how many texts fit decides."""
     on = alike(1.0) | {Work.TURN_BEHIND: 1.5, Work.TOKEN_BEHIND: 1.5}
     off = alike(1.0) | {Work.TURN_BEHIND: 1.2, Work.TOKEN_BEHIND: 1.2, Work.TOKEN_BESIDE: 1.5}
     assert chosen(measured(on, off), room=Room(8192, 1)) == "off"

@@ -1,7 +1,7 @@
-"""A shelf of shapes: GGUF models with random weights and the sizes of models that people run, to measure speed with.
+"""The shelf: GGUF models with random weights and the sizes of real models, for measuring speed.
 
-Their answers mean nothing; their cost is the real one. Each is made in seconds, the same for the same seed:
-`python -m tests.peer.shelf qwen3-0.6b OUT.gguf --quant Q4_K_M`.
+Their answers mean nothing, but they cost as much as real ones. Each is made in seconds, and is the same for the same
+seed: `python -m tests.peer.shelf qwen3-0.6b OUT.gguf --quant Q4_K_M`.
 """
 
 from tests.peer.shelf.files import cached_model, make_model

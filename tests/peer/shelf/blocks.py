@@ -1,4 +1,4 @@
-"""Random weights, packed as ggml keeps them: made as blocks, so that nothing needs to be quantized."""
+"""Random weights in ggml's block formats: the blocks are generated directly, so nothing needs to be quantized."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ K_WEIGHTS = 256  # of a block of the K types
 
 
 def random_rows(random: np.random.Generator, kind: Type, rows: int, columns: int, std: float) -> Bytes:
-    """Return rows of weights with a mean of 0 and this deviation, as the bytes of this type."""
+    """Return rows of random weights with mean 0 and this deviation, as bytes of this type."""
     if kind in (Type.F32, Type.F16):
         values = random.standard_normal((rows, columns), np.float32) * np.float32(std)
         return values.astype("<f4" if kind is Type.F32 else "<f2").view(np.uint8)
@@ -21,24 +21,24 @@ def random_rows(random: np.random.Generator, kind: Type, rows: int, columns: int
 
 
 def _q4_0(random: np.random.Generator, count: int, std: float) -> Bytes:
-    """A block is a float16 scale, then 32 nibbles that stand for scale * (nibble - 8)."""
+    """A block is a float16 scale and 32 nibbles; a nibble stands for scale * (nibble - 8)."""
     return _scaled(random, count // 32, 16, std / _spread(16))
 
 
 def _q5_0(random: np.random.Generator, count: int, std: float) -> Bytes:
-    """A block is a float16 scale, the high bits of 32 values, their nibbles; they stand for scale * (value - 16)."""
+    """A block is a float16 scale and the high bits and nibbles of 32 values; each stands for scale * (value - 16)."""
     return _scaled(random, count // 32, 4 + 16, std / _spread(32))
 
 
 def _q8_0(random: np.random.Generator, count: int, std: float) -> Bytes:
-    """A block is a float16 scale, then 32 signed bytes."""
+    """A block is a float16 scale and 32 signed bytes."""
     return _scaled(random, count // 32, 32, std / _spread(256))
 
 
 def _q4_k(random: np.random.Generator, count: int, std: float) -> Bytes:
-    """A block is the scales' float16 scale, that of the offsets, 8 of each in 6 bits, 256 nibbles.
+    """A block is two float16 factors (for scales and offsets), 8 scales and 8 offsets in 6 bits each, and 256 nibbles.
 
-    They stand for scale * nibble - offset; all scales and all offsets are 1 here.
+    A nibble stands for scale * nibble - offset; all 6-bit scales and offsets are 1 here.
     """
     num_blocks = count // K_WEIGHTS
     scale = _float16(_signs(random, num_blocks) * (std / _spread(16)))
@@ -51,7 +51,7 @@ def _q4_k(random: np.random.Generator, count: int, std: float) -> Bytes:
 
 
 def _q6_k(random: np.random.Generator, count: int, std: float) -> Bytes:
-    """A block is 256 values' low nibbles, their high two bits, 16 signed scales, a float16 scale of these."""
+    """A block is 256 values' low nibbles and high two bits, 16 signed scales, and their float16 factor."""
     num_blocks = count // K_WEIGHTS
     blocks = np.empty((num_blocks, 128 + 64 + 16 + 2), np.uint8)
     blocks[:, :192] = _bytes(random, num_blocks, 192)
@@ -70,7 +70,7 @@ _PACKERS: dict[Type, Callable[[np.random.Generator, int, float], Bytes]] = {
 
 
 def _scaled(random: np.random.Generator, num_blocks: int, num_bytes: int, scale: float) -> Bytes:
-    """Return blocks of a scale and random bytes."""
+    """Return blocks that consist of a scale and random bytes."""
     blocks = np.empty((num_blocks, 2 + num_bytes), np.uint8)
     blocks[:, :2] = _float16(_signs(random, num_blocks) * scale).view(np.uint8).reshape(-1, 2)
     blocks[:, 2:] = _bytes(random, num_blocks, num_bytes)
@@ -78,18 +78,18 @@ def _scaled(random: np.random.Generator, num_blocks: int, num_bytes: int, scale:
 
 
 def _bytes(random: np.random.Generator, rows: int, columns: int) -> Bytes:
-    """Return random bytes, ten times as fast as Generator.bytes."""
+    """Return random bytes, ten times faster than Generator.bytes."""
     words = random.integers(0, 1 << 64, -(-rows * columns // 8), np.uint64)
     return words.view(np.uint8)[: rows * columns].reshape(rows, columns)
 
 
 def _signs(random: np.random.Generator, count: int) -> NDArray[np.float32]:
-    """Return scales' signs. They vary: the values' mean of -1/2 would add up to one loud direction."""
+    """Return random signs for scales; with equal signs, the values' mean of -1/2 would add up in one direction."""
     return random.integers(0, 2, count, np.int8).astype(np.float32) * 2 - 1
 
 
 def _spread(levels: int) -> float:
-    """Return the deviation of a whole number that is drawn evenly from so many."""
+    """Return the deviation of a whole number drawn uniformly from this many levels."""
     return float(((levels**2 - 1) / 12) ** 0.5)
 
 

@@ -1,4 +1,4 @@
-"""Writes a model of the shelf as a GGUF file, or finds the one that an earlier run has written."""
+"""Writes a model of the shelf as a GGUF file, or finds the file of an earlier run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.peer.shelf.vocabularies import vocabulary
 def make_model(
     path: Path, shape: Shape, quant: Quant = "Q4_0", *, seed: int = 0, change: Callable[[Tensor], Tensor] | None = None
 ) -> Path:
-    """Write a model and return its path. One tensor at a time is in memory. `change` is applied to each tensor."""
+    """Write a model and return its path. Only one tensor at a time is in memory. `change` is applied to each."""
     writer, all_tensors, types = _begin(path, shape, quant)
     random = np.random.default_rng(seed)
     for tensor in all_tensors:
@@ -35,7 +35,7 @@ def make_model(
 
 
 def make_hollow_model(path: Path, shape: Shape, quant: Quant) -> Path:
-    """Write a model's head, and nothing but zeros for its weights: a file with a hole, made at once."""
+    """Write a model's header, and zeros as its weights: a sparse file, made at once."""
     writer, all_tensors, types = _begin(path, shape, quant)
     assert writer.fout is not None
     end = writer.fout[0].tell()
@@ -48,7 +48,7 @@ def make_hollow_model(path: Path, shape: Shape, quant: Quant) -> Path:
 
 
 def cached_model(folder: Path, shape: Shape, quant: Quant = "Q4_0", *, seed: int = 0) -> Path:
-    """Return the path of a model in a folder, which is made only where it is not there yet as it would be made now."""
+    """Return the path of a model in a folder; the model is written unless the current code wrote it before."""
     made = hashlib.sha256(f"{shape} {_source_digest()}".encode()).hexdigest()[:8]
     path = folder / f"{shape.name}-{quant}-{seed}-{made}.gguf"
     if not path.exists():
@@ -59,7 +59,7 @@ def cached_model(folder: Path, shape: Shape, quant: Quant = "Q4_0", *, seed: int
 
 
 def _begin(path: Path, shape: Shape, quant: Quant) -> tuple[GGUFWriter, list[Tensor], dict[str, GGMLQuantizationType]]:
-    """Write all that comes before the weights."""
+    """Write everything that precedes the weights."""
     words = vocabulary(shape.vocabulary, shape.num_vocab)
     all_tensors = list(tensors(shape, words))
     types = choose_types(all_tensors, quant, shape.num_layers)
@@ -101,6 +101,6 @@ def _data(random: np.random.Generator, tensor: Tensor, kind: GGMLQuantizationTyp
 
 @cache
 def _source_digest() -> str:
-    """Return a digest of this package: what makes models differently writes other files."""
+    """Return a digest of this package, so that changed code writes to other file names."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()

@@ -1,4 +1,4 @@
-"""Which type llama-quantize gives each tensor (llama.cpp's src/llama-quant.cpp, for the architectures of the shelf)."""
+"""The type that llama-quantize gives each tensor (llama.cpp's src/llama-quant.cpp, for the shelf's architectures)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NEVER_QUANTIZED = ("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "shortc
 
 
 def choose_types(tensors: Sequence[Tensor], quant: Quant, num_layers: int) -> dict[str, Type]:
-    """Return each tensor's type by its name."""
+    """Return the type of each tensor by name."""
     rich = _rich(tensors, num_layers) if quant == "Q4_K_M" else set()
     if quant in ("Q4_0", "Q4_K_M"):
-        rich.add("token_embd.weight")  # the output weights too
+        rich.add("token_embd.weight")  # it is also the output matrix
     types: dict[str, Type] = {}
     for tensor in tensors:
         if not isinstance(tensor, Matrix) or any(part in tensor.name for part in _NEVER_QUANTIZED):
@@ -44,7 +44,7 @@ def choose_types(tensors: Sequence[Tensor], quant: Quant, num_layers: int) -> di
 
 
 def _rich(tensors: Sequence[Tensor], num_layers: int) -> set[str]:
-    """Return what the M in Q4_K_M gives more bits: some layers' values and the ends of their feed-forward parts."""
+    """Return the tensors to which Q4_K_M gives more bits: the values and feed-forward outputs of some layers."""
     values = [tensor.name for tensor in tensors if re.search(r"attn_(v|qkv)\.weight$", tensor.name)]
     ends = [tensor.name for tensor in tensors if "ffn_down" in tensor.name]
     return {
@@ -54,5 +54,5 @@ def _rich(tensors: Sequence[Tensor], num_layers: int) -> set[str]:
 
 
 def _gets_more_bits(index: int, count: int) -> bool:
-    """Whether one of so many layers is among the first, the last, or every third between."""
+    """Return whether a layer is among the first eighth, the last eighth, or every third between."""
     return index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2

@@ -1,4 +1,4 @@
-"""Targets with a draft model that guesses right as often as one likes."""
+"""Targets with a draft model whose tokens are accepted at a chosen rate."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.peer.shelf.shapes import Shape
 from tests.peer.shelf.tensors import Matrix, Tensor
 
 DRAFT_LAYERS = 2
-# How loud the target's later layers are: the draft is right always, mostly, and seldom.
+# The scale of the target's later layers: drafts are accepted always, mostly, and rarely.
 LOUDNESS = (0.0, 0.03, 0.3)
 PAIR = Shape("pair", "qwen2", 24, 896, 14, 2, 64, 4864, "qwen2", 32_000)
 
 
 def make_pair(folder: Path, loudness: float, shape: Shape = PAIR) -> tuple[Path, Path]:
-    """Return a target and its draft, made if they are not there: the draft is the target's first layers.
+    """Return a target and its draft, which is the target's first layers; write them unless they exist.
 
-    What the other layers add is multiplied by `loudness`; with 0 the two models are the same function.
+    The output of the other layers is multiplied by `loudness`; with 0 both models are the same function.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{shape.name}-{loudness:g}.gguf"

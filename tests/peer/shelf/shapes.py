@@ -1,18 +1,19 @@
-"""The sizes of the models on the shelf, and of a tiny twin of each for tests."""
+"""The sizes of the models on the shelf, and of a tiny version of each for tests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-CELL_VALUE_BYTES = 2  # of the KV cells' default type, f16
+CELL_VALUE_BYTES = 2  # for the KV cells' default type, f16
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model. `architecture` is llama.cpp's name for it, `vocabulary` one of vocabularies.py.
+    """The sizes of a model. `architecture` is llama.cpp's name, `vocabulary` a name of vocabularies.py.
 
-    `attending` names the layers with attention where the others keep a state; None: all attend. Their state is that of
-    a convolution over `conv_width` tokens and, if there are `num_state_heads`, a matrix for each of these.
+    `attending` holds the layers with attention if the others keep a state; None if all have attention. The state of a
+    layer is that of a convolution over `conv_width` tokens and, with `num_state_heads`, a matrix for each of these
+    heads.
     """
 
     name: str
@@ -36,12 +37,12 @@ class Shape:
     state_width: int = 0
 
     def attends(self, layer: int) -> bool:
-        """Whether a layer has attention, and so cells for each token."""
+        """Return whether a layer has attention, and so cells for each token."""
         return self.attending is None or layer in self.attending
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of KV cells that a token takes; a sliding window keeps fewer of them."""
+        """The bytes of KV cells per token; a sliding window keeps fewer of them."""
         num_attending = self.num_layers if self.attending is None else len(self.attending)
         return 2 * CELL_VALUE_BYTES * self.num_kv_heads * self.head_width * num_attending
 
@@ -66,7 +67,7 @@ SHAPES = {
             rope_base=500_000.0,
         ),
         Shape("gemma-3-1b", "gemma3", 26, 1152, 4, 1, 256, 6912, "gemma", 262_144, window=512),
-        # A delta net in three of four layers: what a sequence keeps of them is 19 MiB, whatever its length.
+        # A delta net in three of four layers: its state is 19 MiB per sequence, whatever the sequence's length.
         Shape(
             "qwen3.5-0.8b",
             "qwen35",
@@ -99,7 +100,7 @@ SHAPES = {
             attending=(2, 5, 8, 10, 12, 14),
             conv_width=3,
         ),
-        # Qwen3's mixture in the sizes of a small one that people run: 32 experts, of which a token asks 8.
+        # Qwen3's mixture in the sizes of a small model in real use: 32 experts, 8 of them for each token.
         Shape(
             "qwen3moe-1b-a400m",
             "qwen3moe",
@@ -114,14 +115,14 @@ SHAPES = {
             num_experts=32,
             num_used_experts=8,
         ),
-        # The KV cells of an 8B model (128 KiB a token), and little else to compute.
+        # The KV cells of an 8B model (128 KiB per token), and little other computation.
         Shape("8b-kv", "qwen2", 32, 1024, 8, 8, 128, 1024, "qwen2", 32_000),
     )
 }
 
 
 def _twin(name: str, num_layers: int = 4, **sizes: object) -> Shape:
-    """Return a narrow one with few layers: two heads of 32, the least that quantized cells take."""
+    """Return a narrow version with few layers: two heads of width 32, the minimum for quantized cells."""
     narrow = replace(SHAPES[name], num_layers=num_layers, width=64, num_heads=2, num_kv_heads=1, head_width=32)
     narrow = replace(narrow, num_ffn=128, num_vocab=512, context_length=2048, rope_base=10_000.0)
     return replace(narrow, **sizes)  # type: ignore[arg-type]

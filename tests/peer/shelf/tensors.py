@@ -1,4 +1,4 @@
-"""The tensors and the metadata of each architecture, as llama.cpp expects them, and how loud each tensor is."""
+"""The tensors and the metadata of each architecture, as llama.cpp expects them, and each tensor's scale."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.peer.shelf.shapes import Shape
 from tests.peer.shelf.vocabularies import Vocabulary
 
 LOGIT_STD = 3.0
-# Small beside what the layers add: tied embeddings would otherwise repeat the last token for ever.
+# Small compared with what the layers add; otherwise tied embeddings would repeat the last token forever.
 EMBEDDING_STD = 0.1
-# Control tokens' embeddings are smaller by this, and so are their logits: no answer ends by chance.
+# Control tokens' embeddings and so their logits are scaled by this, so that no answer ends by chance.
 QUIET = 0.01
-# Sharp attention and loud feed-forward layers, or every answer falls into repeating one token.
+# Sharp attention and large feed-forward outputs; otherwise every answer repeats one token.
 SHARP = 2.0
 LOUD = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Random weights: columns last, as numpy has it. `quiet` are the rows that control tokens have."""
+    """Random weights: columns last, as in numpy. `quiet` are the rows of control tokens."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Weights that are what they are."""
+    """Weights with fixed values."""
 
     name: str
     values: NDArray[np.float32]
@@ -45,8 +45,8 @@ Metadata = dict[str, int | float | list[int]]
 
 
 def tensors(shape: Shape, vocabulary: Vocabulary) -> Iterator[Tensor]:
-    """Yield all tensors of a model, whose embeddings are its output weights too."""
-    is_scaled = shape.architecture == "gemma3"  # what it reads from the table it multiplies with the width's root
+    """Yield all tensors of a model; its embeddings are also its output weights."""
+    is_scaled = shape.architecture == "gemma3"  # it multiplies embeddings by the root of the width
     std = EMBEDDING_STD * (shape.width**-0.5 if is_scaled else 1.0)
     yield Matrix("token_embd.weight", (shape.num_vocab, shape.width), std, vocabulary.controls)
     output_norm = "token_embd_norm" if shape.architecture == "lfm2" else "output_norm"
@@ -71,7 +71,7 @@ def tensors(shape: Shape, vocabulary: Vocabulary) -> Iterator[Tensor]:
 
 
 def metadata(shape: Shape) -> Metadata:
-    """Return what the file says of the model's sizes, without the architecture's name before each key."""
+    """Return the metadata of the model's sizes, without the architecture's prefix in each key."""
     kv_heads = [shape.num_kv_heads if shape.attends(layer) else 0 for layer in range(shape.num_layers)]
     found: Metadata = {
         "context_length": shape.context_length,
@@ -119,7 +119,7 @@ def _attention(shape: Shape, prefix: str) -> Iterator[Tensor]:
     q_rows, kv_rows = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
     has_norms = shape.architecture not in ("qwen2", "llama")
     sharp = 1.0 if has_norms else SHARP
-    # Qwen3.5 gates what each head gives with as many values as its query has.
+    # Qwen3.5 gates the output of each head; the gate has the size of the head's query.
     parts = 2 if shape.architecture == "qwen35" else 1
     yield _matrix(f"{prefix}attn_q.weight", parts * q_rows, shape.width, sharp)
     yield _matrix(f"{prefix}attn_k.weight", kv_rows, shape.width, sharp)
@@ -138,7 +138,7 @@ def _delta_net(shape: Shape, prefix: str) -> Iterator[Tensor]:
     yield _matrix(f"{prefix}attn_qkv.weight", 3 * inner, shape.width)
     yield _matrix(f"{prefix}attn_gate.weight", inner, shape.width)
     yield Matrix(f"{prefix}ssm_conv1d.weight", (3 * inner, shape.conv_width), 1.0)
-    # Of what a head remembers it loses 1 to 10 % with each token.
+    # A head forgets 1 to 10 % of its state with each token.
     yield _constant(f"{prefix}ssm_dt.bias", num_heads, -2.0)
     yield Vector(f"{prefix}ssm_a", -np.linspace(0.1, 1.0, num_heads, dtype=np.float32))
     yield _matrix(f"{prefix}ssm_beta.weight", num_heads, shape.width)
@@ -161,7 +161,7 @@ def _feed_forward(shape: Shape, prefix: str) -> Iterator[Tensor]:
 
 def _experts(shape: Shape, prefix: str) -> Iterator[Tensor]:
     inner, outer = (shape.num_experts, shape.num_ffn, shape.width), (shape.num_experts, shape.width, shape.num_ffn)
-    # The mean of the experts that a token asks is quieter than each.
+    # The mean of the chosen experts is smaller than each of them.
     loud = LOUD * shape.num_used_experts**0.5
     yield _matrix(f"{prefix}ffn_gate_inp.weight", shape.num_experts, shape.width)
     yield Matrix(f"{prefix}ffn_gate_exps.weight", inner, shape.width**-0.5)
@@ -170,7 +170,7 @@ def _experts(shape: Shape, prefix: str) -> Iterator[Tensor]:
 
 
 def _matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> Matrix:
-    """Return weights that make values as loud as what they read, times `gain`."""
+    """Return weights whose outputs are as large as their inputs, times `gain`."""
     return Matrix(name, (rows, columns), gain * columns**-0.5)
 
 
@@ -179,7 +179,7 @@ def _constant(name: str, length: int, value: float) -> Vector:
 
 
 def _llama3_rope_factors(shape: Shape) -> NDArray[np.float32]:
-    """Return what divides each frequency: 1 for waves within 2,048 tokens, 32 beyond 8,192, between in between."""
+    """Return the divisor of each frequency: 1 for waves within 2,048 tokens, 32 beyond 8,192, interpolated between."""
     factor, low, high, trained = 32.0, 1.0, 4.0, 8192.0
     exponents = np.arange(0, shape.head_width, 2) / shape.head_width
     waves = 2 * math.pi * shape.rope_base**exponents

@@ -1,4 +1,4 @@
-"""Vocabularies of any size that tokenize English words sensibly, with the metadata that each family of models has."""
+"""Vocabularies of any size that tokenize English words sensibly, with the metadata of each family of models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GEMMA = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family's files say of their tokenizer. `pre` is llama.cpp's name of how text is split; "": by scores."""
+    """The tokenizer metadata of a family. `pre` is llama.cpp's name of the text splitting; "" means by scores."""
 
     pre: str
     controls: tuple[str, ...]
@@ -73,7 +73,7 @@ FAMILIES = {
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The pieces of a vocabulary; `controls` are those that are markup. Merges or scores say how words are built."""
+    """The pieces of a vocabulary; `controls` are markup. Merges or scores define how words are built."""
 
     family: Family
     pieces: Sequence[str]
@@ -82,7 +82,7 @@ class Vocabulary:
     bytes: range = range(0)
 
     def write(self, writer: GGUFWriter) -> None:
-        """Declare it in a model's file."""
+        """Write the vocabulary's metadata to a model's file."""
         kinds = [TokenType.NORMAL] * len(self.pieces)
         for ids, kind in ((self.controls, TokenType.CONTROL), (self.bytes, TokenType.BYTE)):
             kinds[ids.start : ids.stop] = [kind] * len(ids)
@@ -93,7 +93,7 @@ class Vocabulary:
         if self.merges:
             writer.add_token_merges(self.merges)
         else:
-            # The higher the score, the earlier two pieces become this one.
+            # Pieces with higher scores are merged earlier.
             writer.add_token_scores([-float(token) for token in range(len(self.pieces))])
             writer.add_add_space_prefix(False)
             writer.add_unk_token_id(self.pieces.index("<unk>"))
@@ -137,7 +137,7 @@ def _by_scores(family: Family, num_vocab: int) -> Vocabulary:
 
 
 def _words(space: str) -> Iterator[tuple[str, str]]:
-    """Yield words as (all but the last letter, last letter), shorter ones first, each with and without a space."""
+    """Yield words as (all letters but the last, last letter), shorter ones first, each with and without a space."""
     for letter in ALPHABET:
         yield space, letter
     for length in (2, 3, 4):

@@ -1,4 +1,4 @@
-"""Imported by Python itself at start."""
+"""Imported by Python at start; makes edgeagent take its macOS branches."""
 
 from tests.platforms.rename import rename
 

@@ -1,4 +1,4 @@
-"""What a header tells of a model's memory: exact for attention and states, nothing where it cannot be told."""
+"""What a header reveals of a model's memory: exact for attention and states, nothing if it cannot be known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ U32 = 4
 
 
 def tensors(**layers: int) -> Tensors:
-    """Return tensors of these bytes, by layer ("blk_0"), with a table and an output."""
+    """Return tensors with these bytes for each layer ("blk_0"), a token table and an output matrix."""
     by_layer = Counter({int(name.removeprefix("blk_")): num_bytes for name, num_bytes in layers.items()})
     matrices = Counter({"Q4_0": sum(layers.values())})
     return Tensors(1, Counter(), Counter(), matrices, by_layer, Counter({0: 7}), 100, 50, 1000)
@@ -26,7 +26,7 @@ def shape_of(metadata: Metadata, found: Tensors | None = None) -> FileShape:
 
 
 def kept(metadata: Metadata) -> tuple[int, int, int]:
-    """Return the K, V and state values of all layers together."""
+    """Return the total K, V and state values of all layers."""
     layers = shape_of(metadata).layers
     return (
         sum(layer.num_k_values for layer in layers),
@@ -55,7 +55,7 @@ def test_attention_keeps_k_and_v_of_each_layer(more: Metadata, values: tuple[int
 @pytest.mark.parametrize(
     ("more", "values"),
     [
-        # Mamba: a convolution's state and its own, in each layer.
+        # Mamba: in each layer, the state of a convolution and the layer's own.
         (
             {
                 "m.attention.head_count": 0,
@@ -65,7 +65,7 @@ def test_attention_keeps_k_and_v_of_each_layer(more: Metadata, values: tuple[int
             },
             (0, 0, 4 * (3 * 512 + 16 * 512)),
         ),
-        # Every second layer has attention, the others a state.
+        # Every second layer has attention; the others keep a state.
         (
             {
                 "m.full_attention_interval": 2,
@@ -77,7 +77,7 @@ def test_attention_keeps_k_and_v_of_each_layer(more: Metadata, values: tuple[int
             },
             (2 * 2 * 32, 2 * 2 * 32, 2 * (3 * (512 + 32) + 16 * 512)),
         ),
-        # LFM2: layers without KV heads keep what a short convolution reads.
+        # LFM2: layers without KV heads keep the inputs of a short convolution.
         (
             {"m.attention.head_count_kv": Array(U32, 4, (0, 0, 4, 0)), "m.shortconv.l_cache": 3},
             (4 * 32, 4 * 32, 3 * 256 * 2),

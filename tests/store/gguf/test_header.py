@@ -1,4 +1,4 @@
-"""The GGUF pre-validator: what it reads, what it refuses, and that nothing but its own errors comes out."""
+"""The GGUF pre-validator: what it reads and refuses, and that it raises only its own errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_file_written_by_the_reference_library_is_read(tmp_path: Path) -> None
 
 
 def test_block_sizes_agree_with_the_reference_library() -> None:
-    # 36 and not 40: block_q8_1 has two halves before its 32 quants (ggml-common.h); the library counts two floats.
+    # 36, not 40: block_q8_1 has two 16-bit floats before its 32 quants (ggml-common.h); the library counts 32-bit ones.
     ours = {id_: (kind.block_elements, kind.block_bytes) for id_, kind in TENSOR_TYPES.items() if kind.name != "Q8_1"}
     theirs = {kind.value: sizes for kind, sizes in reference.GGML_QUANT_SIZES.items() if kind.name != "Q8_1"}
     assert {id_: sizes for id_, sizes in ours.items() if id_ in theirs} == theirs

@@ -1,4 +1,4 @@
-"""Pulling with the real huggingface_hub client from a local server that speaks the hub's protocol."""
+"""Pulls with the real huggingface_hub client from a local server that implements the hub's protocol."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DiskUsage(NamedTuple):
 
 
 def cached(store: StoreConfig) -> set[str]:
-    """What lies in the cache by name, without locks and marks."""
+    """Return the names of files in the cache, without locks and marker files."""
     assert store.models_dir is not None
     paths = (path.relative_to(store.models_dir) for path in store.models_dir.rglob("*") if path.is_file())
     return {path.as_posix() for path in paths if path.parts[0].startswith("models--")}

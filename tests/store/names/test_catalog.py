@@ -1,4 +1,4 @@
-"""The catalog file, and where the bundled files are looked for."""
+"""The catalog file, and where the bundled files are searched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_catalog_that_ships_is_well_formed() -> None:
         assert entry.context and entry.approximate_gb and entry.tokenizer
         draft = entries.get(entry.draft or "")
         assert draft is None or (draft.approximate_gb or 0) < entry.approximate_gb
-    # A name means one model, whichever entry says it.
+    # A name means the same model in every entry.
     names = [each.lower() for entry in entries.values() for each in (entry.name, *entry.also)]
     assert len(names) == len(set(names))
 
@@ -79,7 +79,7 @@ def test_an_entry_s_place_on_the_hub() -> None:
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ModelNotFound, match=r"no model of the catalog is called zzz; .* more, and org/repo\[:QUANT\]$"):
         find_entry(CatalogName("zzz"))
-    # One's own come first.
+    # The user's own names come first.
     with pytest.raises(ModelNotFound, match="no model is called zzz; known names: another, mine, builtin"):
         find_entry(CatalogName("zzz"), {"mine", "another"})
 

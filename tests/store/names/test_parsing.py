@@ -1,4 +1,4 @@
-"""Model names: what each form means, and that hostile ones are refused before any file is looked at."""
+"""Model names: the meaning of each form; hostile names are refused before any file access."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_hostile_names_are_refused(name: str) -> None:
 
 
 @given(st.text(max_size=60))
-@example("~0")  # no user's home
+@example("~0")  # does not mean a user's home
 def test_any_text_is_a_name_or_refused(name: str) -> None:
     try:
         meaning = parse_name(name)

@@ -1,4 +1,4 @@
-"""Grouping a repository's files into models, and choosing among them."""
+"""Groups a repository's files into models, and chooses among them."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from edgeagent.types import JsonObjectFormat, TextFormat, Tool, ToolChoice
 from tests.text.fake_vocabulary import FakeVocabulary
 from tests.text.grammar.test_compiler import MARKED, PLAIN, TOOLS, accepts
 
-# Its words cut markers into pieces that also hold other text.
+# Its words split markers into pieces that also hold other text.
 PIECES = FakeVocabulary(
     user_defined=("<tool_call>", "use <", "tool_", "<tool", "_call>\n", "x<tool_y", "[TOOL_", "|python")
 )

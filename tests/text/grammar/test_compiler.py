@@ -54,7 +54,7 @@ def constraint(
 
 
 def accepts(state: Constraint | CallBan, text: str, vocabulary: FakeVocabulary = MARKED) -> bool:
-    """Whether the text and then the end may be generated; the mask and `allows` must agree at every token."""
+    """Return whether the text and then the end may be generated; the mask and `allows` must agree at every token."""
     for token in [*vocabulary.tokenize(text, parse_special=True), vocabulary.end_tokens[0]]:
         mask = state.mask()
         allowed = state.allows(token)

@@ -149,7 +149,7 @@ def test_a_string_that_repeats_one_digit_or_blank_comes_to_its_end(char: str) ->
 
 
 class TestTheEndWithinAString:
-    """A model that would end its answer inside a string closes the string."""
+    """If a model would end its answer inside a string, the string is closed."""
 
     def state(self, schema: dict[str, Any], text: str) -> Any:
         state = constraint(JsonSchemaFormat(json.dumps(schema)))

@@ -84,18 +84,18 @@ CASES: list[tuple[ToolFormat | None, str, Answer]] = [
         Answer(calls=[("get", '{"a": "é\\n"}')]),
     ),
     (HERMES, '<tool_call>{"id": 7, "name": "get", "type": "x"}</tool_call>ok', Answer("ok", "", [("get", "{}")])),
-    # Without its closing marker a call counts all the same.
+    # A call counts without its closing marker too.
     (
         HERMES,
         '<tool_call>{"name": "get"}<tool_call>{"name": "set"} done',
         Answer("done", calls=[("get", "{}"), ("set", "{}")]),
     ),
-    # Cut short by the token limit.
+    # Cut off by the token limit.
     (HERMES, 'Hi <tool_call>{"name": "get", "arguments": {"a": [1, ', Answer("Hi", calls=[("get", '{"a": [1, ')])),
     (HERMES, '<tool_call>{"name": "get", "arguments": {}}</tool', Answer(calls=[("get", "{}")])),
     (HERMES, 'Hi <tool_call>{"name": "ge', Answer('Hi <tool_call>{"name": "ge')),
     (HERMES, "Hi <tool_ca", Answer("Hi <tool_ca")),
-    # What is no call stays content.
+    # Text that is not a call stays content.
     (
         HERMES,
         'a <tool_call>{"name": "other", "arguments": {}}</tool_call> b',

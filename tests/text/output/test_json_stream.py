@@ -15,7 +15,7 @@ _JSON = st.recursive(
 
 
 def _read(text: str) -> tuple[str, str]:
-    """Return what was kept of the value at the head of a text, and what was not read."""
+    """Return the part of the value at the start of a text that was kept, and the unread rest."""
     kept: list[str] = []
     reader = read_value(text[0], kept.append)
     try:

@@ -1,4 +1,4 @@
-"""Prompts given back as text: whole, in order, each token in its place."""
+"""Prompts returned as text: complete, in order, each token at its position."""
 
 from __future__ import annotations
 

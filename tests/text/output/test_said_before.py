@@ -1,4 +1,4 @@
-"""Of an answer that is gone through again only what its client has not is left."""
+"""When an answer is generated again, only the part that the client does not have yet is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens at a seam spell what is there, and may go on behind it."""
+"""The tokens at a seam spell the existing text, and may continue after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECES = [b"</s>", b"break", b"breakfast", b"b", b"re", b"akfast", b"ak", b"x", 
 
 
 class Words:
-    """A vocabulary of PIECES, the first of which is a control token that ends generation."""
+    """A vocabulary of PIECES; the first is a control token that ends generation."""
 
     num_tokens = len(PIECES)
 
@@ -29,7 +29,7 @@ class Words:
 
 
 class Inner:
-    """A grammar that allows some tokens, and notes what it is given."""
+    """A grammar that allows some tokens, and records the accepted ones."""
 
     def __init__(self, *allowed: bytes) -> None:
         self.allowed = [PIECES.index(piece) for piece in allowed]

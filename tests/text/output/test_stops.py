@@ -8,7 +8,7 @@ _SHORT = st.text("ab\n", min_size=1, max_size=4)
 
 
 def _first_complete(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The slow truth: read character by character until some stop string has just been completed."""
+    """A slow reference: read character by character until a stop string is complete."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:

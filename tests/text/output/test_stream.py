@@ -35,13 +35,13 @@ def logprobs_of(tokens: Sequence[int]) -> list[TokenLogprob]:
 
 
 def placed(tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
-    """Return log probabilities with the places that plain text gives them."""
+    """Return log probabilities with the positions that plain text gives them."""
     starts = [len(VOCABULARY.text(list(tokens[:index])).rstrip("\ufffd")) for index in range(len(tokens))]
     return tuple(replace(logprob, start=start) for logprob, start in zip(logprobs_of(tokens), starts, strict=True))
 
 
 def joined(deltas: Sequence[Delta]) -> list[Delta]:
-    """Return the deltas with neighbours of one kind joined, log probabilities too."""
+    """Return the deltas with adjacent ones of a kind joined, log probabilities too."""
     result: list[Delta] = []
     for delta in deltas:
         match result[-1:], delta:

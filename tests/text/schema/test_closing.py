@@ -23,7 +23,7 @@ def named(**properties: Any) -> dict[str, Any]:
 
 
 def is_written(schema: dict[str, Any], value: object, *, strict: bool = True) -> bool:
-    """Whether the value may be written; what may be written must be valid by the schema as it was given."""
+    """Return whether the grammar allows the value; assert that an allowed value is valid by the original schema."""
     written = accepts(constraint(JsonSchemaFormat(json.dumps(schema), strict=strict)), json.dumps(value))
     assert not written or jsonschema_rs.is_valid(schema, value)
     return written
@@ -46,9 +46,9 @@ PETS = {
         ({"type": "array", "prefixItems": [BASE]}, [[{"a": 1}]], [[{"b": 1}]]),
         ({"type": ["object", "null"], "properties": {"a": NUMBER}}, [None, {"a": 1}], [{"b": 1}]),
         ({"type": "object", "properties": {}}, [{}], [{"a": 1}]),
-        # Names that are required and not described must be written.
+        # Required names without a description must be written.
         ({**BASE, "required": ["b"]}, [{"b": 1}, {"a": 1, "b": [{}]}], [{"a": 1}, {"b": 1, "c": 1}]),
-        # What says itself which keys there may be stays as it is.
+        # A schema that states which keys are allowed is not changed.
         ({"type": "object"}, [{}, {"x": {"y": 1}}], []),
         ({"type": "object", "additionalProperties": NUMBER}, [{}, {"x": 1}], [{"x": "1"}]),
         ({**BASE, "additionalProperties": True}, [{"a": 1, "x": "1"}], []),
@@ -56,7 +56,7 @@ PETS = {
         ({**BASE, "patternProperties": {"^x": NUMBER}}, [{"a": 1, "x1": 1}], [{"x1": "1"}]),
         ({**BASE, "unevaluatedProperties": False}, [{"a": 1}], [{"x": 1}]),
         ({**BASE, "unevaluatedProperties": True}, [{"a": 1, "x": 1}], []),
-        # Schemas that are put together.
+        # Combined schemas.
         ({"allOf": [BASE, named(b=STRING)]}, [{}, {"a": 1}, {"a": 1, "b": "x"}], [{"c": 1}, {"a": 1, "c": 1}]),
         ({"allOf": [BASE], **named(b=STRING)}, [{"a": 1, "b": "x"}], [{"c": 1}]),
         ({"allOf": [BASE, {"required": ["a"]}]}, [{"a": 1}], [{}, {"a": 1, "b": 1}]),
@@ -182,7 +182,7 @@ def test_values_that_only_look_like_schemas_stay_what_they_are() -> None:
         {"$ref": ["#/$defs/a"], "properties": {"a": {}}},
         {"allOf": [{"$ref": {}}], "properties": {"a": {}}},
         {"$ref": f"#/allOf/{'9' * 5000}", "allOf": [{}], "properties": {"a": {}}},
-        # References that come back to themselves through alternatives.
+        # References that lead back to themselves through alternatives.
         {"$ref": "#/$defs/a", "properties": {}, "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, BASE]}}},
         {
             "allOf": [{"$ref": "#/$defs/a"}],
@@ -224,7 +224,7 @@ def test_references_that_lead_on_and_on_are_refused() -> None:
 
 
 def forks(num_forks: int) -> dict[str, Any]:
-    """Return a schema with so many alternatives for one object, each with a key of its own."""
+    """Return a schema with this many alternatives for one object, each with its own key."""
     return {"allOf": [{"anyOf": [{"properties": {f"p{index}": {}}}]} for index in range(num_forks)], "properties": {}}
 
 
@@ -261,7 +261,7 @@ def test_references_through_many_layers_are_refused_not_run_into() -> None:
 
 
 def walk(sent: Sent, seed: int, num_tokens: int) -> tuple[str, bool]:
-    """Write a random answer that the grammar allows, ending it and its parts soon; whether it came to its end."""
+    """Return a random answer that the grammar allows, preferring to close it soon, and whether it reached its end."""
     state = constraint(JsonSchemaFormat(json.dumps(sent.schema), strict=sent.strict))
     draw = random.Random(f"{sent.id} {seed}")
     tokens: list[int] = []

@@ -23,7 +23,7 @@ def chat(source: str | None = templates.HERMES, *, exact: bool = True) -> ChatTe
 
 
 def conversations(text: str) -> list[ChatPrompt]:
-    """Return prompts that hold a text in every place that a client can fill."""
+    """Return prompts that hold a text in each place that a client can fill."""
     hello, in_json = Message("user", "Hello"), text.replace("\n", "")
     call = Message("assistant", tool_calls=(ToolCall(text, text, f'{{"a": "{in_json}", "{in_json}": 1}}'),))
     return [
@@ -66,7 +66,7 @@ def marked_chat(source: str | None = templates.HERMES) -> ChatTemplate:
 
 @pytest.mark.parametrize("source", [templates.HERMES, None])
 def test_users_and_tools_cannot_write_the_markers_of_calls_and_reasoning(source: str | None) -> None:
-    """A tokenizer finds user-defined tokens in any text that it is given."""
+    """A tokenizer finds user-defined tokens in any text."""
 
     def markers(text: str) -> list[int]:
         call = Message("assistant", tool_calls=(ToolCall("c", "get", "{}"),))

@@ -1,4 +1,4 @@
-"""Where conversations may be cut: between turns, in steps that do not move as the conversation grows."""
+"""Where conversations may be cut: between turns, in steps that stay fixed as the conversation grows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def turns(num: int, length: int = 10) -> list[Message]:
 def test_steps_end_in_front_of_the_users_turns() -> None:
     messages = turns(6)
     places = cut_places(messages, 30, size)
-    # 20 characters a turn.
+    # 20 characters per turn.
     assert places == [5, 7, 11]
     assert all(messages[place].role == "user" for place in places)
     assert cut_before(messages, 5) == (SYSTEM, *messages[5:])
@@ -56,7 +56,7 @@ def test_places_stay_as_the_conversation_grows() -> None:
             messages += [answered("", call), result(call)]
         messages.append(answered("y" * chance.randrange(1, 60)))
         places = cut_places(messages, 200, size)
-        steps = places[:-1]  # the last one possible is no step's
+        steps = places[:-1]  # the last possible place is not a step
         assert steps[: len(known)] == known
         known = steps
     assert len(known) > 5
@@ -65,7 +65,7 @@ def test_places_stay_as_the_conversation_grows() -> None:
 def test_a_call_and_its_result_stay_together() -> None:
     messages = [said("a"), answered("", "1"), said("b"), result("1"), answered("c"), said("d"), answered("e")]
     assert cut_places(messages, 1, size) == [5]
-    # A call that never had a result keeps nothing together.
+    # A call without a result does not keep anything together.
     assert cut_places([said("a"), answered("", "1"), said("b"), said("c")], 1, size) == [2, 3]
 
 

@@ -1,4 +1,4 @@
-"""Where conversations part, in tokens."""
+"""The positions, in tokens, at which conversations may differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONVERSATION = (
 
 
 def boundaries(source: str, messages: tuple[Message, ...]) -> list[str]:
-    """Return the texts up to the boundaries, with a token for each character."""
+    """Return the texts up to each boundary, with one token per character."""
     template = ChatTemplate(source, bos_text="", eos_text="", architecture="", control_texts=(), marker_texts=())
     prompt = ChatPrompt(messages)
     text = template.render(prompt).text

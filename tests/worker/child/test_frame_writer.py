@@ -1,4 +1,4 @@
-"""Frames on the pipe: whole, in order, and never waited for by the main thread."""
+"""Frames on the pipe: complete, in order, and never waited for by the main thread."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_reader_that_does_not_read_holds_nothing_up(pipe: tuple[BinaryIO, Fram
         outlet.put(steps(number, "x" * 1000))
     assert not writer.frames.empty()
     assert [read(reader) for _ in range(count)] == [steps(number, "x" * 1000) for number in range(count)]
-    # Once the backlog is gone, it is as quick as before.
+    # Once the backlog is written, it is as fast as before.
     writer.frames.put(None)
     writer.join()
     outlet.put(steps(7))

@@ -1,4 +1,4 @@
-"""A thread that gives way leaves the others as they are."""
+"""A thread that lowers its own priority does not change that of others."""
 
 from __future__ import annotations
 

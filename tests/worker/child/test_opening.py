@@ -1,4 +1,4 @@
-"""How a worker opens a model in the memory that there is."""
+"""How a worker opens a model within the available memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long prompt's own context is no memory of the prompt that is prepared beside it."""
+"""A long prompt's own context does not count as memory of the prompt that is prepared beside it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Child:
         self._process = subprocess.Popen(
             [*WORKER_COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        # One step takes a prompt of 4,000 tokens: long enough for whatever is to happen in its midst.
+        # One step takes a prompt of 4,000 tokens, which is long enough for events in the middle of a step.
         config = EngineConfig(threads=1, ctx=4096, batch=4096, calibration_s=0)
         self.load = Load("tiny", str(path), None, config.model_dump_json().encode())
 
@@ -75,7 +75,7 @@ class Child:
         self.send(Submit(request, time.monotonic()))
 
     def receive(self) -> FromWorker | None:
-        """Wait for the next frame; None at the end."""
+        """Return the next frame; None at the end."""
         assert self._process.stdout is not None
         header = self._process.stdout.read(LENGTH_BYTES)
         if not header:
@@ -83,7 +83,7 @@ class Child:
         return decode_from_worker(self._process.stdout.read(frame_length(header, MAX_FRAME_FROM_WORKER_BYTES)))
 
     def until(self, kind: type[Frame]) -> Frame:
-        """Return the next frame of a kind, past others."""
+        """Return the next frame of a kind, skipping others."""
         while (frame := self.receive()) is not None:
             if isinstance(frame, kind):
                 return frame
@@ -100,7 +100,7 @@ class Child:
         return self.until(Ready)
 
     def finish(self) -> tuple[int, str]:
-        """Close its stdin and wait for its end; return its exit code and what it printed."""
+        """Close its stdin and wait for its end; return its exit code and its output."""
         _, printed = self._process.communicate()
         return self._process.returncode, printed.decode()
 
@@ -148,7 +148,7 @@ class TestChild:
         assert (pong.nonce, pong.status.num_steps) == (7, 0)
         assert pong.status.step_started_at_s > 0
         child.send(Cancel("long"))
-        # Its only step was not finished: that would have ended it with STOP.
+        # Its only step did not finish, since then it would have ended with STOP.
         assert child.until_finished("long").reason is FinishReason.CANCELLED
         child.ask("next", 5, max_tokens=2)
         assert child.until_finished("next").reason is FinishReason.LENGTH
@@ -156,7 +156,7 @@ class TestChild:
         child.until(StepResult)
         child.send(Stop())
         assert child.until_finished("other").reason is FinishReason.CANCELLED
-        # llama.cpp's words on interrupted steps are no errors of anybody's.
+        # llama.cpp's messages about interrupted steps are not errors, so they are not printed.
         assert child.finish() == (0, "edgeagent worker: a second Load; ignored\n")
 
     def test_the_end_of_its_input_ends_it_even_in_a_step(self, child: Child) -> None:

@@ -1,4 +1,4 @@
-"""What tiny models' own tokenizers make of prompts and questions."""
+"""How tiny models' own tokenizers turn prompts and queries into tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PARTS = (
 
 
 class Tools:
-    """A model's text tools, as the host puts them together."""
+    """A model's text tools, combined as in the host."""
 
     def __init__(self, path: Path) -> None:
         self.model = Model(path, EngineConfig())
@@ -70,7 +70,7 @@ def test_long_texts_give_llama_cpps_own_tokens(tools: Tools, parse_special: bool
 
 
 def test_many_special_texts_are_soon_tokenized(tools: Tools) -> None:
-    """llama.cpp alone takes minutes for as many."""
+    """llama.cpp alone takes minutes for this many."""
     for text in ("<|im_start|>", "<|im_end|> ", "<tool_call>\n"):
         num = 40_000
         assert len(tools.vocabulary.tokenize(text * num, parse_special=True)) >= num
@@ -146,7 +146,7 @@ def test_a_conversation_that_is_too_long_loses_its_front_where_that_is_wanted(to
 
 
 def test_the_next_turns_find_their_beginning_again(tools: Tools) -> None:
-    """Else each turn of a long conversation would be computed from its first word on."""
+    """If the turns found no common prefix, each would be computed from its first token."""
     reads = []
     for num_turns in range(20, 60):
         reads.append(tools.reader.read(ChatPrompt(conversation(num_turns), truncate=True)))
@@ -157,9 +157,9 @@ def test_the_next_turns_find_their_beginning_again(tools: Tools) -> None:
     for index in range(1, len(reads)):
         if index not in moves:
             before, now = reads[index - 1].tokens, reads[index].tokens
-            # All but the question that was the last, and where its answer began.
+            # All but the previous last question and the start of its answer.
             assert now[: len(before) - 20] == before[: len(before) - 20]
-    # Behind a move there is room for more turns.
+    # After a move there is room for more turns.
     assert min(len(reads[index].tokens) for index in moves) <= 512 * 3 // 4
 
 

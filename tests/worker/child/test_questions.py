@@ -1,4 +1,4 @@
-"""The worker's thread for questions: answers in frames that fit, and nothing for what was dropped."""
+"""The worker's thread for queries: answers in frames that fit, and no answer to a dropped query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeagent.worker.protocol import MAX_FRAME_FROM_WORKER_BYTES, AnswerPart, A
 
 
 class Bench:
-    """A thread whose answers wait for a gate."""
+    """A query thread whose answers wait for a gate."""
 
     def __init__(self) -> None:
         self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
@@ -42,7 +42,7 @@ class Bench:
         self.questions.ask(Ask(ask_id, Tokenize("x")))
 
     def answer(self) -> TextAnswer:
-        """Return the next answer, put together."""
+        """Return the next answer, with its parts joined."""
         parts: list[TextAnswer] = []
         while True:
             frame = self.frames.get()

@@ -1,4 +1,4 @@
-"""The texts of an Embed: what they begin and end with, and how long they may be."""
+"""The texts of an Embed: their first and last tokens, and their maximum length."""
 
 from __future__ import annotations
 

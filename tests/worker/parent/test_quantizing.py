@@ -1,4 +1,4 @@
-"""The process that quantizes: what it reports reaches the caller, and however it ends, that is an error in words."""
+"""The quantizing process: its reports reach the caller, and every failure becomes an error in words."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Chat templates in a process of their own: what ends that process is an error of one request, and the next is served.
+"""Chat templates in a separate process: if it dies, one request fails, and the next is served.
 
-What is tried is the kernel's limits: the templates work where the budgets that are counted in Python do not see it.
+These tests check the kernel's limits: the templates do work that the budgets counted in Python do not see.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from edgeagent.worker.render.renderer import RemoteTemplate, open_here, start_re
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="templates run in the worker's own process here")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the address space is bounded on Linux")
 
-# Busy over the words that say so, and over nothing else.
+# Only the operations below do the work, and nothing else.
 SHARED = "{%- set ns = namespace(a=[1], b=[1]) -%}{%- for _ in range(60) -%}{%- set ns.a = [ns.a, ns.a] -%}" + (
     "{%- set ns.b = [ns.b, ns.b] -%}{%- endfor -%}"
 )
@@ -83,12 +83,12 @@ def prompt(*contents: str) -> ChatPrompt:
 
 
 def renderers() -> list[psutil.Process]:
-    """Return the keepers and the renderers that run."""
+    """Return the running keeper and renderer processes."""
     return list(psutil.Process().children(recursive=True))
 
 
 def render(template: RemoteTemplate, conversation: ChatPrompt) -> Rendered:
-    """Return what another request's conversation is rendered to."""
+    """Return another request's conversation, rendered."""
     template.renew()
     return template.render(conversation)
 
@@ -119,7 +119,7 @@ def test_halves_of_characters_are_replaced(opened: Any) -> None:
 def test_what_takes_too_long_is_ended_and_the_next_is_served(
     opened: Any, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if the count in Python saw nothing of it.
+    # As if the count in Python missed this work.
     monkeypatch.setattr(budget, "weigh", lambda _: 0)
     template = opened(WHEN.replace("WORK", WORK[work]) + "{{ messages[-1].content }}")
     for _ in range(2):
@@ -199,7 +199,7 @@ def test_one_that_is_ended_before_it_has_answered(opened: Any, monkeypatch: pyte
 
 @pytest.fixture
 def is_first() -> Iterator[Callable[[], bool]]:
-    """Tells the first renderer that asks, of all of them, that it is the first; never the worker."""
+    """Return True to the first renderer process that asks; False to all others and to the worker."""
     asked, worker = mmap.mmap(-1, 1), os.getpid()
 
     def first() -> bool:
@@ -323,7 +323,7 @@ def test_none_outlives_its_worker(opened: Any) -> None:
 
 @LINUX
 def test_it_can_do_nothing_else() -> None:
-    """A renderer has the worker's sandbox, and not even the model's files."""
+    """A renderer has the worker's sandbox, and cannot even read the model's files."""
     before = renderers()
     make = start_renderers(1, is_enclosed=True)
     template = make(Open(0, None, "", "", "", (), ()))

@@ -1,4 +1,4 @@
-"""The sandbox's parts: what each says where the platform cannot, and the filter's instructions, run by hand."""
+"""The sandbox's parts: what each reports where the platform lacks it, and the filter's instructions, run by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PID = 4242
 
 
 def run_filter(code: bytes, architecture: int, number: int, arguments: tuple[int, ...] = ()) -> int:
-    """Return what the filter answers to a system call: a machine for the instructions that it has."""
+    """Return the filter's answer to a system call, by executing its instructions."""
     instructions = [struct.unpack_from("=HBBI", code, at) for at in range(0, len(code), 8)]
     data = struct.pack("<IIQ6Q", number, architecture, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
     word, at = 0, 0
@@ -62,7 +62,7 @@ def test_the_named_calls_are_refused_and_no_others(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "arguments", "answer"),
     [
-        ("clone", (0x3D0F00,), ALLOW),  # a thread of the C library's
+        ("clone", (0x3D0F00,), ALLOW),  # a thread of the C library
         ("clone", (0x01200011,), REFUSE),  # fork
         ("clone", (0x4111,), REFUSE),  # vfork
         ("clone", (0x3D0F00 | 0x10000000,), REFUSE),

@@ -1,4 +1,4 @@
-"""Real sockets: the openai client, openai-agents and bare frames against a server with a scripted backend."""
+"""Real sockets: the openai client, openai-agents and plain frames against a server with a scripted backend."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def receive(socket: ClientConnection) -> Json:
 
 
 async def until_end(socket: ClientConnection) -> list[Json]:
-    """Receive one create's events, which end in exactly one terminal message."""
+    """Receive one create's events up to its terminal message."""
     events = [await receive(socket)]
     while events[-1]["type"] not in {*TERMINAL, "error"}:
         events.append(await receive(socket))
@@ -135,7 +135,7 @@ async def test_openai_sessions_run_two_lanes(address: str, backend: FakeBackend)
         first = await quick.get_final_response()
         gate.opened.set()
         assert (await slow.get_final_response()).output_text == "done"
-        # A fork: the other lane's response is continued here.
+        # A fork: this continues the response of the other lane.
         await slow.send({"type": "response.create", "input": "more", "previous_response_id": first.id})
         assert (await slow.get_final_response()).previous_response_id == first.id
         await quick.send({"type": "response.create", "input": "x", "temperature": 9})
@@ -339,7 +339,7 @@ async def test_a_slow_reader_gets_all_text_in_fewer_events_and_pauses_the_backen
         yield finished()
 
     backend.script = script
-    # The client stops reading its socket when its queue is full, so the server's fills.
+    # The client stops reading its socket when its queue is full, so the server's send buffer fills.
     slow = await slow_socket(address)
     async with connect(f"ws://{address}/v1/responses", sock=slow, max_queue=1, max_size=None) as socket:
         await create(socket)
@@ -456,7 +456,8 @@ async def test_frames_without_end_wait_and_other_clients_do_not(
 ) -> None:
     monkeypatch.setattr(socket_shell, "FRAMES_PER_S", 1e-3)
     monkeypatch.setattr(socket_shell, "FRAMES_BURST", 3)
-    flooding = connect(f"ws://{address}/v1/responses", close_timeout=0)  # nobody reads its closing frame either
+    # the client does not read the closing frame either
+    flooding = connect(f"ws://{address}/v1/responses", close_timeout=0)
     async with flooding as flood, connect(f"ws://{address}/v1/responses") as other:
         for _ in range(1000):
             await flood.send("{}")

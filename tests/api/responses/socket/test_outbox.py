@@ -1,4 +1,4 @@
-"""The buffer before a slow socket: order, merging without gaps in the numbers, bounds."""
+"""The send buffer of a slow socket: order, merged deltas without gaps in their numbers, and limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.backends.fake import finished
 
 
 class Response:
-    """One response's events, pushed as a session would."""
+    """One response's events, pushed as a session pushes them."""
 
     def __init__(self, outbox: Outbox, name: str = "resp_1") -> None:
         self.outbox = outbox

@@ -1,4 +1,4 @@
-"""The session's rules, frame by frame, without a socket: lanes, limits, cancels, errors, one end for each create."""
+"""The session's rules, frame by frame and without a socket: lanes, limits, cancels, errors, one end for each create."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.examples import examples
 
 
 class Client:
-    """Feeds a session and sorts what comes out."""
+    """Feeds frames to a session and sorts its actions."""
 
     def __init__(self, store: ResponseDatabase | None = None) -> None:
         count = itertools.count(1)
@@ -78,7 +78,7 @@ class Client:
         return events
 
     def fetch(self) -> list[Json]:
-        """Let the store answer what it was asked first."""
+        """Answer the session's oldest question to the store."""
         fetch = self.fetches.pop(0)
         wanted = fetch.missing
         previous = self.store.get(wanted.previous_id, "") if wanted.previous_id else None
@@ -98,7 +98,7 @@ class Client:
         return self.step(request_id, TextDelta(text), finished())
 
     def turn(self, **fields: Any) -> str:
-        """Create and finish a response; return its id."""
+        """Create a response, let it finish, and return its id."""
         self.create(**fields)
         request_id = self.started[-1]
         self.finish(request_id)
@@ -145,7 +145,7 @@ def test_continuation() -> None:
     client = Client()
     first = client.turn(input="one", instructions="Be brief.")
     client.create(input="two", previous_response_id=first)
-    # Instructions are not inherited; the model's own words are.
+    # Instructions are not inherited; the model's reply is.
     assert client.requests[client.started[1]].prompt == ChatPrompt(
         (Message("user", "one"), Message("assistant", "yes"), Message("user", "two"))
     )
@@ -227,7 +227,7 @@ def test_binary_frames_close() -> None:
 def test_a_lane_is_first_in_first_out() -> None:
     client = Client()
     client.create(input="one")
-    # Its parent is not there yet: it is looked up when its turn comes.
+    # Its parent does not exist yet; it is looked up when this create starts.
     assert client.create(input="two", previous_response_id="resp_1") == []
     assert client.create(temperature=9) == []
     assert client.started == ["resp_1"]
@@ -455,7 +455,7 @@ def test_a_parent_that_is_not_remembered_is_fetched_while_other_lanes_go_on() ->
     client = Client(first.store)
     client.is_store_slow = True
     assert client.create(previous_response_id=parent, input="two") == []
-    # The lane is in order: what follows waits behind the fetch.
+    # The lane keeps its order: the next create waits behind the fetch.
     assert client.create(input="three") == []
     client.create(input="elsewhere", stream_id="a")
     assert len(client.started) == 1
@@ -496,7 +496,7 @@ def test_what_follows_on_an_unstored_response_is_not_stored_either() -> None:
     child = client.turn(previous_response_id=parent, input="more")
     assert client.events[-1]["response"]["store"] is False
     assert client.store.get(child, "") is None
-    # Of its prompt no cache may write anything either.
+    # The caches must not write its prompt to disk either.
     assert [client.requests[name].cache.persist for name in (parent, child)] == [False, False]
     client.create(previous_response_id=child)
     assert len(client.started) == 3
@@ -517,7 +517,7 @@ def test_an_old_connection_closes_once_nothing_is_under_way() -> None:
     assert client.take(client.session.expire(Expiry.by_age(3600))) == []
     assert client.closed == []
     events = client.finish(client.started[0])
-    # The create that waited is refused; the last error is for a client that only listens.
+    # The waiting create is refused; the last error is for a client that only listens.
     assert kinds(events)[-3:] == ["completed", "error", "error"]
     assert events[-1]["error"] == {
         "message": "Responses websocket connection limit reached (60 minutes). "
@@ -575,7 +575,7 @@ def test_nothing_comes_after_a_disconnect() -> None:
 
 
 class Sessions(RuleBasedStateMachine):
-    """Any interleaving: each create ends in exactly one terminal message on its lane, and nothing overlaps there."""
+    """Any interleaving: each create ends in exactly one terminal message, and responses of a lane never overlap."""
 
     @initialize()
     def connect(self) -> None:
@@ -595,14 +595,14 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(is_slow=st.booleans())
     def store(self, is_slow: bool) -> None:
-        """Let the store take its time, or catch up."""
+        """Make the store slow, or let it answer all that waits."""
         self.client.is_store_slow = is_slow
         while self.client.fetches and not is_slow:
             self.client.fetch()
 
     @rule(name=st.sampled_from(["resp_1", "resp_2", "resp_3"]))
     def delete(self, name: str) -> None:
-        """Another connection deletes a response."""
+        """Delete a response, as another connection would."""
         self.client.store.remove(name, "")
         self.client.history.forget(name)
 
@@ -649,7 +649,8 @@ class Sessions(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.store(False)
-        # Grows under way: each end starts what waited behind it. Finishing what is over does nothing.
+        # The list grows during the loop: each end starts the response that waited. Finishing a finished one does
+        # nothing.
         for request_id in self.client.started:
             self.client.finish(request_id)
         for lane, num_creates in self.num_creates.items():
@@ -660,7 +661,7 @@ class Sessions(RuleBasedStateMachine):
             assert num_ends == num_creates + num_successors
 
     def successors(self) -> set[str]:
-        """Return the responses that no create asked for: what steered the one before is the end of their requests."""
+        """Return the responses that no create started: their prompts end with the input of a steer."""
         return {
             request_id
             for request_id, request in self.client.requests.items()

@@ -1,4 +1,4 @@
-"""Steering, frame by frame: accepted, stopped at a boundary, answered by a successor; or given back."""
+"""Steering, frame by frame: accepted, stopped at a boundary, and answered by a successor; or refused with its input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refused(events: list[Json]) -> str:
 
 
 def talking(**fields: Any) -> tuple[Client, str]:
-    """Return a client whose response has said something."""
+    """Return a client whose response has sent some text, and the response's id."""
     client = Client()
     client.create(input="count", **fields)
     client.step(client.started[0], TextDelta("one two"))
@@ -49,7 +49,7 @@ def test_a_response_stops_and_a_successor_answers() -> None:
     assert kinds(events) == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
     assert events[-1]["response"]["incomplete_details"] == {"reason": "steered"}
     assert events[-1]["response"]["status"] == "incomplete"
-    # The numbers of a response go on through what is told of it.
+    # The notes about a response continue its sequence numbers.
     assert [e["sequence_number"] for e in client.events] == list(range(len(client.events)))
     successor = client.started[1]
     assert client.requests[successor].prompt.messages == (
@@ -132,7 +132,8 @@ def test_calls_are_waited_for_and_the_input_comes_before_their_results() -> None
     assert pending["required_input"] == [{"type": "function_call_output", "call_id": "call_1", "name": "look"}]
     assert len(client.started) == 1
     result = [{"type": "function_call_output", "call_id": "call_1", "output": "7"}]
-    # Elsewhere it is a fork, which the input does not concern; a refused one leaves it waiting.
+    # On another lane the input makes a fork and does not answer the pending steer. A refused create leaves the steer
+    # waiting.
     client.create(previous_response_id=first, input=result, stream_id="fork")
     client.finish(client.started[1])
     client.create(previous_response_id=first, input=result, temperature=9)
@@ -191,7 +192,7 @@ def test_a_successor_that_is_refused_gives_the_input_back_and_is_no_error_of_the
 )
 def test_inputs_that_are_none(raw: object) -> None:
     client, first = talking()
-    # Given back as it came, so no typed client would read it either.
+    # The error returns the input unchanged, so a typed client could not parse it either.
     frame = {"type": "response.steer", "previous_response_id": first, "input": raw}
     (action,) = client.session.receive(read_frame(json.dumps(frame)))
     assert isinstance(action, Send)

@@ -1,4 +1,4 @@
-"""Stored responses: found again after a restart, shared along their chains, bounded, private, gone when deleted."""
+"""Stored responses: found after a restart, shared along their chains, bounded, private, and gone when deleted."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def said(name: str, text: str = "") -> MessageItem:
 
 
 def noise(seed: int, num_chars: int) -> str:
-    """Text that does not compress well."""
+    """Return text that compresses poorly."""
     return random.Random(seed).randbytes(num_chars // 2).hex()
 
 
 def chain(names: str, partition: str = "") -> list[StoredResponse]:
-    """Return responses that continue each other, each with an input and an output."""
+    """Return responses that continue each other; each has an input and an output."""
     made: list[StoredResponse] = []
     for name in names:
         inherited: tuple[Item, ...] = made[-1].items if made else ()
@@ -57,7 +57,7 @@ def add(store: ResponseDatabase, *responses: StoredResponse) -> None:
 
 
 def kept(store: ResponseDatabase, names: str) -> str:
-    """Return which of these responses there are, without touching them."""
+    """Return which of these responses are stored, without changing their last use."""
     return "".join(name for name in names if store.body(name, ""))
 
 
@@ -74,7 +74,7 @@ def test_a_chain_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_it_is_there_after_a_restart_and_after_a_crash(tmp_path: Path) -> None:
     first, responses = database(tmp_path / "r"), chain("ab")
     add(first, *responses)
-    # Not closed: what the log holds must be enough.
+    # The database is not closed: its write-ahead log must be enough.
     second = database(tmp_path / "r")
     assert second.get("b", "") == responses[1]
     first.close()
@@ -90,7 +90,7 @@ def test_a_chain_takes_little_more_than_what_was_said(tmp_path: Path) -> None:
 
 
 def replace_first(response: StoredResponse, text: str) -> StoredResponse:
-    """Return the response, in a conversation that began with a long text."""
+    """Return the response as part of a conversation that began with a long text."""
     context = (said("long", text), *response.context[1:])
     return StoredResponse(
         response.id, context, response.output, response.num_inherited, response.previous_id, response.partition
@@ -170,7 +170,7 @@ def test_other_partitions_see_nothing_and_can_remove_nothing() -> None:
     ],
 )
 def test_where_a_continuation_may_run_is_kept(told: bytes, route: RouteMode | None) -> None:
-    """What is not understood keeps it here."""
+    """A value that is not understood keeps the continuation on this machine."""
     store, (response,) = database(), chain("a")
     store.add(response, b'{"id": "a", "edgeagent": %s}' % told)
     found = store.get("a", "")
@@ -179,12 +179,12 @@ def test_where_a_continuation_may_run_is_kept(told: bytes, route: RouteMode | No
 
 
 def partitions(store: ResponseDatabase) -> list[str]:
-    """Return whose response each row is."""
+    """Return the partition of each stored response, least recently used first."""
     return [partition for (partition,) in store._execute("SELECT partition FROM responses ORDER BY used")]
 
 
 def named(names: str, partition: str, text: str = "") -> list[StoredResponse]:
-    """Return responses that continue nothing."""
+    """Return responses that continue no other response."""
     return [StoredResponse(name, (said(f"{name}_in", text),), (), 0, None, partition) for name in names]
 
 
@@ -193,7 +193,7 @@ def test_who_stores_much_pushes_out_its_own() -> None:
     add(store, *named("ab", "quiet"), *named("cdefghijk", "loud"))
     assert [store.body(name, "quiet") is not None for name in "ab"] == [True, True]
     assert [name for name in "cdefghijk" if store.body(name, "loud")] == list("hijk")
-    # With a third there are as many as its share, and not one less of who has less.
+    # With a third client, each has exactly its share; the one that stored less loses nothing.
     add(store, *named("lmn", "third"))
     assert sorted(partitions(store)) == ["loud"] * 2 + ["quiet"] * 2 + ["third"] * 2
 
@@ -204,7 +204,7 @@ def test_bytes_too() -> None:
     for number, name in enumerate("cdefgh"):
         add(store, *named(name, "loud", noise(number, 6000)))
     assert [store.body(name, "quiet") is not None for name in "ab"] == [True, True]
-    # The last one is never what has to go, though its partition has most.
+    # The newest response is never evicted, even if its client uses most of the space.
     add(store, *named("z", "third", noise(9, 30_000)))
     assert partitions(store) == ["third"]
 
@@ -215,7 +215,7 @@ def test_a_conversation_counts_with_all_that_its_last_response_needs() -> None:
     for names in ("bcdef", "g"):
         for number, response in enumerate(chain(names, "loud"), start=1):
             add(store, replace(response, context=(*response.context[:-1], said(response.id, noise(number, 4000)))))
-    # The first four give nothing back before the fifth, which continues them.
+    # Evicting the first four frees nothing while the fifth, which continues them, is stored.
     assert store.body("a", "quiet") is not None
     assert [name for name in "bcdefg" if store.body(name, "loud")] == ["g"]
 
@@ -240,7 +240,7 @@ def test_a_parent_that_is_removed_leaves_its_words_to_its_child() -> None:
     assert store.get("a", "") is None
     assert store.find_items(["msg_a_in"], "") == ({}, None)
     assert store.get("b", "") == child
-    # A sibling that comes later holds the parent's words itself.
+    # A sibling added later stores the parent's items itself.
     sibling = StoredResponse("c", (*parent.items, said("c")), (), len(parent.items), "a")
     add(store, sibling)
     found = store.get("c", "")
@@ -273,7 +273,7 @@ def test_another_format_is_damage(tmp_path: Path) -> None:
 def test_random_chains_forks_removals_and_restarts_stay_consistent(tmp_path: Path, limits: dict[str, Any]) -> None:
     rng = random.Random(7)
     store, known = database(tmp_path / "r", **limits), dict[str, StoredResponse]()
-    used: list[str] = []  # those that should be there, the latest used last
+    used: list[str] = []  # ids that should be stored, the most recently used last
 
     def find(response_id: str) -> StoredResponse | None:
         found = store.get(response_id, "")
@@ -295,7 +295,7 @@ def test_random_chains_forks_removals_and_restarts_stay_consistent(tmp_path: Pat
         add(store, made)
         known[name] = made
         there = [each for each in (*used, name) if store.body(each, "")]
-        # What had to go was used least recently, and no more went than had to.
+        # The evicted ones were used least recently, and no more than necessary were evicted.
         assert there == [*used, name][-len(there) :] and len(there) <= 12
         assert len(there) == min(12, len(used) + 1) or "max_bytes" in limits
         used = there

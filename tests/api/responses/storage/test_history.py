@@ -1,4 +1,4 @@
-"""Chains: what is inherited, what is found where, what is evicted, and what a continuation must not be."""
+"""Chains: what is inherited, where each part is found, what is evicted, and which continuations are refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_connection_keeps_its_recent_responses_only() -> None:
         history.add(response(str(index)), None)
     assert not history.remembers("0")
     assert history.remembers("1")
-    # What was continued is recent.
+    # Continuing a response marks it as recently used.
     history.continue_from("1", (), Recalled())
     history.add(response("last"), None)
     assert history.remembers("1")
@@ -77,7 +77,7 @@ def test_a_connection_is_bounded_by_what_its_responses_add(monkeypatch: pytest.M
     history = ConnectionHistory()
     long = user("x" * 2000)
     history.add(response("a", long), None)
-    # What it inherits is shared with its parent and counts once.
+    # Inherited items are shared with the parent and count once.
     history.add(response("b", long, user("more"), inherited=1), None)
     assert history.remembers("a")
     history.add(response("c", user("y" * 2000)), None)
@@ -119,7 +119,7 @@ def test_references_are_resolved_or_refused() -> None:
     new = (ReferenceItem("msg_a"), ReferenceItem("msg_b"))
     assert history.missing(None, new) == Missing(None, ("msg_a",))
     assert history.continue_from(None, new, Recalled(None, {"msg_a": stored})).items == (stored, *own.output)
-    # What the chain holds already is not said twice.
+    # An item that the chain already holds is not repeated.
     assert history.continue_from("b", (ReferenceItem("msg_b"), user("go")), Recalled()).items == (
         *own.items,
         user("go"),

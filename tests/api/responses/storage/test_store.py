@@ -1,4 +1,4 @@
-"""The store behind its thread: what it does when files are damaged, disks are full, and clients forbid it."""
+"""The store behind its thread: damaged files, full disks, and clients that forbid storing."""
 
 # ruff: noqa: ASYNC240 small files, in a test
 
@@ -101,7 +101,7 @@ async def test_damage_that_shows_later_is_set_aside_too(
         await store.add(response(name), b"{}" * 1000)
     await store.close()
     content = bytearray(path.read_bytes())
-    # The pages that hold the tables, but not the head that says so.
+    # Damage the pages that hold the tables, but not the file header, which would reveal it.
     content[4096:] = b"\x5a" * (len(content) - 4096)
     path.write_bytes(content)
     again = ResponseStore(path)
@@ -135,7 +135,7 @@ async def test_a_full_disk_keeps_nobody_from_going_on(
     assert await get(store, "b", "bob") is None
     assert await store.body("b", "") == b"{}"
     assert (await store.find(Missing(None, ("msg_c",)), "")).items.keys() == {"msg_c"}
-    # Said once, not for every response.
+    # Reported once, not for each response.
     assert caplog.text.count("disk is full") == 1
     assert store.trouble == "3 stored responses in memory only: database or disk is full"
     assert await store.remove("c", "")

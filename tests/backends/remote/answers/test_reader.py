@@ -1,4 +1,4 @@
-"""Streams of chat and text completions, as real engines send them, into deltas."""
+"""Reading streams of chat and text completions, as real engines send them, into deltas."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_is_no_answer(stream: bytes, kind: Kind) -> None:
 
 
 def test_tokens_are_counted_where_a_chunk_has_several() -> None:
-    """vLLM puts what a slow reader has not taken into one chunk, and says how many tokens the answer has by then."""
+    """vLLM joins the tokens that a slow reader has not taken into one chunk, and states how many tokens came so far."""
 
     def told(count: int) -> dict[str, int]:
         return {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count}
@@ -163,7 +163,7 @@ def test_logprobs_of_chat() -> None:
     "counted", [{"usage": {"prompt_tokens": 5, "completion_tokens": 3}}, {"timings": {"predicted_n": 3}}]
 )
 def test_a_chunk_of_several_tokens(counted: dict[str, Any]) -> None:
-    """vLLM joins chunks that are not read at once; a character may need several tokens."""
+    """vLLM joins chunks that are not read at once; one character may need several tokens."""
     reader = ChatReader()
     reader.feed(chunk({"content": "😀"}, **counted))
     assert reader.tally.num_tokens == 3
@@ -172,7 +172,7 @@ def test_a_chunk_of_several_tokens(counted: dict[str, Any]) -> None:
 
 
 def test_a_chunk_with_the_ids_of_its_tokens() -> None:
-    """vLLM's router leaves continuous_usage_stats out."""
+    """vLLM's router omits continuous_usage_stats."""
     reader = ChatReader()
     for text, ids in (("one two", [7, 8]), ("", [9]), ("!", [10])):
         choice = {"index": 0, "delta": {"content": text}, "token_ids": ids}
@@ -239,7 +239,7 @@ def test_responses_in_any_pieces(places: list[int]) -> None:
 
 
 def test_vllm_cuts_responses_that_it_had_created() -> None:
-    """Over its limit it says created and in_progress, and cuts the connection: nothing was begun."""
+    """Over its limit vLLM sends created and in_progress and then closes the connection: no answer had begun."""
     reader = ResponsesReader()
     deltas, failure = read(reader, [CREATED])
     assert not deltas and not reader.tally.num_tokens

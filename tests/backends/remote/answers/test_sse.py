@@ -1,4 +1,4 @@
-"""Events out of bytes: any cut gives the same, any line end will do, and what is too long is refused."""
+"""Parsing events from bytes: every cut gives the same events, any line end is accepted, too long input is refused."""
 
 from __future__ import annotations
 

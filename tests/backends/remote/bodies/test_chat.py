@@ -1,4 +1,4 @@
-"""What is sent of a request: all that it asks, in each server's words, and nothing else."""
+"""The body sent for a request: everything that the request asks for, in each server's field names, and nothing else."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def body(request: GenerateRequest, dialect: Dialect = VLLM, so_far: AnswerSoFar 
 
 
 def test_token_ids_are_asked_for_with_short_prompts_alone() -> None:
-    """The prompt's come with them."""
+    """The answer then holds the prompt's ids too, so they are requested for short prompts only."""
     long = replace(PLAIN, prompt=ChatPrompt((Message("user", "Hi" * 16_384),)))
     assert body(PLAIN)["return_token_ids"] and "return_token_ids" not in body(long)
     assert "return_token_ids" not in body(PLAIN, UNKNOWN)

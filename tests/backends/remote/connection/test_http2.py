@@ -1,4 +1,4 @@
-"""HTTP/2 where the remote offers it: many answers on one connection, each stopped alone."""
+"""HTTP/2 with remotes that offer it: many answers on one connection, each of which can be stopped alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_stop_before_the_head_resets_too(context: ssl.SSLContext, tls: T
 async def test_leave_that_is_withdrawn_twice_ends_each_stream_in_an_error(
     num_turns: int, context: ssl.SSLContext, tls: Tls
 ) -> None:
-    """The second withdrawal may meet streams that the first is closing."""
+    """The second withdrawal may find streams that the first one is still closing."""
     script = (chunk({"content": "One"}), Act.STALL)
     async with http2(context, *script) as server, backend(server.url, tls=tls) as remote:
         streams = []
@@ -88,7 +88,7 @@ async def test_leave_that_is_withdrawn_twice_ends_each_stream_in_an_error(
 
 
 async def test_stopped_streams_do_not_use_up_the_connection(context: ssl.SSLContext, tls: Tls) -> None:
-    """More stops than the connection may have streams, each with data that nobody has read."""
+    """More stops than the connection's limit of streams, each with data that was not read."""
     script: tuple[bytes | Act, ...] = (
         chunk({"content": "One"}),
         *(chunk({"content": "x" * 1500}) for _ in range(8)),
@@ -123,7 +123,7 @@ async def test_a_status_that_is_no_number(status: str, context: ssl.SSLContext, 
 async def test_a_request_goes_out_in_one_piece(
     context: ssl.SSLContext, tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A frame by itself would cost a system call and a TLS record, and wake the other side too early."""
+    """Separate frames would each cost a system call and a TLS record, and wake the server too early."""
     sent: list[bytes] = []
     start_tls = network._Wire.start_tls
 
@@ -141,14 +141,14 @@ async def test_a_request_goes_out_in_one_piece(
 
 
 class Noted:
-    """A transport whose writes are noted."""
+    """A transport that records its writes."""
 
     def __init__(self, transport: asyncio.Transport, sent: list[bytes]) -> None:
         self._transport = transport
         self._sent = sent
 
     def write(self, data: bytes) -> None:
-        """Note what is written, and write it."""
+        """Record data and write it."""
         self._sent.append(data)
         self._transport.write(data)
 
@@ -157,7 +157,7 @@ class Noted:
 
 
 async def test_behind_a_stall_there_is_a_new_connection(context: ssl.SSLContext, tls: Tls) -> None:
-    """A limit that passes for one answer leaves the connection to those that run, if any; others get a new one."""
+    """A stalled answer does not close the connection under other answers, but new requests get a new connection."""
     limits = Limits(max_concurrent=8, first_token_s=LIMITS.first_token_s, idle_s=0.2)
     script = chunk({"content": "One"}), Act.STALL
     async with http2(context, *script) as server, backend(server.url, tls=tls, limits=limits) as remote:

@@ -1,4 +1,4 @@
-"""Row F12 f: who cannot show who it is gets not one byte of a request, and no key."""
+"""Row F12 f: a remote that cannot prove its identity gets no byte of a request, and no key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.backends.remote.support import Answer, Rows, ask, backend
 
 
 def refused(got: Answer, server: FaultServer, said: str) -> None:
-    """Check that the remote was not trusted, and heard nothing."""
+    """Check that the remote was not trusted and received nothing."""
     assert isinstance(got.error, RemoteUnavailable), got
     assert said in got.error.message.lower()
     assert server.asked == []
@@ -88,7 +88,7 @@ async def test_plain_http_on_the_port(authority: Authority) -> None:
 
 
 async def test_a_pin(authority: Authority, good: Certificate) -> None:
-    """A pinned certificate is the right one whoever signed it; any other is wrong, whoever signed that."""
+    """A pinned certificate is accepted whoever signed it; any other is refused whoever signed it."""
     alone = authority.self_signed("pinned")
     for shown, pin, ca_file, is_right in (
         (alone, alone.pin, None, True),

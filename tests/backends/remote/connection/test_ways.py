@@ -1,4 +1,4 @@
-"""Ways to a remote: through a proxy, under another event loop, after the network has changed, kept warm."""
+"""Connections to a remote: through a proxy, under another event loop, after a change of network, and kept warm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.backends.remote.support import REQUEST, Clock, Rows, ask, backend, pe
 
 
 class Proxy:
-    """A proxy on loopback that connects to one server, whatever name it is asked for, or refuses."""
+    """A proxy on loopback that connects to one server, whichever name is requested, or refuses."""
 
     def __init__(self, server: FaultServer, *, refuses: bool = False) -> None:
         self.asked: list[bytes] = []
@@ -37,7 +37,7 @@ class Proxy:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[str]:
-        """Listen; yield its URL."""
+        """Listen; yield the proxy's URL."""
         listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         try:
             yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
@@ -76,7 +76,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def test_a_proxy(authority: Authority, good: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TLS runs through it to the remote, which is known as ever; the proxy hears where to, and nothing more."""
+    """TLS runs through the proxy to the remote, which is verified as usual; the proxy learns only the destination."""
     monkeypatch.setenv("NO_PROXY", "*")
     async with faults(stream(answer("a")), tls=server_context(good)) as server:
         proxy = Proxy(server)
@@ -109,7 +109,7 @@ async def test_the_environment_names_no_proxy(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(sys.platform == "win32", reason="uvloop is not for Windows")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_daemons_own_loop(authority: Authority, good: Certificate) -> None:
-    """uvloop has a TLS and a transport of its own."""
+    """uvloop has its own TLS and transport."""
     uvloop = pytest.importorskip("uvloop")
 
     async def run() -> None:
@@ -134,7 +134,7 @@ def test_the_daemons_own_loop(authority: Authority, good: Certificate) -> None:
 
 
 async def test_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New requests get new connections, what failed on the old network is asked again, and a stream goes on."""
+    """New requests use new connections, a request that failed on the old network is retried, and a stream continues."""
     clock = Clock()
     script = half(chunk({"content": "One"}), chunk({"content": "Two"}), Act.STALL)
     async with faults(script, stream(answer("a"))) as server, backend(server.url, clock=clock) as remote:
@@ -160,7 +160,7 @@ async def test_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("what", ["is_ours", "seconds_asleep"])
 async def test_a_lost_address_and_a_sleep(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With our address its streams are over. After a sleep connections are new; what still runs is left alone."""
+    """Streams of a lost local address end. After a sleep connections are new, and running streams are left alone."""
     clock = Clock()
     script = half(chunk({"content": "One"}), Act.STALL)
     async with faults(script, stream(answer("a"))) as server, backend(server.url, clock=clock) as remote:
@@ -197,7 +197,7 @@ async def test_a_connection_that_acknowledges_nothing_is_given_up() -> None:
 
 
 async def test_of_connections_that_lead_nowhere_one_alone_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two are kept, and both go silent; the system gives up the one that a request went out on."""
+    """Two kept connections go silent; the system gives up the one that carries a request."""
     wires: list[network._Wire] = []
     connect = network._connect
 
@@ -219,7 +219,7 @@ async def test_of_connections_that_lead_nowhere_one_alone_is_waited_for(monkeypa
 
 
 async def test_a_warm_remote() -> None:
-    """Four connections are open before the first request, and four requests open no others."""
+    """Four connections are open before the first request, and four requests open no more."""
     gets = {"/health": plain(200), "/v1/models": models("tiny", owner="llamacpp")}
     async with faults(stream(answer("a")), gets=gets) as server, backend(server.url, probes=True) as remote:
         for _ in range(3):
@@ -250,7 +250,7 @@ async def test_stages_are_timed_apart(authority: Authority, good: Certificate) -
 async def test_the_stages_of_new_connections_and_of_requests_are_measured(
     authority: Authority, good: Certificate
 ) -> None:
-    """Connections count, whoever opened them; first bytes are those of requests alone."""
+    """Every connection counts, whatever opened it; the time to the first byte is measured for requests alone."""
 
     def counts(name: str) -> list[float]:
         label = "edgeagent_remote_stage_seconds_count"

@@ -1,4 +1,4 @@
-"""The choice among endpoints, as a pure function; and what it is made from."""
+"""The choice among endpoints, as a pure function, and the measurements that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores in temporary folders, blocks to put into them, clocks that tests set, and a disk that fails at will."""
+"""Stores in temporary folders, blocks for them, clocks that tests set, and a disk that fails on request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCK_TOKENS = MAX_BLOCK_TOKENS
 
 @dataclass(slots=True)
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A clock that moves only when a test moves it."""
 
     at_s: float = 1_000_000.0
 
@@ -37,7 +37,7 @@ class Clock:
 
 @dataclass(slots=True)
 class Times:
-    """A machine's clocks: one that cannot be set, and the wall clock."""
+    """A machine's clocks: a monotonic one, and the wall clock."""
 
     ticks: Clock = field(default_factory=Clock)
     wall: Clock = field(default_factory=lambda: Clock(1_700_000_000.0))
@@ -48,11 +48,11 @@ class Times:
 
 
 class Crash(BaseException):
-    """The process died here: nothing after this happened."""
+    """The process died here: no operation after this one happened."""
 
 
 class FaultyFiles(Files):
-    """Counts operations and lets `fault` decide, before each one, whether it fails (OSError) or never was (Crash)."""
+    """Counts operations; before each one, `fault` decides whether it fails (OSError) or never happens (Crash)."""
 
     def __init__(self, folder: Path, fault: Callable[[int, str], None] = lambda number, name: None) -> None:
         super().__init__(folder)
@@ -64,13 +64,13 @@ class FaultyFiles(Files):
         self.fault(self.num_operations, name)
 
     def sync(self, file: BinaryIO) -> None:
-        self._count("sync")  # no power is cut here: only whether it fails matters
+        self._count("sync")  # these tests cut no power, so only a failure of the sync matters
 
     def sync_folder(self) -> None:
         self._count("sync_folder")
 
     def write(self, file: BinaryIO, parts: Iterable[Buffer]) -> None:
-        """Write part by part, so that a fault finds the file half written."""
+        """Write in parts, so that a fault leaves the file half written."""
         for part in parts:
             half = len(part) // 2
             self._count("write")
@@ -105,7 +105,7 @@ for _name in (
 
 
 def failing(code: int, first: int = 1, last: int = 1 << 60) -> Callable[[int, str], None]:
-    """Return a fault: operations `first` to `last` fail with this errno."""
+    """Return a fault that makes operations `first` to `last` fail with this errno."""
 
     def fault(number: int, name: str) -> None:
         if first <= number <= last:
@@ -115,7 +115,7 @@ def failing(code: int, first: int = 1, last: int = 1 << 60) -> Callable[[int, st
 
 
 def crashing(at: int) -> Callable[[int, str], None]:
-    """Return a fault: the process dies at this operation."""
+    """Return a fault that ends the process at this operation."""
 
     def fault(number: int, name: str) -> None:
         if number >= at:
@@ -144,7 +144,7 @@ def make_store(
 
 
 def close_now(store: BlockStore) -> None:
-    """Close a store that no thread runs."""
+    """Close a store that has no thread."""
     store._is_closed = True
     store._writer.commands.put(Close(math.inf))
     store.work()
@@ -164,7 +164,7 @@ def make_chain(
     num_tokens: int = BLOCK_TOKENS,
     keys: Keyring | None = None,
 ) -> list[Block]:
-    """Return a prefix in full blocks (or of `num_tokens` each), whose payloads tell which block they belong to."""
+    """Return a prefix in full blocks (or of `num_tokens` each); each payload is made from its block's key."""
     keys = keys or keyring()
     root = keys.root(partition)
     blocks: list[Block] = []
@@ -178,7 +178,7 @@ def make_chain(
 
 
 def is_same(found: Block | None, block: Block) -> bool:
-    """Whether a block came back as it was."""
+    """Return whether a block was read back unchanged."""
     return (
         found is not None
         and (found.root, found.parent, found.key, found.start) == (block.root, block.parent, block.key, block.start)

@@ -1,4 +1,4 @@
-"""A block's file is the same on every machine, and only what this installation wrote is taken for a block."""
+"""A block's file is the same on every machine, and only a file of this installation is accepted as a block."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_file_has_the_size_that_is_said(draft: bool) -> None:
     ],
 )
 def test_files_are_the_same_in_every_version(draft: bool, digest: str) -> None:
-    """Or what earlier ones wrote is lost."""
+    """A changed format would lose the files of earlier versions."""
     _, block = make_chain(2, num_tokens=20, draft=draft)
     assert hashlib.sha256(content_of(block)).hexdigest() == digest
     root, parent, key = block.root.hex()[:16], block.parent.hex()[:32], block.key.hex()
@@ -58,7 +58,7 @@ def test_files_are_the_same_in_every_version(draft: bool, digest: str) -> None:
 
 
 def test_each_file_has_a_key_of_its_own() -> None:
-    """Two messages under one key of Poly1305 would give the key away."""
+    """Two messages under the same Poly1305 key would reveal the key."""
     (block,) = make_chain(1)
     seal = Seal(SECRET)
     first, second = (b"".join(seal.encode(block)) for _ in range(2))
@@ -74,7 +74,7 @@ def test_tokens_are_little_endian_on_every_machine(monkeypatch: pytest.MonkeyPat
     tokens = array("i", block.tokens)
     little = struct.pack("<20i", *block.tokens)
     assert content_of(block)[HEADER_BYTES : HEADER_BYTES + 80] == little
-    # A machine of the other kind has the bytes of its numbers the other way round.
+    # A machine with the other byte order stores its numbers the other way round.
     other_way = {"little": "big", "big": "little"}[sys.byteorder]
     monkeypatch.setattr(sys, "byteorder", other_way)
     content = content_of(block)
@@ -87,7 +87,7 @@ MAGIC, FORMAT, IS_DRAFT, NUM_TOKENS, PAYLOAD_BYTES, REST = 0, 1, 2, 7, 8, 9
 
 
 def sealed(block: Block, changes: dict[int, Any]) -> bytes:
-    """Return a block's file with other values in its header, and the seal that they need."""
+    """Return a block's file with changed header values and a seal that matches them."""
     content = content_of(block)
     fields = list(_HEADER.unpack_from(content))
     for place, value in changes.items():

@@ -1,4 +1,4 @@
-"""The operations on files one by one: what they open they close, and what they give is whole or an error."""
+"""The file operations one by one: they close what they open, and return complete data or an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Return the descriptors that are open, of those that are opened by number."""
+    """Return the set of open file descriptors, updated as files are opened and closed."""
     descriptors: set[int] = set()
     os_open, os_close = os.open, os.close
 

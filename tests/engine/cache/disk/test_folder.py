@@ -1,4 +1,4 @@
-"""How the folder is kept: what is synced and stamped, when; what goes, and how often a disk is tried again."""
+"""How the folder is maintained: what is synced and stamped, what is evicted, and how often a failed disk is tried."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_names_are_synced_once_when_nothing_waits_any_more(tmp_path: Path) -> No
 
 
 def temporaries(folder: Path) -> list[str]:
-    """Return the names of files that are being written, or were."""
+    """Return the names of temporary files, of this process or an earlier one."""
     return [path.name for path in folder.iterdir() if cache_folder.temporary_owner(path.name) is not None]
 
 
@@ -90,7 +90,7 @@ def test_uses_are_stamped_twice_a_minute_at_most(tmp_path: Path) -> None:
 
 
 class FullDisk(FaultyFiles):
-    """A disk that has room for small files only."""
+    """A disk with room for small files only."""
 
     is_full = True
 
@@ -102,7 +102,7 @@ class FullDisk(FaultyFiles):
 
 
 class LateDisk(FaultyFiles):
-    """A disk that finds at the sync that it has no room."""
+    """A disk that reports a lack of room only at the sync."""
 
     is_full = True
 
@@ -118,7 +118,7 @@ def test_a_disk_that_still_takes_nothing_stays_in_trouble(tmp_path: Path, kind: 
     store.open()
     store.offer(block, Importance.IDLE)
     store.work()
-    store.withdraw(block.key)  # only the probe tells
+    store.withdraw(block.key)  # only the probe remains to detect it
     for _ in range(3):
         assert store.stats().trouble is not None
         times.pass_s(31.0)
@@ -312,7 +312,7 @@ def test_a_label_goes_with_the_last_block_of_its_root(tmp_path: Path) -> None:
     first.offer(block, Importance.IDLE)
     close_now(first)
     assert labels() == 1
-    # Of a later process, in which nobody introduces that root.
+    # A later process that never introduces this root.
     later = make_store(tmp_path / "cache", times, ttl_s=10.0)
     later.open()
     later.work()

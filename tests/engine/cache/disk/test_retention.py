@@ -1,4 +1,4 @@
-"""What is written, and what goes first."""
+"""Which blocks are written, and which are evicted first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW_S = 100 * DAY_S
 def held(
     key: int, parent: int = 0, *, age_s: float = 0.0, importance: Importance = Importance.IDLE, root: int = 0
 ) -> Held:
-    """Return a block of a hundred bytes; parent 0 is the root."""
+    """Return a block of 100 bytes; parent 0 is the root."""
     name_of = {True: bytes([root + 200] * 16)}.get(parent == 0, bytes([parent] * 16))
     name = BlockName(bytes([root + 200] * 8), name_of, bytes([key] * 32), key, 256, int(importance))
     return Held(name, 100, NOW_S - age_s)
@@ -61,7 +61,7 @@ def test_the_longest_unused_goes_first_and_children_before_parents() -> None:
 
 
 def test_of_two_that_are_alike_either_goes() -> None:
-    """They are of two prompts, in the same place and equally old."""
+    """The two blocks belong to different prompts, at the same position and with the same age."""
     blocks = [held(1), held(2)]
     for block in blocks:
         block.name = replace(block.name, start=0)
@@ -105,7 +105,7 @@ def test_how_much_longer_a_small_share_stays(age_s: float, first: int) -> None:
 
 @pytest.mark.parametrize(("age_s", "first"), [(990, 1), (1010, 2)])
 def test_a_draft_has_no_share_of_its_own(age_s: float, first: int) -> None:
-    """Or its blocks would outlive those of its model, which take eight times the room."""
+    """With a share of its own, a draft's blocks would outlive those of its model, which take eight times the space."""
     large = [held(number, age_s=1000) for number in (1, 3, 4, 5)]
     blocks = [*large, replace(held(2, age_s=age_s, root=1), is_draft=True)]
     assert victims(*blocks, num_bytes=100, max_bytes=400)[0] in ((1, 3, 4, 5) if first == 1 else (2,))
@@ -135,7 +135,7 @@ def test_a_flood_leaves_another_partition_its_share() -> None:
     flood = [held(number, age_s=100, root=1) for number in range(10, 18)]
     assert set(victims(*mine, *flood, num_bytes=600)) <= set(range(10, 18))
     for age_s, block in enumerate(mine, 5000):
-        block.used_s = NOW_S - age_s  # but not for ever
+        block.used_s = NOW_S - age_s  # but not forever
     assert victims(*mine, *flood, num_bytes=100) == [2]
 
 

@@ -1,4 +1,4 @@
-"""Blocks go to disk and come back, in this process and the next; what should not be kept is not."""
+"""Blocks go to disk and come back, in this process and the next; blocks that must not be stored are not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_is_offered_is_read_back(folder: Path, draft: bool) -> None:
     store, chain = make_store(folder), make_chain(3, draft=draft)
     for block in chain:
         store.offer(block, Importance.IDLE)
-    assert store.num_bytes(chain[0].key) is None  # not before it is published
+    assert store.num_bytes(chain[0].key) is None  # only after it is published
     store.work()
     for block in chain:
         assert store.num_bytes(block.key) == file_bytes(block)
@@ -68,7 +68,7 @@ def test_files_are_private(folder: Path) -> None:
     store.work()
     close_now(store)
     names = [path.name for path in folder.iterdir()]
-    assert len(names) == 5  # blocks, what their root is, state, lock
+    assert len(names) == 5  # blocks, their root's label, state, lock
     if sys.platform != "win32":
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
@@ -103,7 +103,7 @@ def test_a_block_is_written_once(folder: Path) -> None:
 def test_importance_rises_and_outlives_the_process(folder: Path) -> None:
     store, (block,) = make_store(folder), make_chain(1)
     store.offer(block, Importance.ONCE)
-    store.offer(block, Importance.SYSTEM)  # while the first offer waits
+    store.offer(block, Importance.SYSTEM)  # while the first offer is still waiting
     store.work()
     assert [found.name.importance for found in cache_folder.scan(folder)] == [Importance.SYSTEM]
     store.offer(block, Importance.ONCE)
@@ -138,7 +138,7 @@ def test_what_was_offered_before_a_purge_is_not_written_after_it(folder: Path) -
     store.purge(block.root)
     store.work()
     assert list(cache_folder.scan(folder)) == []
-    store.offer(block, Importance.IDLE)  # asked again after the purge
+    store.offer(block, Importance.IDLE)  # offered again after the purge
     store.work()
     assert is_same(store.read(block.key), block)
 
@@ -244,7 +244,7 @@ def test_bytes_per_hour_are_bounded_over_restarts(folder: Path) -> None:
         close_now(store)
         return store.num_written
 
-    assert offer_all(Importance.ONCE) <= 9  # leaves half to what matters
+    assert offer_all(Importance.ONCE) <= 9  # leaves half of the budget to more important blocks
     assert troubles == [None]
     assert offer_all(Importance.SYSTEM) in (6, 7, 8)
     assert "cache.max_bytes_per_hour" in (troubles[-1] or "")
@@ -392,7 +392,7 @@ def test_a_model_and_its_draft_are_each_told_of_their_own_blocks(folder: Path) -
     assert [head.key for head in second.take_found(9)] == [block.key for block in chain]
     assert all(is_same(second.read(block.key), block) for block in (*chain, *drafts))
     assert second.stats().num_bytes == sum(path.stat().st_size for path in folder.glob("*.kv"))
-    for store in (first, second):  # one wrote them, one read what they are
+    for store in (first, second):  # one wrote the blocks, the other read their headers
         assert {held.name.key for held in store._index.all() if held.is_draft} == {block.key for block in drafts}
     assert second.purge(drafts[0].root) == 3
     assert all(is_same(second.read(block.key), block) for block in chain)

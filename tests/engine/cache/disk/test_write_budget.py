@@ -1,4 +1,4 @@
-"""The store's time and its allowance of bytes per hour: refilled, shared, and kept over restarts."""
+"""The store's clock and its budget of bytes per hour: refilled, shared, and kept across restarts."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_restart_ages_by_the_wall_clock_within_a_bound(files: Files, wall_s: f
     budget.save()
     before_s = budget.now_s
     times.wall.at_s += wall_s
-    times.ticks.at_s = 3.0  # the machine started anew
+    times.ticks.at_s = 3.0  # the machine was restarted
     after = make_budget(files, times)
     assert after.open()
     assert after.now_s == pytest.approx(before_s + passed_s)

@@ -1,4 +1,4 @@
-"""When the writer writes: full blocks at once, ends of conversations when they are quiet, nothing that was replaced."""
+"""When the writer writes: full blocks at once, conversation tails once they are quiet, replaced blocks never."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_one_that_a_longer_one_replaced_is_never_written(store: BlockStore, time
     store.work()
     assert held(store, tail, longer) == [False, True]
     assert store.num_written == 1
-    store.discard(longer.key)  # nor kept, once it is written
+    store.discard(longer.key)  # and it is removed if it was already written
     store.work()
     assert held(store, longer) == [False]
 
@@ -221,7 +221,7 @@ def test_the_end_waits_no_longer_than_it_may(store: BlockStore, times: Times, mo
     monkeypatch.setattr(time, "sleep", lambda seconds: times.pass_s(0.25))
     store.offer(make_chain(1)[0], Importance.IDLE)
     assert not store.wait_written()
-    assert times.ticks.at_s == began_s + 1.25  # a second is what `close_s` allows
+    assert times.ticks.at_s == began_s + 1.25  # `close_s` allows one second
     assert not store.wait_written()
     assert times.ticks.at_s == began_s + 1.25, "the second is counted once"
 
@@ -242,7 +242,7 @@ def test_the_end_does_not_wait_for_a_disk_that_takes_nothing(
 
 
 class _Commands(SimpleQueue[Command]):
-    """Commands that end with Close, and the times that the writer waits for one of them."""
+    """Commands that end with Close; records how long the writer waits for each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ def test_it_waits_for_a_command_only_while_nothing_can_be_written(store: BlockSt
         store.offer(block, Importance.IDLE)
     store.run()
     assert held(store, *chain) == [True] * 3
-    # Once before the first command, once when all is written.
+    # One wait before the first command, and one when everything is written.
     assert commands.waits == [writer_module._TICK_S] * 2
     assert not writer.is_broken
     assert not writer.closed.empty(), "whoever waits for its end goes on"
@@ -332,7 +332,7 @@ def test_who_waits_until_it_is_open_goes_on_whether_it_opens_or_breaks(
 
 
 class _Threaded:
-    """A store with its writer's thread."""
+    """A store with its writer thread."""
 
     def __init__(self, folder: Path, files: FaultyFiles | None = None) -> None:
         self.store = make_store(folder, files=files)
@@ -364,7 +364,7 @@ def test_it_leaves_the_processor_to_those_who_compute_and_ends_soon_all_the_same
     threaded.store.offer(other, Importance.SYSTEM)
     while threaded.store.num_bytes(block.key) is None:
         time.sleep(0.005)
-    assert threaded.store.num_bytes(other.key) is None  # it rests a hundred times as long as it worked
+    assert threaded.store.num_bytes(other.key) is None  # the writer rests a hundred times as long as it worked
     threaded.store.close()
     threaded.thread.join(10)
     assert threaded.store.num_bytes(other.key) is not None
@@ -441,7 +441,7 @@ def test_blocks_that_a_full_disk_never_took_leave_nothing_behind(
     monkeypatch.setattr(writer_module, "_MAX_STALE", 10)
     files = FaultyFiles(tmp_path / "cache", failing(NO_SPACE))
     store = make_store(tmp_path / "cache", times, files=files)
-    # Those that are not full wait until they are quiet, where they do not matter.
+    # Blocks that are not full and not important wait until they are quiet.
     kept, *others = (make_chain(1, seed=seed, num_tokens=20)[0] for seed in range(100))
     store.offer(kept, importance)
     for block in others:
@@ -501,7 +501,7 @@ def test_each_block_of_another_process_is_announced_once_and_none_of_its_own(tmp
     for number in range(2):
         ours.offer(mine[number], Importance.IDLE)
         ours.work()
-        ours.offer(mine[number], Importance.SYSTEM)  # gives its file another name
+        ours.offer(mine[number], Importance.SYSTEM)  # this renames its file
         theirs.offer(foreign[number], Importance.IDLE)
         theirs.work()
         for _ in range(3):

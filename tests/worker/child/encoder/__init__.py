@@ -1,1 +1,1 @@
-"""Tests of the worker of a model that reads whole texts."""
+"""Tests of the worker of models that read whole texts."""

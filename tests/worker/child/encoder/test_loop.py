@@ -1,4 +1,4 @@
-"""The main thread of an embedding model's worker: every question ends exactly once."""
+"""The main thread of an embedding model's worker: every query ends exactly once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes import FakeClock
 
 
 class FakeEncoder:
-    """Two texts a batch; a text's row begins with its first token."""
+    """Takes two texts per batch; a text's row starts with its first token."""
 
     def __init__(self) -> None:
         self.is_open = self.is_ranking = self.is_aborted = False

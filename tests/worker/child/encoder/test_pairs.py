@@ -1,4 +1,4 @@
-"""The texts that a ranking model reads: the query and a document between the model's own tokens, or in its template."""
+"""The texts that a ranking model reads: query and document between the model's own tokens, or in its template."""
 
 from __future__ import annotations
 

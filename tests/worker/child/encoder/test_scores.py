@@ -1,4 +1,4 @@
-"""A ranking model's numbers as one relevance between 0 and 1."""
+"""A ranking model's outputs as a relevance between 0 and 1."""
 
 from __future__ import annotations
 

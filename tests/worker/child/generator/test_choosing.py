@@ -1,4 +1,4 @@
-"""Choices of a worker: measured once on a real model, kept, and measured again only under other conditions."""
+"""A worker's choices: measured once on a real model, stored, and measured again only under other conditions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(tiny_model: TinyModel) -> Iterator[Model]:
 
 
 class Load:
-    """Loads of one model, which count how often they measure."""
+    """Loads one model, and counts its measurements."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -55,7 +55,7 @@ def load(model: Model) -> Load:
 
 
 def opposite(kept: bytes) -> bytes:
-    """Return what would be kept if the other form had been quicker by far."""
+    """Return what would be stored if the other form had been much faster."""
     found = read_kept(kept)
     assert found is not None
     assert found.measurements is not None
@@ -95,7 +95,7 @@ def test_numbers_that_cannot_be_are_refused(load: Load, seconds: object) -> None
 
 
 def test_others_words_decide_nothing(load: Load) -> None:
-    """Works and sizes that this version does not know, as another one may have kept them."""
+    """Kinds of work and sizes that this version does not know, as another version may have stored them."""
     content = msgspec.json.decode(load().to_keep)
     content["measurements"] |= {"depth": 1, "num_layers": 1, "is_whole": True}
     content["measurements"]["candidates"] = [{"is_flash": True, "micro_batch": 7, "seconds": {"dance": 1.0}}]
@@ -109,7 +109,7 @@ def test_other_conditions_are_measured_anew(
     load: Load, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = opposite(load().to_keep)
-    monkeypatch.setattr(choosing, "_measure", lambda *_: None)  # that it is asked to is enough
+    monkeypatch.setattr(choosing, "_measure", lambda *_: None)  # the request to measure is enough
     load(kept, **options)
     assert load.num_measured == 2
 

@@ -1,4 +1,4 @@
-"""An answer that began elsewhere goes on from its text as if it had begun here; greedy answers are the same."""
+"""An answer that began elsewhere continues from its text as if it had begun here; greedy answers are the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CHAT = ChatPrompt((Message("user", "What is a good breakfast?"),))
 
 
 class Answer:
-    """What one request got: its text, its reasoning, its token ids, each in steps."""
+    """The output of one request: its text, its reasoning and its token ids, by steps."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -61,10 +61,10 @@ class Answer:
 
 
 class Runner:
-    """Runs one request after the other on a model."""
+    """Runs requests one after another on a model."""
 
     def __init__(self, path: Path) -> None:
-        # Answers are compared: with flash attention they depend on the sizes of the steps.
+        # The tests compare answers, which depend on the sizes of steps with flash attention.
         config = EngineConfig(threads=1, ctx=512, flash_attention="off").model_dump_json().encode()
         load = Load("tiny", str(path), None, config)
         self.host = Host(load, open_model(load))
@@ -113,7 +113,7 @@ def bundled() -> Iterator[Runner]:
 
 @pytest.mark.parametrize("question", ["What is a good breakfast?", "Tell me a story about a cat and a dog."])
 def test_a_greedy_answer_is_the_same_wherever_it_is_cut(bundled: Runner, question: str) -> None:
-    """At every delta, and inside of words, where another model's tokens may have ended."""
+    """Cut at every delta, and within words, where another model's tokens may have ended."""
     prompt = ChatPrompt((Message("user", question),))
     whole = bundled.ask(prompt, max_tokens=40)
     num_tokens = whole.num_tokens
@@ -130,7 +130,7 @@ def test_a_greedy_answer_is_the_same_wherever_it_is_cut(bundled: Runner, questio
 
 
 def test_it_goes_on_once_more_with_the_next_worker(bundled: Runner) -> None:
-    """That one knows the token ids of what came behind the text."""
+    """The next worker knows the token ids of what followed the text."""
     whole = bundled.ask(CHAT, max_tokens=40)
     so_far = AnswerSoFar(whole.text[:12], "", 5)
     second = bundled.ask(CHAT, so_far, max_tokens=40)
@@ -145,7 +145,7 @@ def test_raw_text_goes_on_too(tiny: Runner) -> None:
     for num_steps in range(1, 29, 5):
         so_far = whole.until(num_steps)
         rest = tiny.ask(LINE, so_far, max_tokens=30)
-        # A random model's tokens are not those that its text would have.
+        # A random model's tokens differ from those into which its text is tokenized.
         assert rest.prepared.output.num_tokens > 0
         assert rest.num_tokens <= 30
 
@@ -191,7 +191,7 @@ def test_reasoning_goes_on_as_reasoning_and_is_closed_behind_it(tiny: Runner) ->
 
 
 def written(runner: Runner, prepared: Prepared) -> str:
-    """Return what of an answer's beginning is kept; the rest is generated again."""
+    """Return the part of an answer's beginning that is kept; the rest is generated again."""
     return b"".join(map(runner.host.model.piece, prepared.spec.delivered)).decode()
 
 
@@ -217,7 +217,7 @@ def test_white_space_that_is_held_back_is_not_said_twice(bundled: Runner) -> Non
 
 @pytest.mark.parametrize("limit", [4, 6, 9])
 def test_what_is_said_again_costs_no_token_of_the_answer(bundled: Runner, limit: int) -> None:
-    """However many tokens a word that was cut had elsewhere, and has here."""
+    """Whatever number of tokens a cut word had elsewhere, and has here."""
     whole = bundled.ask(CHAT, max_tokens=40)
     for num_steps in range(1, 4):
         so_far = whole.until(num_steps)

@@ -1,4 +1,4 @@
-"""The embeddings a worker owes: chunks stand between steps, every Embed is answered once."""
+"""The pending embeddings of a worker: chunks run between steps, and every Embed is answered once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes import FakeClock
 
 
 class FakeEmbedder:
-    """Two tokens a chunk, a second each; a text's vector begins with its first token and its length."""
+    """Takes two tokens per chunk, one second each; a text's vector starts with its first token and its length."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
@@ -97,7 +97,7 @@ class TestEmbeddings:
         bench.give("a", [7], [8, 1, 2, 3])
         bench.embeddings.add("b", Embed(()))
         bench.step()
-        bench.step()  # the first half of the second text; now b's turn comes before a's
+        bench.step()  # the first half of the second text; b is next now, before a
         bench.embeddings.give("b", [[9]])
         assert [vector(frame) for frame in bench.run()] == [
             ("a", [8.0, 4.0, 0.0], 4, True),

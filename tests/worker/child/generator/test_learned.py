@@ -1,4 +1,4 @@
-"""What a worker learnt reaches the next one of the same model."""
+"""What a worker has learnt reaches the next worker of the same model."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ PROMPT = (72, 101, 108)
 
 
 class FakeEmbedder:
-    """A chunk for each token; a text's vector is its first token."""
+    """Takes one token per chunk; a text's vector is its first token."""
 
     num_chunks = 0
     is_open = False
@@ -89,7 +89,7 @@ class FakeEmbedder:
 
 
 class FakeHost:
-    """Fake logits and a small vocabulary; what the real host does with llama.cpp's."""
+    """Fake logits and a small vocabulary, in the place of the real host with llama.cpp."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class FakeHost:
 
 
 class Bench:
-    """A worker whose rounds are taken one by one, with the preparer's part done in between."""
+    """A worker whose rounds run one by one, with the preparer's work between them."""
 
     def __init__(self, **options: Any) -> None:
         self.host = FakeHost(**options)
@@ -194,7 +194,7 @@ class Bench:
         delivered: Delivered = NOTHING_DELIVERED,
         **fields: Any,
     ) -> Submit:
-        """Hand in a request; it is not prepared yet."""
+        """Submit a request without preparing it."""
         request = GenerateRequest(id=request_id, model="", prompt=TokenPrompt(tokens), **fields)
         submit = Submit(request, time.monotonic(), delivered=delivered)
         self.worker.commands.put(submit)
@@ -204,7 +204,7 @@ class Bench:
         self._preparer._prepare(submit)
 
     def give(self, *args: Any, **fields: Any) -> None:
-        """Hand in a request and prepare it."""
+        """Submit a request and prepare it."""
         self.prepare(self.submit(*args, **fields))
 
     def turn(self) -> bool:
@@ -213,7 +213,7 @@ class Bench:
         return goes_on
 
     def run(self) -> None:
-        """Take rounds until nothing is left to do."""
+        """Run rounds until nothing is left to do."""
         self.turn()
         while self.host.engine.has_work or not self.worker.commands.empty():
             self.turn()
@@ -274,7 +274,7 @@ def text_of(tokens: list[int]) -> str:
 
 
 def prompt_with_plain_answer(num_tokens: int) -> tuple[int, ...]:
-    """Return a prompt whose answer is ASCII and differs in every character: any of it can be a stop string."""
+    """Return a prompt whose answer is ASCII without a repeated character, so that any part can be a stop string."""
     return next(
         prompt
         for prompt in ((72, 101, second, third) for second in range(256) for third in range(256))
@@ -312,8 +312,8 @@ class TestAnswers:
     @pytest.mark.parametrize("logprobs", [None, 1])
     @pytest.mark.parametrize("num_drafts", [0, 3])
     def test_an_output_goes_on_from_any_of_its_tokens(self, num_drafts: int, logprobs: int | None) -> None:
-        """Tokens and text before the cut are what was delivered, those behind it what the next worker sends."""
-        # Half of the text is held back in turn, since a stop string could begin there.
+        """Tokens and text before the cut were delivered; the next worker sends those after it."""
+        # In half of the cases text is held back, since a stop string could begin there.
         fields: dict[str, Any] = {"max_tokens": 12, "logprobs": logprobs}
         plain = Bench()
         plain.give(**fields)
@@ -587,7 +587,7 @@ class TestInterrupt:
         bench.give("long", tuple(range(1, 256)) * 4, max_tokens=1, tier=Tier.BATCH)
         bench.turn()
         bench.give("now", max_tokens=1, tier=Tier.REALTIME)
-        for _ in range(2):  # its last token has a step of its own, behind the state that is kept
+        for _ in range(2):  # its last token has its own step, after the saved state
             bench.turn()
         assert bench.finished("now").usage.num_output_tokens == 1
         assert "long" not in bench.ends
@@ -595,7 +595,7 @@ class TestInterrupt:
     def test_a_cancel_that_comes_before_a_long_step_begins_is_taken_first(self) -> None:
         bench = Bench()
         bench.give(tokens=tuple(range(1, 61)), max_tokens=3)
-        # The cancel arrives while the round is under way, when there is no step to interrupt yet.
+        # The cancel arrives while the round runs, before there is a step to interrupt.
         bench.host.adjust_threads = lambda: bench.worker.interrupt(Cancel("a"))  # type: ignore[method-assign]
         bench.turn()
         bench.host.adjust_threads = lambda: None  # type: ignore[method-assign]
@@ -640,7 +640,7 @@ class TestDelivery:
 
 
 def noting(order: list[str], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call that also writes down its name."""
+    """Return a call that also records its name."""
 
     def noted(*args: object) -> object:
         order.append(name)
@@ -666,7 +666,7 @@ def test_an_echo_comes_whole_with_the_first_token(num_prompt: int, logprobs: int
     assert scored == ([] if logprobs is None else list(prompt))
     with_tokens = next(index for index, item in enumerate(bench.items["a"]) if item.tokens)
     with_echo = [index for index, item in enumerate(bench.items["a"]) if any(part in item.deltas for part in parts)]
-    # What comes in parts is given out with the last of them.
+    # Output in parts is complete with the last part.
     assert all(bench.items["a"][index].is_part for index in with_echo)
     assert with_echo == list(range(with_tokens - len(parts), with_tokens))
     assert bench.finished().usage.num_output_tokens == 2

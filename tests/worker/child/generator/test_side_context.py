@@ -1,4 +1,4 @@
-"""The second context on a real model: the same cells, and it computes only while it may."""
+"""The second context on a real model: it computes the same cells, and only while it is allowed to."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def open_runner(model: Model) -> LlamaRunner:
 
 
 def chunks_of(side: LlamaSideContext) -> list[Chunk]:
-    """Let it compute to its end, and return all chunks."""
+    """Let the context compute to its end; return all chunks."""
     side.resume()
     chunks: list[Chunk] = []
     while True:
@@ -60,7 +60,7 @@ def chunks_of(side: LlamaSideContext) -> list[Chunk]:
 @pytest.mark.parametrize("num_tokens", [CHUNK, CHUNK + 1, 3 * CHUNK + 1, 200])
 def test_its_chunks_are_what_the_runner_would_have_computed(model: Model, runner: LlamaRunner, num_tokens: int) -> None:
     side = LlamaSideContext(partial(open_runner, model), TOKENS[:num_tokens], 0, CHUNK)
-    at, other = 0, open_runner(model)  # cells at the same places: rounding follows them
+    at, other = 0, open_runner(model)  # cells at the same positions, since rounding depends on them
     for chunk in chunks_of(side):
         assert chunk.num_tokens == chunk.end - at > 1
         assert runner.restore(0, chunk.payload, chunk.end)
@@ -87,7 +87,7 @@ def test_it_begins_with_the_cells_that_it_is_given(model: Model, runner: LlamaRu
 
 def test_it_computes_nothing_while_it_is_paused(model: Model) -> None:
     side = LlamaSideContext(partial(open_runner, model), TOKENS, 0, CHUNK)
-    side.pause()  # as it began
+    side.pause()  # its initial state
     assert not side.take() and not side.is_over
     num_computed = 0
     for _ in range(1000):

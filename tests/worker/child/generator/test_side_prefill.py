@@ -1,4 +1,4 @@
-"""Where a prompt may have a context of its own, and a whole worker's host that uses one on a real model."""
+"""When a prompt may have its own context, and a whole worker's host that uses one on a real model."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_other_programs_keep_what_a_load_leaves_them(
 def test_a_prompt_beside_streams_is_answered_as_without(
     tiny_model: Callable[[MemoryKind], Path], monkeypatch: pytest.MonkeyPatch, num_cached: int
 ) -> None:
-    """With a real model: prompts of the tiny one are worth a context only if nothing is asked of it."""
+    """On a real model; the thresholds are removed, since a tiny model's prompt is never worth a context."""
     monkeypatch.setattr(side_prefill, "MIN_ALONE_S", 0.0)
     monkeypatch.setattr(side_prefill, "MIN_GAIN", -1e9)  # whatever was measured
     chance = random.Random(1)

@@ -1,4 +1,4 @@
-"""Which request's prompt is prepared next."""
+"""The order in which requests' prompts are prepared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's files of calibrations: kept as they come, small, private, and no trouble where they cannot be."""
+"""The daemon's calibration files: stored unchanged, small, private; a failure to store them harms nothing."""
 
 from __future__ import annotations
 

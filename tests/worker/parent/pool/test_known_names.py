@@ -1,4 +1,4 @@
-"""The names that requests gave: bounded, and looked up again once the owner has changed names."""
+"""The names that requests used: bounded, and looked up again once the owner has changed names."""
 
 from __future__ import annotations
 

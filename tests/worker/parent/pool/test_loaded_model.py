@@ -1,4 +1,4 @@
-"""A model's load: one that a request waits for measures for less time."""
+"""Loading a model: if a request waits for the load, it measures for less time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that requests name: each is loaded once, kept for a while, and leaves when there is no room."""
+"""Models that requests name: each is loaded once, kept for a while, and unloaded when there is no room."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNIT = 400 << 20
 
 
 class Shelf:
-    """The models of a machine, by name, and its memory: room for `num_places` workers."""
+    """A machine's models by name, and its memory, with room for `num_places` workers."""
 
     def __init__(self, lives: Path, num_places: int = 10) -> None:
         self.lives, self.num_places = lives, num_places
@@ -95,7 +95,7 @@ async def begin(pool: Pool) -> None:
 
 
 async def answer(pool: Pool, model: str, **fields: object) -> Record:
-    """Ask a model, and abandon the request as the backend does."""
+    """Send a request to a model, and abandon it at its end, as the backend does."""
     record, request_id = Record(), f"{model}-{time.monotonic_ns()}"
     name = await pool.locate(model)
     pool.submit(request("answer 1", request_id, name, **fields), record)
@@ -152,7 +152,7 @@ async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
 async def test_a_model_is_rather_loaded_with_a_shorter_context_than_not_at_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A place holds half of what the model wants, and what it needs at least."""
+    """A place holds half of what the model wants, and at least the minimum that it needs."""
     shelf = Shelf(tmp_path / "lives", num_places=2)
     pool = shelf.pool()
     await begin(pool)
@@ -207,7 +207,7 @@ async def test_only_as_many_models_leave_as_one_needs_the_place_of(shelf: Shelf)
 
 
 async def test_the_memory_of_a_model_that_is_leaving_is_waited_for(tmp_path: Path) -> None:
-    """A worker that is ending still holds its memory, so no second one has to leave."""
+    """A worker that is ending still holds its memory, so no second model needs to be unloaded."""
     shelf = Shelf(tmp_path / "lives", num_places=3)
     pool = shelf.pool()
     pool._eviction._read = lambda pids: shelf.read([*pids, *range(-len(pool._eviction._ending), 0)])
@@ -223,7 +223,7 @@ async def test_without_keep_alive_a_model_leaves_at_the_end_of_its_request(shelf
     await begin(pool)
     await answer(pool, "m1")
     assert loaded(pool) == {"mini"}
-    await answer(pool, "m1")  # and comes back
+    await answer(pool, "m1")  # it is loaded again
     assert num_lives(shelf.lives) == 3
     await pool.stop()
 
@@ -254,7 +254,7 @@ async def test_unloading_waits_for_the_requests_and_a_request_loads_again(pool: 
 
 
 async def test_another_model_does_not_wait_behind_a_load(shelf: Shelf) -> None:
-    pool = shelf.pool(starts=("ok", "stall", "ok"))  # the second worker loads for ever
+    pool = shelf.pool(starts=("ok", "stall", "ok"))  # the second worker loads forever
     await begin(pool)
     stalled = Record()
     pool.submit(request("answer 1", "stalled", await pool.locate("m1")), stalled)

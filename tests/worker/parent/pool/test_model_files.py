@@ -1,4 +1,4 @@
-"""Whether a worker's own folder is still the one that it was given."""
+"""Whether a worker's own folder is still the original one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_a_folder_that_is_gone_is_made_anew_and_told_until_it_is_given_again(tmp
     path.mkdir()
     folder.give(path)
     assert not folder.is_made_anew()
-    path.rename(tmp_path / "kept")  # its place stays taken, so that the new one gets another
+    path.rename(tmp_path / "kept")  # its inode stays in use, so the new folder gets another
     assert folder.is_made_anew()
     assert path.is_dir()
     assert folder.is_made_anew()

@@ -26,7 +26,7 @@ class Files:
 
 
 class Store:
-    """A resolver and validator that remember what they were asked, and by which thread."""
+    """A resolver and validator that record their calls, and the thread of each."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -98,7 +98,7 @@ async def test_files_are_checked_in_a_thread_before_each_start(pool: Pool, store
 async def test_a_bad_file_starts_no_worker(pool: Pool, store: Store, lives: Path) -> None:
     store.error = ModelLoadFailed("tensor 3 lies outside the file")
     await pool.start()
-    # The start has looked at the files, so the model is known to have failed by its return.
+    # The start checks the files, so the failure is known when it returns.
     (status,) = pool.models()
     assert (status.name, status.state, status.cause) == ("mini", WorkerState.FAILED, "tensor 3 lies outside the file")
     with pytest.raises(ModelLoadFailed, match="tensor 3"):

@@ -1,4 +1,4 @@
-"""Frames are cut right however the bytes come, and a child gets no secrets."""
+"""Frames are split correctly, however the bytes arrive, and a child process gets no secrets."""
 
 from __future__ import annotations
 

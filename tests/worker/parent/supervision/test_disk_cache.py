@@ -1,4 +1,4 @@
-"""What the daemon's log is told of a worker's disk cache."""
+"""What the daemon logs about a worker's disk cache."""
 
 from __future__ import annotations
 

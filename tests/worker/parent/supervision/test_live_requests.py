@@ -1,4 +1,4 @@
-"""The requests: each request ends once, whatever workers say or suffer, in whatever order."""
+"""Live requests: each request ends once, whatever workers send or do, in any order."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Keeper:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Clients and workers take turns at random; a model of what is owed stands beside the requests."""
+    """Clients and workers act in random turns; a model beside the requests records what is still to be sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.keepers: dict[str, Keeper] = {}
         self.given: dict[str, list[int]] = {}
         self.abandoned: set[str] = set()
-        self.worker: dict[str, int] = {}  # id → tokens of it that there are, as this worker knows
+        self.worker: dict[str, int] = {}  # id → the number of its tokens, as this worker knows it
         self.suspects: set[str] = set()
         self.marked: set[str] = set()
         self.num_kills: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A load takes as long as the last one, as far as is known."""
+"""A load is predicted to take as long as the last one."""
 
 from __future__ import annotations
 

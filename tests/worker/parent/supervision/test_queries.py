@@ -1,4 +1,4 @@
-"""Questions about text, to stub workers over real pipes: answered one at a time, beside whatever else goes on."""
+"""Queries to stub workers over real pipes: answered one at a time, whatever else runs."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_questions_about_text_wait_for_no_embedding(make: Make) -> None:
     assert not waiting.done() and not behind.done()
     waiting.cancel()
     assert len((await behind).embeddings) == 1
-    # The worker was told to forget the first (whose number is the second: the question about text was quicker).
+    # The worker was told to drop the first query. Its number is the second, since the text query was sent earlier.
     assert (await supervisor.ask(Tokenize("answer 0"))).text == "ask-1"
 
 

@@ -1,4 +1,4 @@
-"""Whether and when a worker that ended is replaced, with numbers for time."""
+"""Whether and when an ended worker is replaced, with numbers as time."""
 
 from __future__ import annotations
 

@@ -485,7 +485,7 @@ async def test_a_prompt_that_is_prepared_for_ever_is_noticed_beside_a_stream(mak
     assert isinstance((await stuck.end()).error, WorkerCrashed)
     assert stuck.error is not None and "preparing one prompt" in stuck.error.message
     assert stuck.error.num_delivered_tokens == 0
-    # It is tried once, and the stream beside it goes on.
+    # It is tried once, and the stream beside it continues.
     num_tokens = len(stream.tokens)
     await stream.until(lambda record: len(record.tokens) > num_tokens)
     assert supervisor.status().num_restarts == 1

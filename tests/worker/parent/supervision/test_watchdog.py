@@ -1,4 +1,4 @@
-"""Patience, with numbers for time."""
+"""The watchdog's patience, with numbers as time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def status(since_s: float, own_mib: int, cache_mib: int = 0) -> WorkerStatus:
 
 def test_a_prompt_that_takes_too_much_memory_is_ended() -> None:
     watch = StepWatch(PATIENCE)
-    for own_mib in (5000, 5500, 6024):  # looked at, prepared, at its limit
+    for own_mib in (5000, 5500, 6024):  # at the check, with the prompt prepared, at the limit
         watch.on_pong(status(50.0 if own_mib > 5000 else 0.0, own_mib))
         assert watch.tick(SECOND, BUSY) is None
     watch.on_pong(status(50.0, 6025))
@@ -99,14 +99,14 @@ def test_memory_that_is_there_before_or_kept_as_cache_counts_for_no_prompt() -> 
     for since_s in range(1, 100):  # each prompt takes less than the limit
         watch.on_pong(status(float(since_s), 1000 * since_s))
         assert watch.tick(SECOND, Owed()) is None
-    for cache_mib in range(0, 5000, 200):  # one prompt, beside which blocks are kept
+    for cache_mib in range(0, 5000, 200):  # one prompt, while blocks are cached
         watch.on_pong(status(1000.0, 99_000 + cache_mib, cache_mib))
         assert watch.tick(SECOND, Owed()) is None
 
 
 def test_a_purge_beside_a_prompt_counts_for_no_prompt() -> None:
     watch = StepWatch(PATIENCE)
-    for cache_mib in (2000, 0):  # what was freed stays with the process
+    for cache_mib in (2000, 0):  # the process keeps freed memory
         watch.on_pong(status(1000.0, 3000, cache_mib))
         assert watch.tick(SECOND, Owed()) is None
     watch.on_pong(status(1000.0, 4025))
@@ -164,7 +164,7 @@ def test_a_step_gets_twenty_times_what_it_is_expected_to_take(told_s: float, lim
 
 
 def test_a_worker_that_gets_a_tenth_of_a_core_is_not_hung() -> None:
-    """Two tokens a second, and stopped most of the time: a step of 16 s of computing takes minutes."""
+    """A worker at two tokens per second that is mostly stopped: a step with 16 s of computing takes minutes."""
     watch = StepWatch(Patience(hang_timeout_s=60.0))
     for second in range(1, 1000):
         watch.on_pong(WorkerStatus(num_steps=second // 160, step_expected_s=2.0))
@@ -185,7 +185,7 @@ def test_a_busy_loop_in_a_step_of_a_second_is_a_hang() -> None:
     ("owed", "words"), [(Owed(cancelled_at_s=7.0), "cancelled request"), (Owed(asked_at_s=7.0), "question")]
 )
 def test_what_is_owed_is_waited_for_in_ticks(owed: Owed, words: str) -> None:
-    """The machine may have slept since: the time that names a cancel is not compared with the clock."""
+    """The machine may have slept since, so the time of a cancel is not compared with the clock."""
     watch, steps = StepWatch(PATIENCE), itertools.count()
 
     def tick(owed: Owed = owed) -> str | None:
