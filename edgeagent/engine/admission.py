@@ -85,7 +85,7 @@ class Admission:
                 sequence.restoring.references[-1].end if sequence.restoring and sequence.restoring.references else 0
             )
             depth = max(sequence.num_computed, restored)
-            self._prefixes.make_way(len(sequence.tokens) - depth, depth)
+            self._prefixes.make_way(len(sequence.tokens) - depth)
         self._prefixes.shed()
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:

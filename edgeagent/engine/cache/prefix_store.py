@@ -164,12 +164,9 @@ class PrefixStore:
         """How many prompt tokens to leave between two saved states, so that those of a full context fit host memory."""
         return self._saver.checkpoint_interval
 
-    def make_way(self, num_tokens: int, depth: int) -> None:
-        """Read out idle prefixes before a prompt is computed, for as long as the policy allows.
-
-        `num_tokens` of the prompt are about to be computed, from position `depth` on.
-        """
-        self._saver.make_way(num_tokens, depth)
+    def make_way(self, num_tokens: int) -> None:
+        """Read out idle prefixes that would slow a prompt's next `num_tokens` by more than reading them out takes."""
+        self._saver.make_way(num_tokens)
 
     def shed(self) -> None:
         """Remove idle prefixes that are in blocks from the cells."""

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from edgeagent.engine.cache.block import CachePriority, Importance
 from edgeagent.engine.cache.transfer_rate import TransferRate
 from edgeagent.engine.costs.cost_model import CostModel
 
-# The share of a prompt's predicted time that reading out other prefixes may take. Measured on an 8B model's KV, two
-# cores, flash attention: a prefix as long as the prompt slows it by 7 % if it stays in the cells, and takes 1 to 7 % of
-# the prompt's time to read out.
-_SHARE = 0.03
 _FIRST_HIT_RATE = 0.5  # before the first prompt
 _WEIGHT = 0.05  # of one prompt in the average
 
@@ -26,9 +20,9 @@ class ReadOutPolicy:
        probability is the recent share of prompt tokens that were found cached. For instructions and for the latest
        response of a lane it is 1.
     2. If a prompt is about to be computed and the cells suffice, the prefix is read out first if that takes no longer
-       than a small share of the prompt's own time, or than the time by which the prefix would slow the prompt.
-       Otherwise it stays until there is time, or until it has slowed steps by as much time (see `background`).
-    3. Before a first measurement, reading out counts as free, and computing a prompt as infinitely slow.
+       than the time by which the prefix would slow the prompt (`crowding_s`). Otherwise it stays until there is time,
+       or until it has slowed steps by as much time (see `background`).
+    3. Before a first measurement, reading out counts as free, and so does leaving a prefix in the cells.
     """
 
     def __init__(self, costs: CostModel) -> None:
@@ -60,13 +54,3 @@ class ReadOutPolicy:
         again_s = self._costs.prefill_s(end - start, start)
         is_sure = bool(priority.lane) or start < priority.num_system
         return again_s is None or self.read_s(num_bytes) <= (1.0 if is_sure else self._hit_rate) * again_s
-
-    def allowance_s(self, num_tokens: int, depth: int, num_idle: int) -> float:
-        """Return how many seconds to spend on reading out `num_idle` tokens before a prompt's next `num_tokens`.
-
-        `depth`: how many tokens come before them.
-        """
-        prompt_s = self._costs.prefill_s(num_tokens, depth)
-        if prompt_s is None:
-            return math.inf
-        return max(_SHARE * prompt_s, self._costs.crowding_s(num_tokens, num_idle))

@@ -162,15 +162,12 @@ class Saver:
             case _:
                 pass
 
-    def make_way(self, num_tokens: int, depth: int) -> None:
-        """Read out idle prefixes before a prompt is computed, for as long as the policy allows.
-
-        `num_tokens` of the prompt are about to be computed, from position `depth` on.
-        """
+    def make_way(self, num_tokens: int) -> None:
+        """Read out idle prefixes that would slow a prompt's next `num_tokens` by more than reading them out takes."""
         started_s, num_idle = self._clock(), 0
         for seq_id in tuple(self._unsaved):
             num_idle += self._cells.num_unshared(seq_id)
-            allowance_s = self._policy.allowance_s(num_tokens, depth, num_idle)
+            allowance_s = self._policy.crowding_s(num_tokens, num_idle)
             while seq_id in self._unsaved and not self.is_waiting:
                 if self._clock() - started_s + self._policy.read_s(self._unread_bytes(seq_id)) > allowance_s:
                     return

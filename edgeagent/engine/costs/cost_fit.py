@@ -20,6 +20,10 @@ from edgeagent.engine.costs.step_shape import StepShape
 
 _Terms = tuple[float, float, float, float, float]
 _NUM_TERMS = 5
+# The order in which the fit looks at the terms. Tokens come first: the time of a single measurement is divided by its
+# tokens, which overestimates larger steps. Pairs come before cells: a sequence that was always alone in the cells has
+# as many of both. Then other sequences' cells count as free until a step beside them was measured.
+_ORDER = (0, 2, 3, 1, 4)
 FLASH_TILE = 64
 """From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q). A pair then takes
 several times less."""
@@ -90,9 +94,7 @@ class CostFit:
                     matrix[i][j] += weight * scaled[i] * scaled[j]
         found = self._coefficients
         for _ in range(_NUM_ROUNDS):
-            # Tokens come first: the time of a single measurement is divided by its tokens, which overestimates larger
-            # steps.
-            for i in range(_NUM_TERMS):
+            for i in _ORDER:
                 if matrix[i][i] > 0:
                     rest = sum(matrix[i][j] * found[j] for j in range(_NUM_TERMS) if j != i)
                     found[i] = max(0.0, (target[i] - rest) / matrix[i][i])

@@ -14,6 +14,8 @@ import os
 import sys
 import types
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,10 +39,9 @@ def _load() -> Any:
 
 
 lib = _load()
-# Its functions that convert rows of numbers, which the bindings do not declare.
-ggml: ctypes.CDLL = lib.load_shared_library("ggml-base", lib._base_path)
 
 _ERROR_LEVEL = 4  # ggml_log_level
+_Q8_0 = 8  # ggml_type
 _last_errors: deque[str] = deque(maxlen=8)
 # The abort flags of all contexts. While one is set, llama.cpp reports the interruption as an error with these words.
 abort_flags: list[ctypes.Array[ctypes.c_char]] = []
@@ -131,6 +132,39 @@ def _name_of() -> Any:
 def node_name(node: int) -> bytes:
     """Return the name of a graph's node, e.g. l_out-0 for the output of the first layer."""
     return bytes(_name_of()(node))
+
+
+Convert = Callable[[int, int, int], object]
+"""Converts a number of values from one address to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowConversions:
+    """ggml's functions that convert rows of numbers, which the bindings do not declare."""
+
+    f16_to_f32: Convert
+    f32_to_f16: Convert
+    f32_to_q8_0: Convert
+    q8_0_to_f32: Convert
+
+
+@cache
+def row_conversions() -> RowConversions:
+    """Return the conversions for this processor, or portable ones if the build has one library for each processor."""
+    declare = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    base = _ggml("ggml-base")
+    from_q8_0 = declare(("dequantize_row_q8_0", base))
+    try:
+        cpu = _ggml("ggml-cpu")
+    except InternalError:
+        to_f32, to_f16 = declare(("ggml_fp16_to_fp32_row", base)), declare(("ggml_fp32_to_fp16_row", base))
+        return RowConversions(to_f32, to_f16, declare(("quantize_row_q8_0_ref", base)), from_q8_0)
+    cpu.ggml_cpu_init()  # it fills a table that the conversions of f16 read; more than once does no harm
+    traits = cpu.ggml_get_type_traits_cpu
+    traits.restype, traits.argtypes = ctypes.POINTER(ctypes.c_void_p), [ctypes.c_int]
+    from_float = declare(traits(_Q8_0)[0])
+    to_f32, to_f16 = declare(("ggml_cpu_fp16_to_fp32", cpu)), declare(("ggml_cpu_fp32_to_fp16", cpu))
+    return RowConversions(to_f32, to_f16, from_float, from_q8_0)
 
 
 def system_description() -> str:

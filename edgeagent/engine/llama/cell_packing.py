@@ -8,7 +8,6 @@ otherwise.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeagent.engine.cache.block import Payload
-from edgeagent.engine.llama.bindings import ggml
+from edgeagent.engine.llama.bindings import row_conversions
 from edgeagent.engine.llama.payload_pool import PayloadPool
 from edgeagent.errors import InternalError
 
@@ -34,20 +33,6 @@ _STATE_HEADER_BYTES = 8  # llama.cpp's magic, and the sequence
 _CELL_BYTES = (12, 24)  # of a cell's record: position, number of sequences, sequence; and its place in an image
 
 _FREE_BYTES = 32 << 20
-
-ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
-ggml.ggml_quantize_chunk.argtypes = [
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_int64,
-    ctypes.c_int64,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-]
-for _convert in (ggml.ggml_fp16_to_fp32_row, ggml.ggml_fp32_to_fp16_row, ggml.dequantize_row_q8_0):
-    _convert.restype = None
-    _convert.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
 
 
 class _OtherLayout(Exception):
@@ -80,6 +65,7 @@ class CellPacker:
     """Packs payloads and unpacks them. One thread calls it."""
 
     def __init__(self) -> None:
+        self._convert = row_conversions()
         self._values = np.empty(_AT_ONCE, np.float32)
         self._unpacked = np.empty(0, np.uint8)
         self._buffers = PayloadPool()
@@ -128,8 +114,9 @@ class CellPacker:
         values = self._values.ctypes.data
         while at < num_values:
             count = min(_AT_ONCE, num_values - at)
-            ggml.ggml_fp16_to_fp32_row(source.ctypes.data + 2 * at, values, count)
-            written += ggml.ggml_quantize_chunk(_Q8_0, values, target.ctypes.data + written, 0, 1, count, None)
+            self._convert.f16_to_f32(source.ctypes.data + 2 * at, values, count)
+            self._convert.f32_to_q8_0(values, target.ctypes.data + written, count)
+            written += count // _GROUP * _GROUP_BYTES
             at += count
         return written
 
@@ -139,8 +126,8 @@ class CellPacker:
         values = self._values.ctypes.data
         while at < num_values:
             count = min(_AT_ONCE, num_values - at)
-            ggml.dequantize_row_q8_0(source.ctypes.data + read, values, count)
-            ggml.ggml_fp32_to_fp16_row(values, target.ctypes.data + 2 * at, count)
+            self._convert.q8_0_to_f32(source.ctypes.data + read, values, count)
+            self._convert.f32_to_f16(values, target.ctypes.data + 2 * at, count)
             read += count // _GROUP * _GROUP_BYTES
             at += count
         return read
@@ -158,7 +145,7 @@ def _read_header(source: NDArray[np.uint8]) -> tuple[int, list[tuple[int, int]],
     Raise InternalError if the header does not fit the bytes behind it.
     """
     if len(source) >= _HEADER.size:
-        _, num_bytes, num_spans = _HEADER.unpack_from(source)
+        _, num_bytes, num_spans = _HEADER.unpack_from(source.data)
         begin = _HEADER.size + 16 * num_spans
         if begin <= len(source):
             spans = [(int(at), int(length)) for at, length in source[_HEADER.size : begin].view("<u8").reshape(-1, 2)]
@@ -214,7 +201,7 @@ def _cache_spans(reader: _Reader, at: int, cell_bytes: int) -> tuple[int, list[t
             raise _OtherLayout
     at += num_cells * cell_bytes
     is_transposed, num_layers = reader.u32(at), reader.u32(at + 4)
-    if is_transposed > 1 or not 0 < num_layers < 1 << 16:
+    if is_transposed > 1 or num_layers >= 1 << 16:
         raise _OtherLayout
     at += 8
     spans = []

@@ -122,7 +122,8 @@ class Host:
             lambda: on_try(f"{FIRST_STEPS} of {load.path}"),
             kv_bytes_per_token=opened.kv_bytes_per_token,
         )
-        self._choices, self._lessons = opened.choices + chosen.choices, Lessons(chosen.kept, chosen.learned)
+        self._choices = opened.choices + chosen.choices
+        self._lessons = Lessons(chosen.kept, chosen.learned, self.model.num_layers)
         self._runner = LlamaRunner(self.model, config, attention=chosen.attention, num_back=opened.num_back)
         self._runners = [self._runner]
         # A configured number of threads is never changed, so that results are reproducible.

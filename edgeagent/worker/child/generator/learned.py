@@ -12,6 +12,8 @@ from msgspec import structs
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
+from edgeagent.engine.tuning.calibration import PROMPT_TOKENS
+from edgeagent.engine.tuning.choices import Work
 from edgeagent.types.choices import Kept, Learned, StepTime
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import Keep
@@ -22,15 +24,16 @@ _EVERY_S = 60.0
 class Lessons:
     """What earlier processes learned, and the draft file that it applies to."""
 
-    def __init__(self, kept: Kept, earlier: Learned) -> None:
-        """`kept` is the calibration of this load."""
+    def __init__(self, kept: Kept, earlier: Learned, num_layers: int) -> None:
+        """`kept` is the calibration of this load, of a model with `num_layers`."""
         self._kept = kept
+        self._num_layers = num_layers
         self._earlier = earlier
         self._draft = ""
 
     def teach(self, costs: CostModel) -> None:
-        """Initialise the target's cost model with the step times of earlier processes."""
-        costs.learn(_steps(self._earlier.times))
+        """Initialise the target's cost model with the step times of earlier processes, or else by the calibration."""
+        costs.learn(_steps(self._earlier.times) or _calibrated(self._kept, self._num_layers))
 
     def teach_draft(self, costs: CostModel, path: Path) -> None:
         """Initialise a draft's cost model with earlier step times, if they were measured with this draft file."""
@@ -85,3 +88,27 @@ def _times(costs: CostModel) -> tuple[StepTime, ...]:
 
 def _steps(times: tuple[StepTime, ...]) -> list[tuple[StepShape, float]]:
     return [(StepShape(round(each.num_tokens), round(each.num_cells), each.num_pairs), each.seconds) for each in times]
+
+
+def _calibrated(kept: Kept, num_layers: int) -> list[tuple[StepShape, float]]:
+    """Return the calibrated steps of a prompt's chunk in empty cells, behind its own text and beside other texts.
+
+    Their differences tell what a sequence's own cells cost and what those of others cost. Requests show that later, or
+    never: as long as one sequence runs alone, all cells in use are its own.
+    """
+    found = kept.measurements
+    if found is None:
+        return []
+    seconds: dict[str, float] = {}
+    for each in found.candidates:
+        if each.is_flash == kept.is_flash:
+            seconds |= each.seconds
+    shapes = {
+        Work.PROMPT_ALONE: StepShape.alone(PROMPT_TOKENS, 0),
+        Work.PROMPT_BEHIND: StepShape.alone(PROMPT_TOKENS, found.depth),
+        Work.PROMPT_BESIDE: StepShape(PROMPT_TOKENS, found.depth, 0.0),
+    }
+    if not shapes.keys() <= seconds.keys():
+        return []
+    scale = num_layers / found.num_layers
+    return [(shape, seconds[work] * scale) for work, shape in shapes.items()]
