@@ -1,22 +1,18 @@
-"""What every route works with: the configuration, the service behind the wire, and the stored responses."""
+"""What every route works with: the configuration, the service behind the wire, and what the protocols keep."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 
 from starlette.requests import HTTPConnection
 
+from edgeagent.api.frontend import Frontends
 from edgeagent.api.gate.grants import Grants
 from edgeagent.api.live_requests import LiveRequests
 from edgeagent.api.ops.probe import Probe
 from edgeagent.api.ops.pulls import Pulls
-from edgeagent.api.responses.registry import LiveTurn, LiveTurns
-from edgeagent.api.responses.storage.store import ResponseStore
-from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire.known_fields import WarningLog
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
@@ -31,22 +27,17 @@ class Context:
 
     config: Config
     service: LiveRequests
-    history: ResponseStore
+    frontends: Frontends
     probe: Probe
     stop: Callable[[], None]
     num_connections: Callable[[], int]
     keys: Keys
     grants: Grants
     trouble: Callable[[], str | None] = lambda: None
-    turns: LiveTurns = field(default_factory=LiveTurns)
     pulls: Pulls = field(default_factory=Pulls)
     warnings: WarningLog = field(default_factory=WarningLog)
     started_at_s: float = field(default_factory=time.monotonic)
     started_unix_s: int = field(default_factory=lambda: int(time.time()))
-
-    def holding(self, turn: Turn) -> AbstractContextManager[LiveTurn]:
-        """Make a turn visible to requests for its id for as long as it runs here."""
-        return self.turns.holding(turn, partial(self.service.cancel, turn.request.id))
 
 
 def context_of(connection: HTTPConnection) -> Context:

@@ -22,8 +22,8 @@ from edgeagent.daemon.unix import BACKLOG
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from edgeagent.api.frontend import Frontends
     from edgeagent.api.gate.grants import Grants
-    from edgeagent.api.responses.storage.store import ResponseStore
     from edgeagent.api.service import Service
     from edgeagent.config import Config, ServerConfig
     from edgeagent.credentials import Keys
@@ -51,13 +51,13 @@ def make_server(
     reporter: Reporter,
     on_listening: Callable[[], None],
     unix: socket.socket | None = None,
-    history: ResponseStore | None = None,
+    frontends: Frontends | None = None,
     trace: Trace | None = None,
     trouble: Callable[[], str | None] = lambda: None,
 ) -> Server:
     """Return the server for a service; `on_listening` is called once it accepts, on the Unix socket too.
 
-    The caller closes a `history` that it passes. `trouble` returns what is wrong with the daemon itself.
+    The caller starts and closes the `frontends` that it passes. `trouble` returns what is wrong with the daemon itself.
     """
     server: Server
 
@@ -68,15 +68,16 @@ def make_server(
         config,
         service,
         keys=keys,
-        history=history,
+        frontends=frontends,
         stop=stop.request,
         num_connections=num_connections,
         trace=trace,
         trouble=trouble,
     )
-    drain = Drain(app.state.context.service, config.server.drain_s, stop, reporter)
+    context = app.state.context
+    drain = Drain(context.service, context.frontends, config.server.drain_s, stop, reporter)
     settings = _uvicorn_settings(app, config.server)
-    server = Server(settings, drain, stop, on_listening, unix, app.state.context.grants)
+    server = Server(settings, drain, stop, on_listening, unix, context.grants)
     return server
 
 
@@ -112,8 +113,11 @@ def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | N
 class Drain:
     """The end of the live requests: they may finish, then they are cancelled; each has its terminal event."""
 
-    def __init__(self, live: LiveRequests, limit_s: float, stop: Stop, reporter: Reporter) -> None:
+    def __init__(
+        self, live: LiveRequests, frontends: Frontends, limit_s: float, stop: Stop, reporter: Reporter
+    ) -> None:
         self._live = live
+        self._frontends = frontends
         self._limit_s = limit_s
         self._stop = stop
         self._reporter = reporter
@@ -122,6 +126,7 @@ class Drain:
         """Return once no request is live and all terminal events are written, or the time for that is over."""
         live, clock = self._live, asyncio.get_running_loop().time
         live.begin_drain()
+        self._frontends.stop_accepting()
         if not self._stop.is_failure:
             self._reporter.stopping(live.num_live)
         deadline = clock() + self._limit_s

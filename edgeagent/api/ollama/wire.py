@@ -19,9 +19,9 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from edgeagent.api.service import Service
-from edgeagent.api.wire.errors import OllamaRefusal, error_body, error_headers, http_status
+from edgeagent.api.wire.errors import OllamaRefusal, error_body, error_headers, http_status, told
 from edgeagent.api.wire.sse import Stream
-from edgeagent.errors import EdgeAgentError, InternalError, Overloaded
+from edgeagent.errors import EdgeAgentError, Overloaded
 from edgeagent.store.names.parsing import without_latest
 
 logger = logging.getLogger(__name__)
@@ -77,11 +77,8 @@ async def guarded(lines: AsyncGenerator[bytes, None], name: str) -> AsyncGenerat
     try:
         async for each in lines:
             yield each
-    except EdgeAgentError as error:
-        yield line(error_line(error))
     except Exception as error:
-        logger.error("%s failed in its stream: %s", name, type(error).__name__)
-        yield line(error_line(InternalError("unhandled")))
+        yield line(error_line(told(name, error)))
     finally:
         await lines.aclose()
 

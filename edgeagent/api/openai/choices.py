@@ -6,7 +6,6 @@ It does not know what the body or the chunks look like.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -17,12 +16,12 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.service import Service
-from edgeagent.api.wire.errors import error_body
+from edgeagent.api.wire.errors import error_body, told
 from edgeagent.api.wire.first_step import begun
 from edgeagent.api.wire.placement import PlacementHeaders
 from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
-from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.errors import EdgeAgentError
 from edgeagent.types import GenerateRequest, PromptText, Step, TextDelta
 
 MAX_AT_ONCE = 8
@@ -30,8 +29,6 @@ MAX_AT_ONCE = 8
 _MAX_INLINE_LOGPROBS = 256
 
 ChoiceSteps = AsyncGenerator[tuple[int, Step], None]
-
-logger = logging.getLogger(__name__)
 
 
 class AnswerBuilder(Protocol):
@@ -167,11 +164,8 @@ async def _events(
                     yield written
                 answer.delivered(step)
         yield b"".join(map(event, chunks.closing())) + DONE
-    except EdgeAgentError as error:
-        yield _error_event(reworded(error))
     except Exception as error:
-        logger.error("%s failed in its stream: %s", answer.id, type(error).__name__)
-        yield _error_event(InternalError("unhandled"))
+        yield _error_event(reworded(told(answer.id, error)))
 
 
 def _write(chunks: Chunks, index: int, step: Step) -> bytes:

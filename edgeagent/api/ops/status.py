@@ -211,7 +211,7 @@ async def get_status(request: Request) -> JSONResponse:
         "tokens_per_second": round(sum(worker.tokens_per_second for worker in workers), 3),
         "default_model": service.default_model(),
         "token_trouble": context.keys.trouble or None,
-        "response_trouble": context.history.trouble,
+        "response_trouble": context.frontends.trouble,
         "models": [_model(status) for status in models],
         "route": route_report(context),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from functools import partial
 
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from edgeagent.api.gate.grants import until_revoked
 from edgeagent.api.responses.driver import drive
 from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.events import TERMINAL, Progress
+from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import steps_of
 from edgeagent.api.responses.registry import LiveTurn
 from edgeagent.api.responses.replay import events_after, last_number
@@ -33,8 +35,9 @@ def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
     turn.events.response["background"] = True
     turn.events.created(is_queued=True)
     # Its stream looks for it before the task below has its first turn.
-    live = context.turns.add(turn, lambda: context.service.cancel(turn.request.id))
-    context.turns.carry_on(last_of(drive(turn, steps_of(turn, context.service), context)))
+    responses = context.frontends.get(Responses)
+    live = responses.turns.add(turn, partial(context.service.cancel, turn.request.id))
+    responses.carry_on(last_of(drive(turn, steps_of(turn, context.service), context)))
     return follow(live, -1) if is_streamed else JSONResponse(turn.events.so_far())
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from pydantic_core import to_json
 
 from edgeagent.api.context import Context
+from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import TurnSteps
-from edgeagent.api.responses.turn import Turn, told
+from edgeagent.api.responses.turn import Turn
+from edgeagent.api.wire.errors import told
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError
 
@@ -25,7 +28,8 @@ async def drive(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerato
     """
     events = turn.events
     failure: EdgeAgentError | None = None
-    with context.holding(turn) as live:
+    responses = context.frontends.get(Responses)
+    with responses.turns.holding(turn, partial(context.service.cancel, turn.request.id)) as live:
         if not events.has_begun:
             yield events.created(), 0.0
         try:
@@ -35,16 +39,16 @@ async def drive(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerato
                     made = events.step(step.deltas)
                     live.note()
                     if events.is_over:
-                        await _keep(turn, context)
+                        await _keep(turn, responses)
                     yield [*begun, *made] if begun else made, step.at_s
         except Exception as error:
             failure = told(turn.request.id, error)
         if failure is not None and not events.is_over:
             made = events.fail(failure)
-            await _keep(turn, context)
+            await _keep(turn, responses)
             yield made, 0.0
 
 
-async def _keep(turn: Turn, context: Context) -> None:
+async def _keep(turn: Turn, responses: Responses) -> None:
     """Store a turn that is over, unless its client forbade it; from here on it can be continued after a restart too."""
-    await context.history.add(turn.stored(), to_json(turn.events.response))
+    await responses.store.add(turn.stored(), to_json(turn.events.response))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from edgeagent.api.responses.turn import Turn
 
@@ -39,7 +38,6 @@ class LiveTurns:
 
     def __init__(self) -> None:
         self._turns: dict[str, LiveTurn] = {}
-        self._tasks: set[asyncio.Task[object]] = set()
 
     @contextmanager
     def holding(self, turn: Turn, cancel: Callable[[], None]) -> Iterator[LiveTurn]:
@@ -59,12 +57,6 @@ class LiveTurns:
         if entry := self._turns.pop(response_id, None):
             entry.over.set()
             entry.note()
-
-    def carry_on(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine that no connection waits for."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def get(self, response_id: str, partition: str) -> Turn | None:
         """Return the turn of a response that runs or waits; None if there is none in this partition."""

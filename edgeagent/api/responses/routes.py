@@ -14,6 +14,7 @@ from edgeagent.api.responses import background
 from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
 from edgeagent.api.responses.driver import drive
 from edgeagent.api.responses.events import TERMINAL, set_delivery
+from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import TurnSteps, steps_of
 from edgeagent.api.responses.storage.history import ConnectionHistory
 from edgeagent.api.responses.turn import Turn, begin_turn
@@ -59,7 +60,9 @@ def _read(fields: Json) -> tuple[bool, ResponseCreate]:
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
     """Return the turn of a create that came over HTTP: without a connection, only what is stored can be continued."""
     history = ConnectionHistory()
-    found = await context.history.find(history.missing(create.previous_id, create.items), partition)
+    found = await context.frontends.get(Responses).store.find(
+        history.missing(create.previous_id, create.items), partition
+    )
     return begin_turn(create, context.service, history, found, partition=partition)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +13,7 @@ from edgeagent.api.responses.items.items import Item
 from edgeagent.api.responses.storage.history import ConnectionHistory, Conversation, Recalled, StoredResponse
 from edgeagent.api.service import Service, status_of
 from edgeagent.api.wire.fields import with_adapter
-from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.errors import EdgeAgentError
 from edgeagent.router.modes import strictest
 from edgeagent.types import (
     ChatPrompt,
@@ -27,8 +25,6 @@ from edgeagent.types import (
     Usage,
     replace,
 )
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -115,16 +111,6 @@ def begin_turn(
 def unrun(reason: FinishReason, why: str) -> Finished:
     """Return the end of a request that no backend saw."""
     return Finished(reason, Usage(), Timings(route="edgeagent", reason=why))
-
-
-def told(request_id: str, error: Exception) -> EdgeAgentError:
-    """Return a failure as its client is told it. A bug is logged, and told as an InternalError."""
-    if isinstance(error, EdgeAgentError):
-        return error
-    # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
-    places = {"places": "".join(traceback.format_tb(error.__traceback__))}
-    logger.error("%s failed: %s", request_id, type(error).__name__, extra=places)
-    return InternalError(type(error).__name__)
 
 
 def _defaults(service: Service, model: str) -> SamplingParams:

@@ -6,14 +6,18 @@ daemon, since it is not written for clients.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
+import traceback
 from dataclasses import dataclass
 from typing import Literal, NotRequired
 
 from edgeagent import errors
 from edgeagent.api.wire.shape import Shape
 from edgeagent.errors import EdgeAgentError
+
+logger = logging.getLogger(__name__)
 
 OLLAMA_PREFIX = "/api/"
 # openai clients ignore Retry-After over 120 s and then give up altogether.
@@ -155,6 +159,16 @@ def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:
     if stream_id is not None:
         event["stream_id"] = stream_id
     return event
+
+
+def told(name: str, error: Exception) -> EdgeAgentError:
+    """Return a failure as its client is told it. A bug is logged under `name`, and told as an InternalError."""
+    if isinstance(error, EdgeAgentError):
+        return error
+    # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
+    places = {"places": "".join(traceback.format_tb(error.__traceback__))}
+    logger.error("%s failed: %s", name, type(error).__name__, extra=places)
+    return errors.InternalError(type(error).__name__)
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The actions that a session returns, which its socket performs in order."""
+"""The actions that a session returns beside Send and Close, which its connection performs in order."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.storage.history import Missing, StoredResponse
 from edgeagent.api.responses.turn import Turn
-from edgeagent.api.wire.shape import Json
-
-# RFC 6455, section 7.4.1.
-GOING_AWAY = 1001
-UNSUPPORTED_DATA = 1003
-POLICY_VIOLATION = TOO_MANY = 1008
+from edgeagent.api.socket.actions import Close, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +54,5 @@ class Keep:
     body: ResponseBody
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send an event. `at_s` is when the engine made it (0: not a delta); the last of a response is terminal."""
-
-    event: Json
-    request_id: str = ""
-    at_s: float = 0.0
-    is_terminal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Close the connection after what was sent."""
-
-    code: int
-    reason: str
-
-
-Action = Fetch | Queue | Start | Cancel | Drop | Keep | Send | Close
+OwnAction = Fetch | Queue | Start | Cancel | Drop | Keep
+Action = OwnAction | Send | Close

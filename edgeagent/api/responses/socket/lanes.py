@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from edgeagent.api.gate.grants import revoked
 from edgeagent.api.responses.body import ResponseCreate
-from edgeagent.api.responses.socket.actions import GOING_AWAY, POLICY_VIOLATION
 from edgeagent.api.responses.socket.frames import RefusedFrame
 from edgeagent.api.responses.socket.steering import Steer
 from edgeagent.api.responses.turn import Turn
+from edgeagent.api.socket.actions import GOING_AWAY, POLICY_VIOLATION
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 MAX_NAMED_LANES = 32

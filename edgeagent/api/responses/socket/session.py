@@ -16,8 +16,8 @@ from typing import cast
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
 from edgeagent.api.responses.items.items import Item
-from edgeagent.api.responses.socket import actions, steering
-from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Queue, Send, Start
+from edgeagent.api.responses.socket import steering
+from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, Fetch, Keep, Queue, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
 from edgeagent.api.responses.socket.lanes import (
     Expiry,
@@ -34,6 +34,7 @@ from edgeagent.api.responses.socket.steers import Steers
 from edgeagent.api.responses.storage.history import ConnectionHistory, Recalled
 from edgeagent.api.responses.turn import begin_turn, unrun
 from edgeagent.api.service import Service
+from edgeagent.api.socket.actions import TOO_MANY, Close, Send
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
@@ -96,10 +97,6 @@ class Session:
                 pass
             case unknown:
                 self._refuse_unknown(unknown)
-
-    def receive_binary(self) -> list[Action]:
-        """Take a binary frame: the protocol has none."""
-        return [Close(actions.UNSUPPORTED_DATA, "text frames only")]
 
     def fetched(self, lane_name: str | None, found: Recalled) -> list[Action]:
         """Take the store's answer to a Fetch."""
@@ -181,7 +178,7 @@ class Session:
             error = Overloaded(f"too much waits here (at most {most}); wait for answers before you send more")
             waiting = Waiting(RefusedFrame(error))
         if len(lane.waiting) >= MAX_REFUSALS:
-            self._actions.append(Close(actions.TOO_MANY, "too many requests are waiting"))
+            self._actions.append(Close(TOO_MANY, "too many requests are waiting"))
             return
         lane.waiting.append(waiting)
         self._num_waiting_bytes += waiting.num_bytes

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from edgeagent.api.responses.events import TERMINAL
-from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Send, Start
+from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, Fetch, Keep, Start
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.lanes import Expiry
 from edgeagent.api.responses.socket.session import MAX_ACTIVE, MAX_REFUSALS, MAX_WAITING, Session
 from edgeagent.api.responses.storage.database import Limits, ResponseDatabase
 from edgeagent.api.responses.storage.history import ConnectionHistory, Recalled
+from edgeagent.api.socket.actions import Close, Send
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
 from edgeagent.types import ChatPrompt, Delta, FinishReason, Message, Started, Step, TextDelta, ToolCallStarted
@@ -216,12 +217,6 @@ def test_a_broken_frame_is_answered_in_its_turn() -> None:
     client.create()
     assert client.take(client.session.receive(read_frame("{"))) == []
     assert kinds(client.finish("resp_1"))[-2:] == ["completed", "error"]
-
-
-def test_binary_frames_close() -> None:
-    client = Client()
-    client.take(client.session.receive_binary())
-    assert client.closed == [1003]
 
 
 def test_a_lane_is_first_in_first_out() -> None:
