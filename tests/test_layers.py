@@ -114,7 +114,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "gate": {"wire", "context"},
         # Of no one protocol: what any WebSocket needs.
         "socket": {"gate", "wire"},
-        "responses": {"socket", "gate", "wire", "context", "frontend", "service"},
+        "responses": {"socket", "gate", "wire", "context", "frontend", "live_requests", "service"},
         "openai": {"gate", "wire", "context", "service"},
         "llama_server": {"openai", "gate", "wire", "context", "service"},
         "ollama": {"openai", "gate", "wire", "context", "service"},
@@ -124,7 +124,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "api.responses": {
         "items": set(),
         "storage": {"items"},
-        "socket": {"items", "storage", "body", "event_json", "events", "frontend", "generation", "turn"},
+        "socket": {"items", "storage", "body", "event_json", "events", "frontend", "generation", "live_turn", "turn"},
     },
     "backends": {
         "remote": {"base", "prompt_size"},

@@ -19,7 +19,7 @@ from edgeagent.api.gate.body_limit import BodyLimit
 from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.grants import Grants
 from edgeagent.api.gate.security import Policy, Security
-from edgeagent.api.live_requests import LiveRequests, Trace
+from edgeagent.api.live_service import LiveService, Trace
 from edgeagent.api.ops.probe import Probe
 from edgeagent.api.routers import ROUTERS, make_frontends
 from edgeagent.api.service import Service
@@ -73,7 +73,7 @@ def create_app(
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
         ],
     )
-    live = LiveRequests(service, trace)
+    live = LiveService(service, trace)
     app.state.context = Context(
         config=config,
         service=live,

@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 
 from edgeagent.api.frontend import Frontends
 from edgeagent.api.gate.grants import Grants
-from edgeagent.api.live_requests import LiveRequests
+from edgeagent.api.live_service import LiveService
 from edgeagent.api.ops.probe import Probe
 from edgeagent.api.ops.pulls import Pulls
 from edgeagent.api.wire.known_fields import WarningLog
@@ -26,7 +26,7 @@ class Context:
     """
 
     config: Config
-    service: LiveRequests
+    service: LiveService
     frontends: Frontends
     probe: Probe
     stop: Callable[[], None]

@@ -30,7 +30,7 @@ from edgeagent.short_turns import ask_for_short_turns
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
-    from edgeagent.api.live_requests import Trace
+    from edgeagent.api.live_service import Trace
     from edgeagent.config import Config, ServerConfig
 
 WATCH_LOADING_S = 0.05

@@ -14,7 +14,7 @@ import uvicorn
 
 from edgeagent import metrics
 from edgeagent.api.app import create_app
-from edgeagent.api.live_requests import LiveRequests, Trace
+from edgeagent.api.live_service import LiveService, Trace
 from edgeagent.daemon.tls import server_context
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.daemon.unix import BACKLOG
@@ -114,9 +114,9 @@ class Drain:
     """The end of the live requests: they may finish, then they are cancelled; each has its terminal event."""
 
     def __init__(
-        self, live: LiveRequests, frontends: Frontends, limit_s: float, stop: Stop, reporter: Reporter
+        self, service: LiveService, frontends: Frontends, limit_s: float, stop: Stop, reporter: Reporter
     ) -> None:
-        self._live = live
+        self._service = service
         self._frontends = frontends
         self._limit_s = limit_s
         self._stop = stop
@@ -124,16 +124,16 @@ class Drain:
 
     async def run(self) -> None:
         """Return once no request is live and all terminal events are written, or the time for that is over."""
-        live, clock = self._live, asyncio.get_running_loop().time
-        live.begin_drain()
+        live, clock = self._service.live, asyncio.get_running_loop().time
+        self._service.begin_drain()
         self._frontends.stop_accepting()
         if not self._stop.is_failure:
-            self._reporter.stopping(live.num_live)
+            self._reporter.stopping(live.num_running)
         deadline = clock() + self._limit_s
-        while live.num_live and clock() < deadline and not self._stop.is_forced:
+        while live.num_running and clock() < deadline and not self._stop.is_forced:
             await live.wait_idle(min(POLL_S, deadline - clock()))
-        if live.num_live:
-            live.cancel_all()
+        if live.num_running:
+            self._service.cancel_all()
             await live.wait_idle(self._grace_s)
         await live.wait_delivered(self._grace_s)
 

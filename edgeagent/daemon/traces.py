@@ -34,7 +34,7 @@ Attributes = dict[str, str | bool | int | float | list[str]]
 
 
 class Tracer:
-    """Makes the spans of each generation; an api.live_requests.Trace."""
+    """Makes the spans of each generation; an api.live_service.Trace."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context

@@ -15,7 +15,7 @@ import httpx
 from starlette.types import ASGIApp
 
 from edgeagent.api.frontend import Frontends
-from edgeagent.api.live_requests import Trace
+from edgeagent.api.live_service import Trace
 from edgeagent.api.service import Service
 from edgeagent.config import Config
 from edgeagent.credentials import Keys

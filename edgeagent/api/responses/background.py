@@ -20,7 +20,7 @@ from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.events import TERMINAL, Progress
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import steps_of
-from edgeagent.api.responses.registry import LiveTurn
+from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.replay import events_after, last_number
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire import sse
@@ -35,9 +35,9 @@ def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
     turn.events.response["background"] = True
     turn.events.created(is_queued=True)
     # Its stream looks for it before the task below has its first turn.
-    responses = context.frontends.get(Responses)
-    live = responses.turns.add(turn, partial(context.service.cancel, turn.request.id))
-    responses.carry_on(last_of(drive(turn, steps_of(turn, context.service), context)))
+    live = LiveTurn(turn, partial(context.service.cancel, turn.request.id))
+    context.service.live.show(live)
+    context.frontends.get(Responses).carry_on(last_of(drive(live, steps_of(turn, context.service), context)))
     return follow(live, -1) if is_streamed else JSONResponse(turn.events.so_far())
 
 

@@ -7,29 +7,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 
 from pydantic_core import to_json
 
 from edgeagent.api.context import Context
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import TurnSteps
+from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire.errors import told
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError
 
 
-async def drive(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerator[tuple[list[Json], float], None]:
+async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[tuple[list[Json], float], None]:
     """Yield the events of a turn, those of a step together with the time when the engine made it (0: none did).
 
     A failure is an end like others: the last event tells it. Meanwhile the turn can be found by its id; its response is
     stored before the terminal event is yielded.
     """
-    events = turn.events
     failure: EdgeAgentError | None = None
-    responses = context.frontends.get(Responses)
-    with responses.turns.holding(turn, partial(context.service.cancel, turn.request.id)) as live:
+    turn, events, requests = live.turn, live.turn.events, context.service.live
+    requests.show(live)
+    try:
         if not events.has_begun:
             yield events.created(), 0.0
         try:
@@ -39,16 +39,18 @@ async def drive(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerato
                     made = events.step(step.deltas)
                     live.note()
                     if events.is_over:
-                        await _keep(turn, responses)
+                        await _keep(turn, context)
                     yield [*begun, *made] if begun else made, step.at_s
         except Exception as error:
             failure = told(turn.request.id, error)
         if failure is not None and not events.is_over:
             made = events.fail(failure)
-            await _keep(turn, responses)
+            await _keep(turn, context)
             yield made, 0.0
+    finally:
+        requests.hide(live)
 
 
-async def _keep(turn: Turn, responses: Responses) -> None:
+async def _keep(turn: Turn, context: Context) -> None:
     """Store a turn that is over, unless its client forbade it; from here on it can be continued after a restart too."""
-    await responses.store.add(turn.stored(), to_json(turn.events.response))
+    await context.frontends.get(Responses).store.add(turn.stored(), to_json(turn.events.response))

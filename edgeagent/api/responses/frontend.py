@@ -1,4 +1,4 @@
-"""What the Responses API keeps: stored responses, those that can be found by their id, and those in the background."""
+"""What the Responses API keeps: stored responses, and those that are generated in the background."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from edgeagent.api.frontend import Frontend
-from edgeagent.api.responses.registry import LiveTurns
 from edgeagent.api.responses.storage.store import FILE, ResponseStore, stored_limits
 from edgeagent.config import Config
 
@@ -21,7 +20,6 @@ class Responses(Frontend):
 
     def __init__(self, store: ResponseStore) -> None:
         self.store = store
-        self.turns = LiveTurns()
         self._tasks: set[asyncio.Task[object]] = set()
 
     @classmethod

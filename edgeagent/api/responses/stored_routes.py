@@ -16,7 +16,7 @@ from edgeagent.api.responses import background
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.items.as_json import item_body
 from edgeagent.api.responses.items.items import Item
-from edgeagent.api.responses.turn import Turn
+from edgeagent.api.responses.live_turn import LiveTurn, find_turn
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.errors import InvalidRequest, NotFound
 
@@ -53,7 +53,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     The stream has the events behind number `starting_after`, all of them without that, up to the response's end.
     """
     after = _starting_after(request)
-    live = _responses(request).turns.find(response_id, client_of(request))
+    live = _live(request, response_id)
     if live is not None:
         return JSONResponse(live.turn.events.so_far()) if after is None else background.follow(live, after)
     if after is None:
@@ -93,21 +93,22 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @router.post("/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a response that is being generated on any route, and return it; a finished one does not change."""
-    turn = _live(request, response_id)
-    if turn is None:
+    live = _live(request, response_id)
+    if live is None:
         return await _stored(request, response_id)
+    live.cancel()
     with suppress(TimeoutError):
         async with asyncio.timeout(CANCEL_S):
-            await _responses(request).turns.cancel(response_id)
-    return JSONResponse(turn.events.so_far())
+            await live.over.wait()
+    return JSONResponse(live.turn.events.so_far())
 
 
 @router.get("/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
     """Return a page of the items that a response answered, those it inherited too; the latest first by default."""
-    turn = _live(request, response_id)
-    if turn is not None:
-        items = turn.conversation.items
+    live = _live(request, response_id)
+    if live is not None:
+        items = live.turn.conversation.items
     else:
         stored = await _responses(request).store.get(response_id, client_of(request))
         if stored is None:
@@ -144,8 +145,8 @@ def _responses(request: Request) -> Responses:
     return context_of(request).frontends.get(Responses)
 
 
-def _live(request: Request, response_id: str) -> Turn | None:
-    return _responses(request).turns.get(response_id, client_of(request))
+def _live(request: Request, response_id: str) -> LiveTurn | None:
+    return find_turn(context_of(request).service.live, response_id, client_of(request))
 
 
 async def _stored(request: Request, response_id: str) -> Response:

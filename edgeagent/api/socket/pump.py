@@ -70,9 +70,6 @@ class Pump(ABC, Generic[FrameT, ActionT]):
     def lose_token(self) -> Iterable[ActionT | Send | Close]:
         """Return the actions of a connection whose token has ended."""
 
-    def ending(self, entry: Send) -> None:
-        """Note that a terminal event joins the outbox."""
-
     async def before_end(self, entry: Send) -> None:
         """Prepare a terminal event that is about to be sent; the events behind it wait."""
 
@@ -95,8 +92,6 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         """Perform actions in order."""
         for action in actions:
             if isinstance(action, Send | Close):
-                if isinstance(action, Send) and action.is_terminal:
-                    self.ending(action)
                 self._outbox.push(action)
             else:
                 self.act(action)

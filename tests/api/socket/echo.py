@@ -77,9 +77,6 @@ class Echo(Pump[Json | EdgeAgentError, Say]):
                 await self.room()
         self.perform([Send({"type": "end"}, is_terminal=True)])
 
-    def ending(self, entry: Send) -> None:
-        self.log.append("ending")
-
     async def before_end(self, entry: Send) -> None:
         entry.event["is_ready"] = True
 

@@ -48,7 +48,7 @@ async def test_actions_are_performed_in_order(url: str) -> None:
             text += event["text"]
         assert (text, event) == ("onetwo", {"type": "end", "is_ready": True})
     await logged("close")
-    assert Echo.log == ["ending", "sent", "disconnect", "close"]
+    assert Echo.log == ["sent", "disconnect", "close"]
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "\ufeff{}"])

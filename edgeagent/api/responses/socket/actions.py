@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeagent.api.responses.event_json import ResponseBody
+from edgeagent.api.responses.socket.lanes import LaneTurn
 from edgeagent.api.responses.storage.history import Missing, StoredResponse
-from edgeagent.api.responses.turn import Turn
 from edgeagent.api.socket.actions import Close, Send
 
 
@@ -20,39 +19,39 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Make a queued turn visible to requests for its id, until its Start or its Drop."""
+    """Make a queued response visible to requests for its id, until its Start or its Drop."""
 
-    turn: Turn
+    live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a turn: feed its steps to `step`, its failure to `failed`, and call `admitted` if neither comes soon."""
+    """Run a response: feed its steps to `step`, its failure to `failed`, and call `admitted` if neither comes soon."""
 
-    turn: Turn
+    live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """Cancel a request politely; its Finished(cancelled) still goes through `step`."""
 
-    request_id: str
+    live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
     """Close a request's steps before the first has come, or take it from the queue; none is read any more."""
 
-    request_id: str
+    live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Store a response before its terminal event, which follows, is sent."""
+class End:
+    """Note that a response's terminal event follows; store `stored` before that is sent (None: it is not stored)."""
 
-    response: StoredResponse
-    body: ResponseBody
+    live: LaneTurn
+    stored: StoredResponse | None
 
 
-OwnAction = Fetch | Queue | Start | Cancel | Drop | Keep
+OwnAction = Fetch | Queue | Start | Cancel | Drop | End
 Action = OwnAction | Send | Close
