@@ -20,6 +20,7 @@ DEFAULTS: dict[str, object] = {
     "api.gate.access.FAILURES_WINDOW_S": 10.0,
     "api.gate.access.MAX_FAILURES": 20,
     "api.wire.first_step.PATIENCE_S": 2.0,
+    "api.responses.frontend.TASKS_S": 0.5,
     "api.responses.storage.history.MAX_BYTES": 32 * MIB,
     "api.ops.probe.NOT_READY_CACHE_S": 1.0,
     "api.ops.probe.PROBE_TIMEOUT_S": 10.0,

@@ -12,19 +12,16 @@ from functools import partial
 
 from edgeagent.api.gate.grants import GRANT, unless_revoked, until_revoked
 from edgeagent.api.live_requests import LiveRequests
-from edgeagent.api.service import Service
+from edgeagent.api.service import Service, ServiceDecorator
 from edgeagent.api.wire.first_step import last_of
 from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, Meter
 from edgeagent.router.modes import strictest
-from edgeagent.router.outside import Outside
 from edgeagent.types import (
     CachePolicy,
     Embed,
     GenerateRequest,
-    ModelStatus,
-    RemoteStatus,
     Rerank,
     RouteMode,
     Step,
@@ -39,15 +36,15 @@ logger = logging.getLogger(__name__)
 
 
 Trace = Callable[[GenerateRequest, Meter, str], None]
-"""Told of each generation's end: what was asked, what was measured, how it ended."""
+"""Called at the end of each generation, with its request, its measurements and how it ended."""
 
 
-class LiveService:
+class LiveService(ServiceDecorator):
     """A Service whose generations are among the requests in flight, `live`; it takes no more once it drains."""
 
     def __init__(self, service: Service, trace: Trace | None = None) -> None:
+        super().__init__(service)
         self.live = LiveRequests()
-        self._service = service
         self._trace = trace
         self._is_draining = False
         self._num_total = 0
@@ -104,41 +101,8 @@ class LiveService:
         finally:
             self.live.end(request_id)
 
-    def cancel(self, request_id: str) -> None:
-        """Cancel a live request politely; an unknown or finished id is ignored."""
-        self._service.cancel(request_id)
-
-    @property
-    def outside(self) -> Outside | None:
-        """The owner's remotes and the ledger; None where there can be none."""
-        return self._service.outside
-
-    def remotes(self) -> list[RemoteStatus]:
-        """Return how the remotes stand that requests may go to."""
-        return self._service.remotes()
-
-    def models(self) -> list[ModelStatus]:
-        """Return the models that are served, loaded or not."""
-        return self._service.models()
-
-    def reload(self, model: str) -> None:
-        """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
-        self._service.reload(model)
-
-    def default_model(self) -> str:
-        """Return the name of the model that serves a request which names none."""
-        return self._service.default_model()
-
-    def find_model(self, name: str) -> str:
-        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
-        return self._service.find_model(name)
-
-    async def locate(self, name: str) -> str:
-        """Do as `find_model`, also for a model that is here and was not asked for yet; nothing is loaded by this."""
-        return await self._service.locate(name)
-
     async def load(self, model: str, request_id: str, keep_alive_s: float | None = None) -> str:
-        """Return the one name of a model once it is loaded; raise what keeps it from that."""
+        """Return the canonical name of a model once it is loaded; raise the error that prevents loading."""
         name = await self.locate(model)
         # An adapter of a loaded model may still fail: its file may be unusable.
         is_loaded = any(name == each.name and each.state is WorkerState.READY for each in self.models())
@@ -154,10 +118,6 @@ class LiveService:
         )
         await last_of(self.generate(request))
         return name
-
-    async def unload(self, model: str) -> int:
-        """End a model's worker and return 0; where it serves, return how many requests must end before that."""
-        return await self._service.unload(model)
 
     def begin_drain(self) -> None:
         """Refuse new requests from here on."""
@@ -187,10 +147,10 @@ class LiveService:
 
 
 def _with_client(request: GenerateRequest) -> GenerateRequest:
-    """Return a request with its client's name, and the route that its token allows: all generations pass here.
+    """Return a request with its client's name and the strictest route that applies. All generations pass here.
 
-    A prompt that is only computed ahead stays here, since that fills this machine's cache; so does a request that was
-    sent on often enough, since two edgeagents may be each other's remotes.
+    A prefill stays on this machine, since it fills this machine's cache. A request that was forwarded MAX_HOPS times
+    stays too, since two edgeagents may be each other's remotes.
     """
     grant, num_hops = GRANT.get(), NUM_HOPS.get()
     allowed = grant.client.route if grant is not None else None
@@ -200,7 +160,7 @@ def _with_client(request: GenerateRequest) -> GenerateRequest:
 
 
 def _place(meter: Meter) -> tuple[str, str]:
-    """Return where a generation ended, else where it began, and why there; empty where it did neither."""
+    """Return where a generation ended, or else began, and why there; empty if neither is known."""
     if meter.finished is not None:
         return meter.finished.timings.route, meter.finished.timings.reason
     placement = None if meter.started is None else meter.started.placement

@@ -6,7 +6,7 @@ It does not know what the body or the chunks look like.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
@@ -15,6 +15,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from edgeagent.api.context import context_of
 from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import error_body, told
 from edgeagent.api.wire.first_step import begun
@@ -95,27 +96,24 @@ async def run(service: Service, requests: Sequence[GenerateRequest]) -> ChoiceSt
 
 async def respond(
     request: Request,
-    steps: ChoiceSteps,
+    requests: Sequence[GenerateRequest],
     answer: AnswerBuilder,
     chunks: Chunks | None,
     ping_interval_s: float | None,
-    *,
-    prompt_param: str,
-    format_param: str,
+    params: Mapping[str, str],
 ) -> Response:
-    """Answer as a stream of `chunks`, None: whole. The client's leaving ends the steps.
+    """Run the requests and answer with a stream of `chunks`; without `chunks`, answer with one body.
 
-    ping_interval_s None: as often as by default. `prompt_param` and `format_param` are the route's names of the prompt
-    and the output's format; the worker's errors call them `input` and `text.format`, as the Responses API does.
+    The requests end if the client leaves. A ping_interval_s of None means the default. `params` are the route's own
+    names of the fields that the worker's errors call `input` and `text.format`, as the Responses API does.
     """
-    names = {"input": prompt_param, "text.format": format_param}
 
     def reworded(error: EdgeAgentError) -> EdgeAgentError:
-        error.param = names.get(error.param or "", error.param)
+        error.param = params.get(error.param or "", error.param)
         return error
 
     placement = PlacementHeaders()
-    steps = placement.noting(steps)
+    steps = placement.noting(run(context_of(request).service, requests))
     try:
         response: Response
         if chunks is None:
