@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, what they share, and how any failure becomes an OpenAI-shaped answer."""
+"""The HTTP application: its routes, their shared context, and how any failure becomes an OpenAI-shaped answer."""
 
 from __future__ import annotations
 

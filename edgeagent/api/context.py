@@ -1,4 +1,4 @@
-"""What every route works with: the configuration, the service behind the wire, and what the protocols keep."""
+"""What every route works with: the configuration, the service behind the wire, and the protocols' state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeagent.credentials import Keys
 class Context:
     """One daemon's shared values. `stop` asks the daemon to drain and end; `num_connections` counts open sockets.
 
-    `trouble` returns what is wrong with the daemon itself, None if nothing is.
+    `trouble` returns what is wrong with the daemon itself, or None.
     """
 
     config: Config

@@ -1,4 +1,4 @@
-"""What a wire protocol keeps beyond one request, and how the daemon starts and ends it without knowing what that is."""
+"""The state that a wire protocol keeps beyond one request, as the daemon sees it: something to start and to close."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Frontend:
 
     @classmethod
     def of(cls, config: Config, folder: Path | None) -> Self:
-        """Return the frontend for a configuration. Its files are in `folder`; without one it keeps all in memory."""
+        """Return the frontend for a configuration. Its files are in `folder`; if that is None, it has no files."""
         del config, folder
         return cls()
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with what it keeps, for the status; None if nothing is."""
+        """What is wrong with its state, for the status; None if nothing is."""
         return None
 
     async def start(self) -> None:
-        """Prepare what the protocol keeps. Called before the daemon accepts connections."""
+        """Prepare the state. Called before the daemon accepts connections."""
 
     def stop_accepting(self) -> None:
         """Begin nothing new: the daemon drains. Its live requests still end in their terminal events.
@@ -57,7 +57,7 @@ class Frontends:
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with what they keep; None if nothing is."""
+        """What is wrong with their state; None if nothing is."""
         return "; ".join(each.trouble for each in self._frontends.values() if each.trouble is not None) or None
 
     async def start(self) -> None:
@@ -71,7 +71,7 @@ class Frontends:
             each.stop_accepting()
 
     async def close(self) -> None:
-        """Close all, also where one fails; raise the first failure."""
+        """Close all, even if one fails; raise the first failure."""
         closing = await asyncio.gather(*(each.close() for each in self._frontends.values()), return_exceptions=True)
         for failure in closing:
             if isinstance(failure, BaseException):

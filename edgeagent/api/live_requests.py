@@ -11,7 +11,7 @@ from contextlib import suppress
 
 
 class LiveRequest:
-    """A request in flight, under an id that no other has. Protocols derive what they keep for theirs.
+    """A request in flight, under an id of its own. A protocol that keeps more for its requests derives a class.
 
     `is_running`: a backend works on it. `is_visible`: clients of its `partition` can find it by its id.
     `is_undelivered`: its terminal event is still to be written to a socket, and the stop waits for that.

@@ -25,9 +25,9 @@ ROUTERS = tuple(
     )
 )
 FRONTENDS: tuple[type[Frontend], ...] = (Responses,)
-"""The protocols that keep something beyond a request."""
+"""The protocols that have state beyond a request."""
 
 
 def make_frontends(config: Config, folder: Path | None = None) -> Frontends:
-    """Return a daemon's frontends, which keep their files in `folder`; without one they keep all in memory."""
+    """Return a daemon's frontends, whose files are in `folder`; if that is None, they have no files."""
     return Frontends(kind.of(config, folder) for kind in FRONTENDS)

@@ -64,7 +64,7 @@ class Grants:
         self._checked: object = None
 
     def open(self, shown: Shown) -> Grant | None:
-        """Return the grant of a token that was just judged, None where the request has no known token."""
+        """Return the grant of a token that was just judged, None if the request has no known token."""
         return None if shown.client is None else Grant(self, shown.client, shown.digest)
 
     def add(self, grant: Grant) -> None:

@@ -13,7 +13,7 @@ class Pace:
         self._interval_s = 1 / per_s
         self._most_ahead_s = burst / per_s
         self._clock = clock
-        self._due_s = clock()  # when what was taken would be done at an even pace
+        self._due_s = clock()  # when all that was taken would be done at an even pace
 
     def take(self) -> float:
         """Count one thing; return how many seconds to wait before it is dealt with."""

@@ -57,7 +57,7 @@ class Admission:
 class RefusalError(Exception):
     """A request that goes no further, and the HTTP status that says so. The page at `origin` may read why.
 
-    `subject` is what was refused, in words for the log; empty where the request's form alone was wrong.
+    `subject` says in the log what was refused; it is empty if only the request's form was wrong.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Policy:
         self._access = Access(keys, is_token_required=server.is_token_needed)
 
     async def admit(self, scope: Scope) -> Admission:
-        """Judge a request by its scope; raise RefusalError where a rule says no."""
+        """Judge a request by its scope; raise RefusalError if a rule refuses it."""
         _check_form(scope)
         origin = self._check_page(scope, self._check_host(scope))
         if origin is not None and _is_preflight(scope):

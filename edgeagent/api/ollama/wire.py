@@ -73,7 +73,7 @@ class LineStream(Stream):
 
 
 async def guarded(lines: AsyncGenerator[bytes, None], name: str) -> AsyncGenerator[bytes, None]:
-    """Yield the lines; where they fail, one that says so is the last."""
+    """Yield the lines. If they fail, the last line is the error."""
     try:
         async for each in lines:
             yield each
@@ -89,14 +89,14 @@ def rfc3339(at: datetime | None = None) -> str:
 
 
 def tagged(name: str) -> str:
-    """Return a model's name as Ollama lists it, with a tag in any case."""
+    """Return a model's name as Ollama lists it: always with a tag."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
 def known_name(service: Service, name: str) -> str:
     """Return the service's name of a model that a client calls by Ollama's rules: no tag means the same as :latest.
 
-    A model that the service does not know keeps its name; the service says what is wrong when it is asked.
+    A model that the service does not know keeps its name; the request for it will fail with the reason.
     """
     for each in (name, without_latest(name)):
         with suppress(EdgeAgentError):

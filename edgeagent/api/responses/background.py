@@ -42,13 +42,13 @@ def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
 
 
 def follow(live: LiveTurn, after: int) -> Response:
-    """Return the events of a live response behind a number, to its end. Raise InvalidRequest where it is no stream."""
+    """Return the events of a live response after a number, to its end. Raise InvalidRequest if it is not streamed."""
     _check(live.turn.events.progress, after)
     return sse.EventStream(_follow(live, after))
 
 
 def tell(response: ResponseBody, after: int) -> Response:
-    """Return the events of a response that is over behind a number. Raise InvalidRequest where it is no stream."""
+    """Return the events of a finished response after a number. Raise InvalidRequest if it is not streamed."""
     progress = Progress(response, response["output"])
     _check(progress, after)
     return sse.EventStream(_tell(progress, after))

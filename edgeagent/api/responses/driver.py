@@ -21,7 +21,7 @@ from edgeagent.errors import EdgeAgentError
 
 
 async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[tuple[list[Json], float], None]:
-    """Yield the events of a turn, those of a step together with the time when the engine made it (0: none did).
+    """Yield the events of a turn, those of a step together with the time when the engine made it (0 if no engine did).
 
     A failure is an end like others: the last event tells it. Meanwhile the turn can be found by its id; its response is
     stored before the terminal event is yielded.

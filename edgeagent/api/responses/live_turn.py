@@ -12,7 +12,7 @@ from edgeagent.api.responses.turn import Turn
 class LiveTurn(LiveRequest):
     """A turn that runs or waits. `cancel` begins its end; `over` is set once it has ended and is stored.
 
-    Who carries the turn to its client may set `cancel` later, but before it is visible.
+    `cancel` must be set before the turn is visible.
     """
 
     def __init__(self, turn: Turn, cancel: Callable[[], None] = lambda: None) -> None:

@@ -1,4 +1,4 @@
-"""POST /v1/responses: one response over HTTP, whole or as server-sent events, from the WebSocket's turns."""
+"""POST /v1/responses: one response over HTTP, whole or as server-sent events, from turns like a WebSocket's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _read(fields: Json) -> tuple[bool, ResponseCreate]:
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
-    """Return the turn of a create that came over HTTP: without a connection, only what is stored can be continued."""
+    """Return the turn of a create over HTTP. Without a connection's history it can only continue stored responses."""
     history = ConnectionHistory()
     found = await context.frontends.get(Responses).store.find(
         history.missing(create.previous_id, create.items), partition

@@ -65,7 +65,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 
 def _starting_after(request: Request) -> int | None:
-    """Return the number behind which a stream is asked for, -1 without one, None where no stream is asked for."""
+    """Return the number after which events are wanted, -1 for all of them, None if no stream is wanted."""
     stream, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after")
     if stream.lower() not in ("true", "false"):
         raise InvalidRequest(f"stream must be true or false; got {stream[:64]!r}", param="stream")

@@ -56,7 +56,7 @@ class Turn:
         self.request = replace(shorter, cache=self.request.cache, route=self.request.route)
 
     def stored(self) -> StoredResponse:
-        """Return what a continuation needs, of cut-off and cancelled answers too: the client has their text."""
+        """Return what a continuation needs, also of cut-off and cancelled answers, whose text the client has."""
         return StoredResponse(
             id=self.request.id,
             context=self.conversation.items,
@@ -86,7 +86,7 @@ def begin_turn(
     """Return the turn that a create asks for; raise InvalidRequest or ResponseNotFound.
 
     `found` is what the store has of the ids that the history did not remember; the response's prompt stays cached until
-    the next one of its `lane` ("": for as long as any other prompt).
+    the next one of its `lane`. Without a lane it stays as long as any other prompt.
     """
     items = tuple(with_id(item, new_id) for item in create.items)
     conversation = history.continue_from(create.previous_id, items, found)
@@ -117,6 +117,6 @@ def _defaults(service: Service, model: str) -> SamplingParams:
     try:
         name = service.find_model(model)
     except EdgeAgentError:
-        return SamplingParams()  # the service says what is wrong
+        return SamplingParams()  # the service will raise the error
     status = status_of(service, name)
     return status.info.sampling if status is not None and status.info is not None else SamplingParams()

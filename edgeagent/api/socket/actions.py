@@ -26,7 +26,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the connection after what was sent."""
+    """Close the connection once all earlier events are sent."""
 
     code: int
     reason: str

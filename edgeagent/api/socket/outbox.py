@@ -57,7 +57,7 @@ class Outbox:
         return self._num_bytes > MAX_FLOOD_BYTES
 
     def push(self, entry: Send | Close) -> None:
-        """Add an entry behind the others."""
+        """Add an entry at the end."""
         if isinstance(entry, Close):
             self._entries.append(entry)
         elif not self._merge(entry):

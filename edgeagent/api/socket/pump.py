@@ -37,7 +37,7 @@ ActionT = TypeVar("ActionT")
 
 
 class Pump(ABC, Generic[FrameT, ActionT]):
-    """One socket, from its handshake to its end. `max_age_s` 0: it may stay open forever."""
+    """One socket, from its handshake to its end. With a `max_age_s` of 0 it may stay open forever."""
 
     def __init__(self, websocket: WebSocket, merging: Merging, max_age_s: float) -> None:
         self.websocket = websocket
@@ -71,7 +71,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         """Return the actions of a connection whose token has ended."""
 
     async def before_end(self, entry: Send) -> None:
-        """Prepare a terminal event that is about to be sent; the events behind it wait."""
+        """Prepare a terminal event just before it is sent; later events wait meanwhile."""
 
     def sent(self, entry: Send) -> None:
         """Note that an event has been handed to the socket."""

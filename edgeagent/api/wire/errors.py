@@ -120,7 +120,7 @@ def look_of(error: type[EdgeAgentError]) -> Look:
 
 
 def error_codes() -> dict[str, type[EdgeAgentError]]:
-    """Return the class of each error code: those of the table, and those of modules that are imported by now."""
+    """Return the class of each error code: those in the table, and those in modules that are imported already."""
     classes = list(LOOKS)
     for cls in classes:
         ours = (child for child in cls.__subclasses__() if child.__module__.startswith("edgeagent."))

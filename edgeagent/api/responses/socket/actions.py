@@ -1,4 +1,4 @@
-"""The actions that a session returns beside Send and Close, which its connection performs in order."""
+"""The actions of a session, in addition to Send and Close. Its connection performs them in order."""
 
 from __future__ import annotations
 

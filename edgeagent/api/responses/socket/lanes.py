@@ -179,7 +179,7 @@ class Lanes:
         return sum(lane.live is not None for lane in self._lanes.values())
 
     def clear(self) -> None:
-        """Forget every lane, and what is under way there."""
+        """Forget every lane, and the responses under way."""
         for lane in self._lanes.values():
             lane.live = None
         self._lanes.clear()

@@ -2,7 +2,7 @@
 
 It owns the lanes, what is live on them, and the rule that every `response.create` ends in exactly one terminal message:
 an error envelope as long as `response.created` was not sent, otherwise one of completed, incomplete and failed. It does
-no I/O and keeps no time; `websocket` performs its actions in order.
+no I/O and keeps no time; the connection performs its actions in order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_REFUSALS = 1024
 
 
 class Session:
-    """See the module. `default_model` is what the client's URL names; a create's own model goes first."""
+    """See the module. `default_model` is what the client's URL names; a create's own model takes precedence."""
 
     def __init__(
         self,

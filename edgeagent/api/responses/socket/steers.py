@@ -49,7 +49,7 @@ class Steers:
         return steers if waiting_lane is lane else ()
 
     def release(self, previous_id: str | None, lane: Lane) -> None:
-        """Note that the create has begun for which these steers waited."""
+        """Note that the create for which these steers waited has begun."""
         if self.waiting_for(previous_id, lane):
             del self._waiting[previous_id or ""]
 
