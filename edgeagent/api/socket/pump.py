@@ -41,7 +41,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
 
     def __init__(self, websocket: WebSocket, merging: Merging, max_age_s: float) -> None:
         self.websocket = websocket
-        self._max_age_s = max_age_s
+        self.max_age_s = max_age_s
         self._outbox = Outbox(merging)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stall = _Stall()
@@ -123,7 +123,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
         stalled = asyncio.create_task(self._stall.is_found.wait())
         loop = asyncio.get_running_loop()
-        age = loop.call_later(self._max_age_s, lambda: self.perform(self.grow_old())) if self._max_age_s else None
+        age = loop.call_later(self.max_age_s, lambda: self.perform(self.grow_old())) if self.max_age_s else None
         try:
             await asyncio.wait((reader, writer, stalled), return_when=asyncio.FIRST_COMPLETED)
         finally:

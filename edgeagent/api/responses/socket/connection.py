@@ -46,8 +46,7 @@ class Connection(Pump[Frame, OwnAction]):
     """One client's socket: its session decides, and this performs."""
 
     def __init__(self, websocket: WebSocket, context: Context) -> None:
-        self._max_age_s = context.config.server.max_websocket_age_s
-        super().__init__(websocket, TextMerging(), self._max_age_s)
+        super().__init__(websocket, TextMerging(), context.config.server.max_websocket_age_s)
         self._service = context.service
         self._live = context.service.live
         self._store = context.frontends.get(Responses).store
@@ -74,7 +73,7 @@ class Connection(Pump[Frame, OwnAction]):
 
     def grow_old(self) -> list[Action]:
         """Take no more creates, and close once nothing is under way."""
-        return self._session.expire(Expiry.by_age(self._max_age_s))
+        return self._session.expire(Expiry.by_age(self.max_age_s))
 
     def lose_token(self) -> list[Action]:
         """Do the same for a token that has ended."""
