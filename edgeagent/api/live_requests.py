@@ -1,4 +1,4 @@
-"""Every request in flight, once: which run, which can be found by their id, and whose end is not yet delivered.
+"""Every request in flight, once: whether it runs, can be found by its id, and has its end delivered.
 
 The stop, the status, a cancel by id and the sockets all ask this registry. It does not know what a request asks.
 """

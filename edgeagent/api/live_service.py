@@ -40,7 +40,7 @@ Trace = Callable[[GenerateRequest, Meter, str], None]
 
 
 class LiveService(ServiceDecorator):
-    """A Service whose generations are among the requests in flight, `live`; it takes no more once it drains."""
+    """A Service that registers each generation in `live`, the requests in flight, and refuses new ones in a drain."""
 
     def __init__(self, service: Service, trace: Trace | None = None) -> None:
         super().__init__(service)

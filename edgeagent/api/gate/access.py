@@ -122,7 +122,7 @@ class Peer(Protocol):
     """The other end of a connection; the transport puts it into the scope."""
 
     async def user(self) -> User:
-        """Return the user whose process is there."""
+        """Return the user of the process at the other end."""
         ...
 
 
@@ -324,9 +324,10 @@ def values(scope: AsgiScope, name: bytes) -> list[bytes]:
 
 
 def bearer_tokens(scope: AsgiScope) -> list[bytes]:
-    """Return the tokens of a request's Authorization headers. One of ours counts under any scheme, and under none.
+    """Return the tokens of a request's Authorization headers.
 
-    Otherwise a client that shows its token in a wrong form would be taken for one that shows none.
+    A token of this daemon counts under any scheme, and without one. Otherwise a client that shows its token in a wrong
+    form would be taken for one that shows none.
     """
     tokens = []
     for value in values(scope, b"authorization"):
@@ -349,7 +350,7 @@ def _name_and_password(words: list[bytes]) -> list[bytes]:
 
 
 def subprotocol_tokens(scope: AsgiScope) -> list[bytes]:
-    """Return the tokens among a WebSocket's offered subprotocols, where a browser has to put it."""
+    """Return the tokens among a WebSocket's offered subprotocols: a browser has no other place for a token."""
     offered: Iterable[str] = scope.get("subprotocols") or ()
     tokens = [name.removeprefix(TOKEN_SUBPROTOCOL) for name in offered if name.startswith(TOKEN_SUBPROTOCOL)]
     return [token.encode() for token in tokens]

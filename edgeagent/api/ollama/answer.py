@@ -125,7 +125,7 @@ def generate_fields(part: AnswerFields) -> OllamaGenerateFields:
 
 
 class OllamaAnswer:
-    """One answer. `model` is the name the client used; the clock runs from here on."""
+    """One answer. `model` is the name the client used. Its duration counts from here on."""
 
     def __init__(self, request_id: str, model: str, to_fields: ToFields) -> None:
         self._answer = ChatAnswer(request_id, model, 1)

@@ -252,7 +252,7 @@ def _read_tool(fields: Json, path: str) -> Tool:
 
 
 class _OpenCalls:
-    """The last message's calls that have no result yet. They get ids of our own: most of Ollama's clients send none."""
+    """The last message's calls that have no result yet. They get ids here, since most of Ollama's clients send none."""
 
     def __init__(self) -> None:
         self._num = 0

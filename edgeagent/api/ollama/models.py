@@ -242,7 +242,7 @@ def _rounded(count: int) -> str:
 
 
 def _digest(model: ListedModel) -> str:
-    """Return a digest that changes with the model: its content's sha256 if the cache has it, else its stamp's."""
+    """Return a digest that changes with the model: its sha256 if the cache has it, else one of its size and time."""
     if model.path is None:
         return ""
     with suppress(OSError):

@@ -209,7 +209,7 @@ class ChatAnswer:
         )
 
     def measures(self, choice: ChatSoFar) -> Measures:
-        """Return llama-server's `timings` and our own object for one choice."""
+        """Return `timings` and `edgeagent` for one choice."""
         return measures_body(_finished(choice), self._delivery_time)
 
 
@@ -297,7 +297,7 @@ def _finished(choice: ChatSoFar) -> Finished:
 
 
 def measures_body(finished: Finished, delivery_time: DeliveryTime) -> Measures:
-    """Return llama-server's `timings` of a generation, and our own object."""
+    """Return llama-server's `timings` of a generation, and the object `edgeagent`."""
     return {
         "timings": timings_body(finished.usage, finished.timings),
         "edgeagent": edgeagent_body(finished.timings, delivery_time.mean_ms),

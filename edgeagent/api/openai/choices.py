@@ -1,4 +1,4 @@
-"""One or more generations as one answer: run side by side, then collected into a body or written as a stream.
+"""One or more generations as one answer: they run side by side and become one body or one stream.
 
 It does not know what the body or the chunks look like.
 """

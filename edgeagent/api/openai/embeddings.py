@@ -93,7 +93,7 @@ async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = Fal
 
 
 def json_response(fields: Shape, member: bytes) -> Response:
-    """Return a JSON object of some fields and one more member, which is JSON already."""
+    """Return a JSON object of these fields and one more member, which is given as JSON text."""
     return Response(b"%s,%s}" % (to_json(fields)[:-1], member), media_type="application/json")
 
 

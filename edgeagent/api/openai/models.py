@@ -117,7 +117,7 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
 
 
 def listed(config: Config, served: Sequence[ModelStatus]) -> tuple[list[ModelStatus], list[LocalModel]]:
-    """Return the served models and those on this machine, without those whose file cannot be read or is gone.
+    """Return the served models and those on this machine, except those whose file is unreadable or gone.
 
     Such a model is still listed if it is loaded, or if the owner configured it. Reads files: call it in a thread.
     """

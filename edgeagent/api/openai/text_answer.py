@@ -161,7 +161,7 @@ class TextChoices:
         )
 
     def measures(self, choice: TextSoFar) -> Measures:
-        """Return llama-server's `timings` and our own object for one choice."""
+        """Return `timings` and `edgeagent` for one choice."""
         return measures_body(choice.end(), self._delivery_time)
 
     def _groups(self) -> list[list[TextSoFar]]:

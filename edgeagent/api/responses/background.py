@@ -29,7 +29,7 @@ from edgeagent.errors import InvalidRequest, Unauthorized
 
 
 def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
-    """Begin a response, and answer with it as it is queued, or with all of its events as they come."""
+    """Begin a response; answer with its queued state, or with all of its events as they come."""
     if not turn.events.response["store"]:
         raise InvalidRequest("a background response is asked for by its id, so it must be stored", param="store")
     turn.events.response["background"] = True

@@ -56,7 +56,7 @@ class CompactionStep:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a response has come: the items that are whole, and the one that is open."""
+    """How far a response has come: its finished items, and the open one."""
 
     response: ResponseBody
     output: Sequence[OutputItem]

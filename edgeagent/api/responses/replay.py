@@ -21,7 +21,7 @@ _TERMINAL = {"completed": "response.completed", "failed": "response.failed"}
 
 
 def events_after(progress: Progress, after: int) -> list[Json]:
-    """Return the events so far whose number is greater; -1: all of them."""
+    """Return the events so far whose number is greater than `after`; with -1 all of them."""
     return _Teller(after).tell(progress)
 
 

@@ -77,7 +77,7 @@ async def _collect(live: LiveTurn, steps: TurnSteps, context: Context) -> None:
 
 
 async def _stream(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[bytes, None]:
-    """Yield the events as they come, the failure too; the delivery counts up to where the next one is asked for."""
+    """Yield the events as they come, a failure too. The delivery of a step ends when the next one is asked for."""
     delivery_time = DeliveryTime()
     async with aclosing(drive(live, steps, context)) as driven:
         async for events, at_s in driven:

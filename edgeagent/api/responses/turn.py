@@ -29,7 +29,7 @@ from edgeagent.types import (
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """`conversation` is what the request answers; it may be shortened later, under the same id."""
+    """One response under way. `conversation` is what it answers; it may be shortened later, under the same id."""
 
     create: ResponseCreate
     request: GenerateRequest

@@ -162,7 +162,7 @@ def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:
 
 
 def told(name: str, error: Exception) -> EdgeAgentError:
-    """Return a failure as its client is told it. A bug is logged under `name`, and told as an InternalError."""
+    """Return the error that the client gets for a failure. A bug is logged under `name`; it is an InternalError."""
     if isinstance(error, EdgeAgentError):
         return error
     # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.

@@ -1,4 +1,4 @@
-"""Request fields that several routes share: types with bounds; tools, choices and schemas as our own values."""
+"""Request fields that several routes share: types with bounds; readers of tools, choices and schemas."""
 
 from __future__ import annotations
 

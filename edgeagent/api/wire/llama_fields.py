@@ -1,7 +1,8 @@
-"""llama-server's request fields that OpenAI's APIs do not have: each is honoured, or refused if it would matter.
+"""llama-server's request fields that OpenAI's APIs do not have.
 
-Harmless ones are accepted without effect: `id_slot` (a prefix is found in any slot), `n_keep` (no context is
-shifted), `response_fields` (the body comes whole).
+Each has its effect, or is refused if ignoring it would change the answer. Harmless ones are accepted without effect:
+`id_slot` (a prefix is found in any slot), `n_keep` (no context is shifted), `response_fields` (the body always has all
+fields).
 """
 
 from __future__ import annotations

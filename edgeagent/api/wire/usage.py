@@ -127,7 +127,7 @@ def timings_body(usage: Usage, timings: Timings) -> LlamaTimings:
 
 
 def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
-    """Return edgeagent's own object: where the request ran and why, milliseconds by stage, hand-overs if any.
+    """Return the object `edgeagent`: where the request ran and why, milliseconds by stage, hand-overs if any.
 
     Unknown stages are left out.
     """

@@ -116,7 +116,7 @@ class LaneTurn(LiveTurn):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """`fetching` is a create whose parent is being fetched; if it is cancelled meanwhile, it does not run.
+    """A lane. `fetching` is a create whose parent is being fetched; if it is cancelled meanwhile, it does not run.
 
     `key` tells it apart from all lanes of all connections.
     """
