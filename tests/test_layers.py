@@ -113,17 +113,19 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         # `context` holds what the routes of all rooms share.
         "wire": {"context"},
         "gate": {"wire", "context"},
-        "responses": {"gate", "wire", "context", "service", "live_requests"},
-        "openai": {"gate", "wire", "context", "service", "live_requests"},
+        # Of no one protocol: what any WebSocket needs.
+        "socket": {"gate", "wire"},
+        "responses": {"socket", "gate", "wire", "context", "frontend", "live_requests", "service"},
+        "openai": {"gate", "wire", "context", "service"},
         "llama_server": {"openai", "gate", "wire", "context", "service"},
-        "ollama": {"openai", "gate", "wire", "context", "service", "live_requests"},
-        "ops": {"openai", "gate", "wire", "context", "service", "live_requests"},
+        "ollama": {"openai", "gate", "wire", "context", "service"},
+        "ops": {"openai", "gate", "wire", "context", "service"},
         "documents": {"openai", "responses", "ollama", "llama_server", "ops", "gate", "wire", "routers"},
     },
     "api.responses": {
         "items": set(),
         "storage": {"items"},
-        "socket": {"items", "storage", "body", "event_json", "events", "generation", "turn"},
+        "socket": {"items", "storage", "body", "event_json", "events", "frontend", "generation", "live_turn", "turn"},
     },
     "backends": {
         "remote": {"base", "prompt_size"},

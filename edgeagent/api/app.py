@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, what they share, and how any failure becomes an OpenAI-shaped answer."""
+"""The HTTP application: its routes, their shared context, and how any failure becomes an OpenAI-shaped answer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
 from edgeagent.api.context import Context
+from edgeagent.api.frontend import Frontends
 from edgeagent.api.gate.body_limit import BodyLimit
 from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.grants import Grants
 from edgeagent.api.gate.security import Policy, Security
-from edgeagent.api.live_requests import LiveRequests, Trace
+from edgeagent.api.live_service import LiveService, Trace
 from edgeagent.api.ops.probe import Probe
-from edgeagent.api.responses.storage.store import ResponseStore, stored_limits
-from edgeagent.api.routers import ROUTERS
+from edgeagent.api.routers import ROUTERS, make_frontends
 from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_body, error_headers, http_status, printable, refusal
 from edgeagent.config import Config
@@ -47,7 +47,7 @@ def create_app(
     service: Service,
     *,
     keys: Keys,
-    history: ResponseStore | None = None,
+    frontends: Frontends | None = None,
     stop: Callable[[], None] = lambda: None,
     num_connections: Callable[[], int] = lambda: 0,
     trace: Trace | None = None,
@@ -55,7 +55,8 @@ def create_app(
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
-    `keys` find the holder of a token; whether every client needs one follows from config.server.
+    `keys` find the holder of a token; whether every client needs one follows from config.server. By default the
+    frontends keep everything in memory.
     """
     grants = Grants(keys)
     app = FastAPI(
@@ -72,12 +73,12 @@ def create_app(
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
         ],
     )
-    live = LiveRequests(service, trace)
+    live = LiveService(service, trace)
     app.state.context = Context(
         config=config,
         service=live,
         probe=Probe(live),
-        history=history or ResponseStore(limits=stored_limits(config.server)),
+        frontends=frontends or make_frontends(config),
         stop=stop,
         num_connections=num_connections,
         trouble=trouble,

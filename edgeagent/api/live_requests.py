@@ -1,280 +1,107 @@
-"""The requests that are running, of all clients: measured, logged without their content, drained at the stop."""
+"""Every request in flight, once: whether it runs, can be found by its id, and has its end delivered.
+
+The stop, the status, a cancel by id and the sockets all ask this registry. It does not know what a request asks.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
-from functools import partial
-
-from edgeagent.api.gate.grants import GRANT, unless_revoked, until_revoked
-from edgeagent.api.service import Service
-from edgeagent.api.wire.first_step import last_of
-from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
-from edgeagent.metrics.meter import ABANDONED, Meter
-from edgeagent.router.modes import strictest
-from edgeagent.router.outside import Outside
-from edgeagent.types import (
-    CachePolicy,
-    Embed,
-    GenerateRequest,
-    ModelStatus,
-    RemoteStatus,
-    Rerank,
-    RouteMode,
-    Step,
-    TextAnswer,
-    TextPrompt,
-    TextQuery,
-    WorkerState,
-    replace,
-)
-
-logger = logging.getLogger(__name__)
+from collections.abc import Callable
+from contextlib import suppress
 
 
-class LiveIds:
-    """The ids of live requests; `wait_empty` waits until there are none."""
+class LiveRequest:
+    """A request in flight, under an id of its own. A protocol that keeps more for its requests derives a class.
 
-    def __init__(self) -> None:
-        self._ids: set[str] = set()
-        self._empty = asyncio.Event()
-        self._empty.set()
+    `is_running`: a backend works on it. `is_visible`: clients of its `partition` can find it by its id.
+    `is_undelivered`: its terminal event is still to be written to a socket, and the stop waits for that.
+    """
 
-    def __len__(self) -> int:
-        return len(self._ids)
+    def __init__(self, request_id: str, partition: str = "") -> None:
+        self.id = request_id
+        self.partition = partition
+        self.is_running = False
+        self.is_visible = False
+        self.is_undelivered = False
 
-    def ids(self) -> list[str]:
-        """Return the ids of the live requests."""
-        return list(self._ids)
-
-    def add(self, request_id: str) -> None:
-        """Add a request."""
-        self._ids.add(request_id)
-        self._empty.clear()
-
-    def discard(self, request_id: str) -> None:
-        """Remove a request; an unknown id is ignored."""
-        self._ids.discard(request_id)
-        if not self._ids:
-            self._empty.set()
-
-    async def wait_empty(self, timeout_s: float) -> None:
-        """Wait until there is none, at most `timeout_s`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._ids:  # another may be added before this task runs
-                    await self._empty.wait()
-
-
-Trace = Callable[[GenerateRequest, Meter, str], None]
-"""Told of each generation's end: what was asked, what was measured, how it ended."""
+    def hidden(self) -> None:
+        """Note that it can no longer be found."""
 
 
 class LiveRequests:
-    """A Service that knows which of its requests are running, and takes no more once it drains."""
+    """The requests in flight of all clients, by their id. One stays while it runs, is visible or is undelivered."""
 
-    def __init__(self, service: Service, trace: Trace | None = None) -> None:
-        self._service = service
-        self._trace = trace
-        self._live = LiveIds()
-        self._undelivered = LiveIds()
-        self._is_draining = False
-        self._num_total = 0
+    def __init__(self) -> None:
+        self._requests: dict[str, LiveRequest] = {}
+        self._changed = asyncio.Event()
 
     @property
-    def num_live(self) -> int:
-        """How many requests are running or waiting."""
-        return len(self._live)
+    def num_running(self) -> int:
+        """How many requests run, or wait at a backend."""
+        return len(self.running())
 
-    @property
-    def num_total(self) -> int:
-        """How many requests there have been."""
-        return self._num_total
+    def running(self) -> list[LiveRequest]:
+        """Return the requests that run."""
+        return [request for request in self._requests.values() if request.is_running]
 
-    @property
-    def is_draining(self) -> bool:
-        """Whether the daemon is stopping."""
-        return self._is_draining
+    def find(self, request_id: str, partition: str) -> LiveRequest | None:
+        """Return a visible request of a partition; None if there is none."""
+        request = self._requests.get(request_id)
+        is_found = request is not None and request.is_visible and request.partition == partition
+        return request if is_found else None
 
-    def accepted(self, request_id: str) -> None:
-        """Note a request over a socket: it may wait for a place, for its response to be stored, for a slow client."""
-        self._undelivered.add(request_id)
+    def begin(self, request_id: str) -> None:
+        """Note that a backend begins to work on a request."""
+        self._requests.setdefault(request_id, LiveRequest(request_id)).is_running = True
 
-    def delivered(self, request_id: str) -> None:
+    def end(self, request_id: str) -> None:
+        """Note that no backend works on a request any more; an unknown id is ignored."""
+        if request := self._requests.get(request_id):
+            request.is_running = False
+            self._settle(request)
+
+    def show(self, request: LiveRequest) -> None:
+        """Let clients find a request by its id. It stands for the one that a backend may have begun under its id."""
+        if begun := self._requests.get(request.id):
+            request.is_running = begun.is_running
+        self._requests[request.id] = request
+        request.is_visible = True
+
+    def hide(self, request: LiveRequest) -> None:
+        """Let clients find a request no longer."""
+        if request.is_visible:
+            request.is_visible = False
+            request.hidden()
+            self._settle(request)
+
+    def accept(self, request: LiveRequest) -> None:
+        """Note that a socket owes a request's end: it may wait for a place, for the store, or for a slow client."""
+        self._requests[request.id] = request
+        request.is_undelivered = True
+
+    def deliver(self, request: LiveRequest) -> None:
         """Note that the terminal event of an accepted request is written, or is not to come."""
-        self._undelivered.discard(request_id)
-
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
-        """Run a request; raise BackendUnavailable while draining. It is cancelled when its client's token ends."""
-        self._refuse_if_draining()
-        request = _with_client(request)
-        self._live.add(request.id)
-        self._num_total += 1
-        meter, code = Meter(self._label(request.model)), ABANDONED
-        try:
-            with until_revoked(partial(self._service.cancel, request.id)):
-                async with aclosing(self._service.generate(request)) as steps:
-                    async for step in steps:
-                        if not meter.has_begun:
-                            meter.rename(self._label(request.model))
-                        meter.step(step)
-                        yield step
-        except EdgeAgentError as error:
-            code = error.code
-            raise
-        except Exception:
-            code = InternalError.code
-            raise
-        finally:
-            self._live.discard(request.id)
-            meter.rename(self._label(request.model))
-            self._settle(request, meter, code)
-
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text. It does not count as a request: a stop that drains still answers it.
-
-        Embeddings take longer and count as requests: raise BackendUnavailable while draining.
-        """
-        if not isinstance(query, Embed | Rerank):
-            return await self._service.ask(model, query)
-        self._refuse_if_draining()
-        self._num_total += 1
-        request_id = f"embed-{self._num_total}"
-        self._live.add(request_id)
-        try:
-            return await unless_revoked(self._service.ask(model, query))
-        finally:
-            self._live.discard(request_id)
-
-    def cancel(self, request_id: str) -> None:
-        """Cancel a live request politely; an unknown or finished id is ignored."""
-        self._service.cancel(request_id)
-
-    @property
-    def outside(self) -> Outside | None:
-        """The owner's remotes and the ledger; None where there can be none."""
-        return self._service.outside
-
-    def remotes(self) -> list[RemoteStatus]:
-        """Return how the remotes stand that requests may go to."""
-        return self._service.remotes()
-
-    def models(self) -> list[ModelStatus]:
-        """Return the models that are served, loaded or not."""
-        return self._service.models()
-
-    def reload(self, model: str) -> None:
-        """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
-        self._service.reload(model)
-
-    def default_model(self) -> str:
-        """Return the name of the model that serves a request which names none."""
-        return self._service.default_model()
-
-    def find_model(self, name: str) -> str:
-        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
-        return self._service.find_model(name)
-
-    async def locate(self, name: str) -> str:
-        """Do as `find_model`, also for a model that is here and was not asked for yet; nothing is loaded by this."""
-        return await self._service.locate(name)
-
-    async def load(self, model: str, request_id: str, keep_alive_s: float | None = None) -> str:
-        """Return the one name of a model once it is loaded; raise what keeps it from that."""
-        name = await self.locate(model)
-        # An adapter of a loaded model may still fail: its file may be unusable.
-        is_loaded = any(name == each.name and each.state is WorkerState.READY for each in self.models())
-        if is_loaded and keep_alive_s is None:
-            return name
-        request = GenerateRequest(
-            request_id,
-            name,
-            TextPrompt("Hello"),
-            prefill_only=True,
-            cache=CachePolicy(read=False, write=False),
-            keep_alive_s=keep_alive_s,
-        )
-        await last_of(self.generate(request))
-        return name
-
-    async def unload(self, model: str) -> int:
-        """End a model's worker and return 0; where it serves, return how many requests must end before that."""
-        return await self._service.unload(model)
-
-    def begin_drain(self) -> None:
-        """Refuse new requests from here on."""
-        self._is_draining = True
-
-    def cancel_all(self) -> None:
-        """Cancel every live request politely: each still ends in its one terminal event."""
-        for request_id in self._live.ids():
-            self._service.cancel(request_id)
+        request.is_undelivered = False
+        self._settle(request)
 
     async def wait_idle(self, timeout_s: float) -> None:
         """Wait until nothing runs, at most `timeout_s`."""
-        await self._live.wait_empty(timeout_s)
+        await self._wait(lambda: not self.running(), timeout_s)
 
     async def wait_delivered(self, timeout_s: float) -> None:
-        """Wait until the terminal events of all requests that have ended are written, at most `timeout_s`."""
-        for request_id in self._live.ids():
-            self._undelivered.discard(request_id)
-        await self._undelivered.wait_empty(timeout_s)
+        """Wait until the terminal events of all requests that do not run are written, at most `timeout_s`."""
+        for hanging in self.running():
+            self.deliver(hanging)
+        await self._wait(lambda: not any(each.is_undelivered for each in self._requests.values()), timeout_s)
 
-    def _refuse_if_draining(self) -> None:
-        if self._is_draining:
-            raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
+    async def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not is_done():
+                    self._changed.clear()
+                    await self._changed.wait()
 
-    def _label(self, model: str) -> str:
-        """Return the name under which a model is measured: that of a served model, never a client's own text."""
-        try:
-            return self.find_model(model)
-        except EdgeAgentError:
-            return self._service.default_model()
-
-    def _settle(self, request: GenerateRequest, meter: Meter, code: str) -> None:
-        end = meter.end(code)
-        logger.info("generation ended", extra={"fields": _measures(request, meter, end)})
-        if self._trace is not None:
-            self._trace(request, meter, end)
-
-
-def _with_client(request: GenerateRequest) -> GenerateRequest:
-    """Return a request with its client's name, and the route that its token allows: all generations pass here.
-
-    A prompt that is only computed ahead stays here, since that fills this machine's cache; so does a request that was
-    sent on often enough, since two edgeagents may be each other's remotes.
-    """
-    grant, num_hops = GRANT.get(), NUM_HOPS.get()
-    allowed = grant.client.route if grant is not None else None
-    here = RouteMode.LOCAL_ONLY if request.prefill_only or num_hops >= MAX_HOPS else None
-    route = strictest(allowed, here, request.route)
-    return replace(request, route=route, client=request.cache.partition, num_hops=num_hops)
-
-
-def _place(meter: Meter) -> tuple[str, str]:
-    """Return where a generation ended, else where it began, and why there; empty where it did neither."""
-    if meter.finished is not None:
-        return meter.finished.timings.route, meter.finished.timings.reason
-    placement = None if meter.started is None else meter.started.placement
-    return ("", "") if placement is None else (placement.served_by, placement.reason)
-
-
-def _measures(request: GenerateRequest, meter: Meter, end: str) -> dict[str, object]:
-    usage = meter.usage
-    served_by, reason = _place(meter)
-    first_ms = None if meter.first_s is None else round(1000.0 * (meter.first_s - meter.began_s), 1)
-    return {
-        "generation": request.id,
-        "model": meter.model,
-        "served_by": served_by,
-        "reason": reason,
-        "end": end,
-        "prompt_tokens": usage.num_prompt_tokens,
-        "cached_tokens": usage.num_cached_tokens,
-        "output_tokens": usage.num_output_tokens,
-        "first_token_ms": first_ms,
-        "total_ms": round(1000.0 * (meter.ended_s - meter.began_s), 1),
-    }
+    def _settle(self, request: LiveRequest) -> None:
+        if not (request.is_running or request.is_visible or request.is_undelivered):
+            self._requests.pop(request.id, None)
+        self._changed.set()

@@ -1,13 +1,21 @@
-"""The routers of every route that is always served; the application and the documents both read this list."""
+"""The wire protocols that are registered: the routers of every route that is always served, and the frontends.
+
+The application, the daemon and the documents read these lists.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from edgeagent.api.frontend import Frontend, Frontends
 from edgeagent.api.llama_server import props, rerank, text_tools
 from edgeagent.api.ollama import routes as ollama
 from edgeagent.api.openai import chat, embeddings, models, text
 from edgeagent.api.ops import cache, metrics, model_pulls, remotes, status
 from edgeagent.api.responses import compaction_routes, routes, stored_routes
+from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.socket import connection
+from edgeagent.config import Config
 
 ROUTERS = tuple(
     module.router
@@ -16,3 +24,10 @@ ROUTERS = tuple(
         *(models, model_pulls, ollama, status, cache, remotes, metrics),
     )
 )
+FRONTENDS: tuple[type[Frontend], ...] = (Responses,)
+"""The protocols that have state beyond a request."""
+
+
+def make_frontends(config: Config, folder: Path | None = None) -> Frontends:
+    """Return a daemon's frontends, whose files are in `folder`; if that is None, they have no files."""
+    return Frontends(kind.of(config, folder) for kind in FRONTENDS)

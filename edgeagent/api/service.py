@@ -14,11 +14,11 @@ class Service(Protocol):
 
     @property
     def outside(self) -> Outside | None:
-        """The owner's remotes and the ledger; None where there can be none."""
+        """The owner's remotes and the ledger; None if this service has no remotes."""
         ...
 
     def remotes(self) -> list[RemoteStatus]:
-        """Return how the remotes stand that requests may go to."""
+        """Return the status of the remotes that requests may go to."""
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
@@ -38,7 +38,7 @@ class Service(Protocol):
         ...
 
     def reload(self, model: str) -> None:
-        """Reload a model, which lifts a quarantine too; its live requests go on. Raise ModelNotFound."""
+        """Reload a model, which also lifts a quarantine; its live requests continue. Raise ModelNotFound."""
         ...
 
     def default_model(self) -> str:
@@ -46,21 +46,62 @@ class Service(Protocol):
         ...
 
     def find_model(self, name: str) -> str:
-        """Return the one name of a model that clients call by several; raise ModelNotFound, or BackendUnavailable."""
+        """Return the canonical name of a model that has several; raise ModelNotFound or BackendUnavailable."""
         ...
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`, also for a model that is here and was not asked for yet; nothing is loaded by this."""
+        """Like `find_model`, but also find a model on this machine that no request has named yet. Loads nothing."""
         ...
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0; where it serves, return how many requests must end before that.
+        """End a model's worker and return 0; if it is serving, return how many requests must end first.
 
         Raise ModelNotFound, or NotSupported for a model elsewhere.
         """
         ...
 
 
+class ServiceDecorator:
+    """A Service that passes each call on to another. Derive one that does more: measures, or caches answers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @property
+    def outside(self) -> Outside | None:
+        return self._service.outside
+
+    def remotes(self) -> list[RemoteStatus]:
+        return self._service.remotes()
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        return self._service.generate(request)
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        return await self._service.ask(model, query)
+
+    def cancel(self, request_id: str) -> None:
+        self._service.cancel(request_id)
+
+    def models(self) -> list[ModelStatus]:
+        return self._service.models()
+
+    def reload(self, model: str) -> None:
+        self._service.reload(model)
+
+    def default_model(self) -> str:
+        return self._service.default_model()
+
+    def find_model(self, name: str) -> str:
+        return self._service.find_model(name)
+
+    async def locate(self, name: str) -> str:
+        return await self._service.locate(name)
+
+    async def unload(self, model: str) -> int:
+        return await self._service.unload(model)
+
+
 def status_of(service: Service, name: str) -> ModelStatus | None:
-    """Return how the model stands that `find_model` or `locate` named so; None where it is not served."""
+    """Return the status of a model, by the name from `find_model` or `locate`; None if it is not served."""
     return next((status for status in service.models() if name in status.names), None)

@@ -30,15 +30,15 @@ from edgeagent.short_turns import ask_for_short_turns
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
-    from edgeagent.api.live_requests import Trace
+    from edgeagent.api.live_service import Trace
     from edgeagent.config import Config, ServerConfig
 
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
 # How long the worker may take to end after a second signal. When its pipe closes, it ends in any case.
 FORCED_STOP_S = 0.5
-# Stored responses are already on disk. This limit is for a disk that hangs.
-STORE_CLOSE_S = 2.0
+# What the protocols keep is already on disk. This limit is for a disk that hangs.
+FRONTENDS_CLOSE_S = 2.0
 
 
 class Router(Service, Protocol):
@@ -132,12 +132,11 @@ async def _serve(
     stop: Stop,
     trace: Trace | None,
 ) -> None:
-    from edgeagent.api.responses.storage.store import FILE, ResponseStore, stored_limits
+    from edgeagent.api.routers import make_frontends
     from edgeagent.daemon.prefixes import Prefixes
     from edgeagent.daemon.server import make_server
 
-    path = config.state_dir / FILE if config.server.persist_responses else None
-    store = ResponseStore(path, stored_limits(config.server))
+    frontends = make_frontends(config, config.state_dir)
     runtime = _runtime(config.server, listeners.tcp)
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
@@ -146,7 +145,7 @@ async def _serve(
     watch: asyncio.Task[None] | None = None
     background: list[asyncio.Task[None]] = []
 
-    def on_listening() -> None:
+    def announce() -> None:
         nonlocal watch
         keep_collections_short()
         if not publication.publish():
@@ -158,9 +157,10 @@ async def _serve(
             background.append(asyncio.create_task(prefixes.run()))
 
     server = make_server(
-        config, router, keys, stop, reporter, on_listening, listeners.unix, store, trace, lambda: publication.trouble
+        config, router, keys, stop, reporter, announce, listeners.unix, frontends, trace, lambda: publication.trouble
     )
     try:
+        await frontends.start()
         await server.serve(sockets=[listeners.tcp])
         if watch is not None and watch.done():
             await watch
@@ -170,8 +170,8 @@ async def _serve(
                 task.cancel()
         publication.withdraw()
         with suppress(TimeoutError):
-            async with asyncio.timeout(STORE_CLOSE_S):
-                await store.close()
+            async with asyncio.timeout(FRONTENDS_CLOSE_S):
+                await frontends.close()
 
 
 def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:

@@ -14,7 +14,7 @@ import uvicorn
 
 from edgeagent import metrics
 from edgeagent.api.app import create_app
-from edgeagent.api.live_requests import LiveRequests, Trace
+from edgeagent.api.live_service import LiveService, Trace
 from edgeagent.daemon.tls import server_context
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.daemon.unix import BACKLOG
@@ -22,8 +22,8 @@ from edgeagent.daemon.unix import BACKLOG
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from edgeagent.api.frontend import Frontends
     from edgeagent.api.gate.grants import Grants
-    from edgeagent.api.responses.storage.store import ResponseStore
     from edgeagent.api.service import Service
     from edgeagent.config import Config, ServerConfig
     from edgeagent.credentials import Keys
@@ -51,13 +51,14 @@ def make_server(
     reporter: Reporter,
     on_listening: Callable[[], None],
     unix: socket.socket | None = None,
-    history: ResponseStore | None = None,
+    frontends: Frontends | None = None,
     trace: Trace | None = None,
     trouble: Callable[[], str | None] = lambda: None,
 ) -> Server:
     """Return the server for a service. `on_listening` is called once it accepts connections on all its sockets.
 
-    The caller closes a `history` that it passes. `trouble` returns what is wrong with the daemon itself, or None.
+    The caller starts and closes the `frontends` that it passes. `trouble` returns what is wrong with the daemon itself, or
+    None.
     """
     server: Server
 
@@ -68,15 +69,16 @@ def make_server(
         config,
         service,
         keys=keys,
-        history=history,
+        frontends=frontends,
         stop=stop.request,
         num_connections=num_connections,
         trace=trace,
         trouble=trouble,
     )
-    drain = Drain(app.state.context.service, config.server.drain_s, stop, reporter)
+    context = app.state.context
+    drain = Drain(context.service, context.frontends, config.server.drain_s, stop, reporter)
     settings = _uvicorn_settings(app, config.server)
-    server = Server(settings, drain, stop, on_listening, unix, app.state.context.grants)
+    server = Server(settings, drain, stop, on_listening, unix, context.grants)
     return server
 
 
@@ -112,23 +114,27 @@ def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | N
 class Drain:
     """Ends live requests: they may finish within a time limit, then they are cancelled. Each gets a terminal event."""
 
-    def __init__(self, live: LiveRequests, limit_s: float, stop: Stop, reporter: Reporter) -> None:
-        self._live = live
+    def __init__(
+        self, service: LiveService, frontends: Frontends, limit_s: float, stop: Stop, reporter: Reporter
+    ) -> None:
+        self._service = service
+        self._frontends = frontends
         self._limit_s = limit_s
         self._stop = stop
         self._reporter = reporter
 
     async def run(self) -> None:
         """Return once no request is live and all terminal events are written, or when the time for that is over."""
-        live, clock = self._live, asyncio.get_running_loop().time
-        live.begin_drain()
+        live, clock = self._service.live, asyncio.get_running_loop().time
+        self._service.begin_drain()
+        self._frontends.stop_accepting()
         if not self._stop.is_failure:
-            self._reporter.stopping(live.num_live)
+            self._reporter.stopping(live.num_running)
         deadline = clock() + self._limit_s
-        while live.num_live and clock() < deadline and not self._stop.is_forced:
+        while live.num_running and clock() < deadline and not self._stop.is_forced:
             await live.wait_idle(min(POLL_S, deadline - clock()))
-        if live.num_live:
-            live.cancel_all()
+        if live.num_running:
+            self._service.cancel_all()
             await live.wait_idle(self._grace_s)
         await live.wait_delivered(self._grace_s)
 

@@ -18,7 +18,9 @@ from openai.types.responses.responses_server_event import ResponsesServerEvent
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeagent.api.app import create_app
+from edgeagent.api.frontend import Frontends
 from edgeagent.api.gate.access import OWN_USER, PEER_KEY, User
+from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.storage.store import ResponseStore, stored_limits
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
@@ -116,8 +118,8 @@ async def serve(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
     config = config or Config()
-    history = ResponseStore(store, stored_limits(config.server))
-    app = CheckedApp(create_app(config, backend, keys=keys or OwnerKey("secret"), history=history))
+    frontends = Frontends([Responses(ResponseStore(store, stored_limits(config.server)))])
+    app = CheckedApp(create_app(config, backend, keys=keys or OwnerKey("secret"), frontends=frontends))
     server = Server(
         uvicorn.Config(
             as_own_user(app), log_level="error", lifespan="off", ws="websockets-sansio", ws_per_message_deflate=False
@@ -133,7 +135,7 @@ async def serve(
         server.force_exit = True
         await serving
         listener.close()
-        await history.close()
+        await frontends.close()
     app.check()
 
 

@@ -47,7 +47,7 @@ def queued(client: Client) -> None:
         client.create(stream_id=f"lane{index}")
     client.create(stream_id="late")
     for request_id in client.started[:MAX_ACTIVE]:
-        client.take(client.session.failed(request_id, Overloaded("full", retry_after_s=2)))
+        client.fail(request_id, Overloaded("full", retry_after_s=2))
     client.finish(client.started[-1])
 
 
@@ -89,7 +89,7 @@ def prefill_only(client: Client) -> None:
 def failed(client: Client) -> None:
     client.create()
     client.step(client.started[0], TextDelta("ye"))
-    client.take(client.session.failed(client.started[0], WorkerCrashed("the worker ended: signal 9", retry_after_s=1)))
+    client.fail(client.started[0], WorkerCrashed("the worker ended: signal 9", retry_after_s=1))
 
 
 def refusals(client: Client) -> None:

@@ -1,126 +1,83 @@
-"""Counting, refusing and draining live requests."""
+"""Each request in flight, once: what keeps it there, who finds it, and what a stop waits for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import pytest
-from msgspec.structs import replace
-
-from edgeagent.api.live_requests import LiveRequests, _measures
-from edgeagent.api.wire.request_id import begin_request
-from edgeagent.errors import BackendUnavailable, ModelNotFound, WorkerCrashed
-from edgeagent.metrics.meter import Meter
-from edgeagent.types import GenerateRequest, Placement, RouteMode, Started, Step, TextDelta, TextPrompt
-from tests.backends.fake import FakeBackend, Gate, failing, finished
+from edgeagent.api.live_requests import LiveRequest, LiveRequests
 
 
-def request(name: str) -> GenerateRequest:
-    return GenerateRequest(name, "fake", TextPrompt("one two"))
+class Noting(LiveRequest):
+    """Counts how often it was hidden."""
+
+    num_hidden = 0
+
+    def hidden(self) -> None:
+        self.num_hidden += 1
 
 
-async def consume(steps: AsyncIterator[Step]) -> list[Step]:
-    return [step async for step in steps]
+def test_only_its_partition_finds_a_visible_request() -> None:
+    live, request = LiveRequests(), LiveRequest("a", "kiosk")
+    live.accept(request)
+    assert live.find("a", "kiosk") is None
+    live.show(request)
+    assert live.find("a", "kiosk") is request
+    assert live.find("a", "") is None and live.find("b", "kiosk") is None
+    live.hide(request)
+    assert live.find("a", "kiosk") is None
 
 
-async def test_steps_pass_and_are_counted() -> None:
-    live = LiveRequests(FakeBackend())
-    steps = await consume(live.generate(request("a")))
-    assert [delta for step in steps for delta in step.deltas][1:3] == [TextDelta("one"), TextDelta(" two")]
-    assert (live.num_live, live.num_total) == (0, 1)
+def test_a_request_that_is_shown_stands_for_the_one_that_runs() -> None:
+    live, request = LiveRequests(), Noting("a")
+    live.begin("a")
+    live.show(request)
+    assert live.running() == [request]
+    live.hide(request)
+    live.hide(request)
+    assert (live.running(), request.num_hidden) == ([request], 1)
+    live.end("a")
+    assert live.num_running == 0
 
 
-@pytest.mark.parametrize(
-    ("told", "num_hops", "route"),
-    [
-        ((), 0, RouteMode.PREFER_REMOTE),
-        ((b"1",), 1, RouteMode.PREFER_REMOTE),
-        ((b"2",), 2, RouteMode.LOCAL_ONLY),
-        ((b"1", b"9999"), 2, RouteMode.LOCAL_ONLY),
-        ((b"-1",), 2, RouteMode.LOCAL_ONLY),
-        ((b"9" * 5000,), 2, RouteMode.LOCAL_ONLY),
-    ],
-)
-async def test_a_request_does_not_go_round(told: tuple[bytes, ...], num_hops: int, route: RouteMode) -> None:
-    backend = FakeBackend()
-    begin_request([(b"host", b"x"), *((b"x-edgeagent-hops", value) for value in told)])
-    await consume(LiveRequests(backend).generate(replace(request("a"), route=RouteMode.PREFER_REMOTE)))
-    assert [(asked.num_hops, asked.route) for asked in backend.requests] == [(num_hops, route)]
-
-
-async def test_where_it_began_is_told_of_one_that_broke() -> None:
-    placement = Placement("remote:gpu", "m", "queue_full")
-    script = (Started(1, 0, placement=placement), WorkerCrashed("cut"))
-    meters: list[Meter] = []
-    live = LiveRequests(FakeBackend(lambda _: script), lambda asked, meter, end: meters.append(meter))
-    with pytest.raises(WorkerCrashed):
-        await consume(live.generate(request("a")))
-    measures = _measures(request("a"), meters[0], "worker_crashed")
-    assert (measures["served_by"], measures["reason"]) == ("remote:gpu", "queue_full")
-
-
-async def test_each_end_is_told_once() -> None:
-    ends: list[tuple[str, str, str]] = []
-
-    def note(asked: GenerateRequest, meter: Meter, end: str) -> None:
-        ends.append((asked.id, meter.model, end))
-
-    await consume(LiveRequests(FakeBackend(), note).generate(request("a")))
-    with pytest.raises(WorkerCrashed):
-        await consume(LiveRequests(FakeBackend(failing(WorkerCrashed("signal 9"))), note).generate(request("b")))
-    with pytest.raises(ValueError, match="a bug"):
-        await consume(LiveRequests(FakeBackend(lambda _: (ValueError("a bug"),)), note).generate(request("c")))
-    live = LiveRequests(FakeBackend(lambda _: (TextDelta("x"), Gate())), note)
-    steps = live.generate(request("d"))
-    await anext(steps)
-    assert live.num_live == 1
-    await steps.aclose()
-    assert live.num_live == 0
-    with pytest.raises(ModelNotFound):
-        await consume(live.generate(replace(request("e"), model="a client's words")))
-    assert ends == [
-        ("a", "fake", "stop"),
-        ("b", "fake", "worker_crashed"),
-        ("c", "fake", "internal_error"),
-        ("d", "fake", "abandoned"),
-        ("e", "fake", "model_not_found"),
-    ]
-
-
-async def test_draining() -> None:
-    gate = Gate()
-    backend = FakeBackend(lambda _: (TextDelta("x"), gate, finished()))
-    live = LiveRequests(backend)
-    running = asyncio.create_task(consume(live.generate(request("a"))))
-    await gate.reached.wait()
-    live.begin_drain()
-    with pytest.raises(BackendUnavailable) as refused:
-        await consume(live.generate(request("b")))
-    assert refused.value.retry_after_s
-    await live.wait_idle(0.0)
-    assert live.num_live == 1
-    live.cancel_all()
-    await live.wait_idle(60.0)
-    assert live.num_live == 0
-    assert backend.cancelled == ["a"]
-    assert len(await running) == 2
+def test_it_stays_while_anything_is_to_be_done_for_it() -> None:
+    live, request = LiveRequests(), LiveRequest("a")
+    live.show(request)
+    live.accept(request)
+    live.begin("a")
+    live.end("a")
+    live.deliver(request)
+    assert live.find("a", "") is request
+    live.hide(request)
+    live.begin("a")
+    assert live.running() != [request]  # another of the same id, as its compaction's
 
 
 async def test_an_end_is_waited_for_but_not_that_of_what_hangs() -> None:
-    gate = Gate()
-    live = LiveRequests(FakeBackend(lambda _: (TextDelta("x"), gate, finished())))
-    hanging = live.generate(request("hangs"))
-    await anext(hanging)
-    for name in ("hangs", "ended"):
-        live.accepted(name)
+    live = LiveRequests()
+    hanging, ended, following = (LiveRequest(name) for name in ("hangs", "ended", "next"))
+    for request in (hanging, ended):
+        live.accept(request)
+    live.begin("hangs")
     waiting = asyncio.create_task(live.wait_delivered(60.0))
     await asyncio.sleep(0)
-    live.delivered("ended")
-    live.accepted("next")
+    live.deliver(ended)
+    live.accept(following)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not waiting.done()
-    live.delivered("next")
+    live.deliver(following)
     await waiting
-    await hanging.aclose()
+    assert live.running() == [hanging]
+
+
+async def test_it_is_idle_once_nothing_runs() -> None:
+    live = LiveRequests()
+    live.begin("a")
+    await live.wait_idle(0.0)
+    assert live.num_running == 1
+    waiting = asyncio.create_task(live.wait_idle(60.0))
+    await asyncio.sleep(0)
+    live.end("a")
+    live.end("unknown")
+    await waiting
+    assert live.num_running == 0

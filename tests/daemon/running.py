@@ -14,7 +14,8 @@ from typing import cast
 import httpx
 from starlette.types import ASGIApp
 
-from edgeagent.api.live_requests import Trace
+from edgeagent.api.frontend import Frontends
+from edgeagent.api.live_service import Trace
 from edgeagent.api.service import Service
 from edgeagent.config import Config
 from edgeagent.credentials import Keys
@@ -73,13 +74,21 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    service: Service, config: Config | None = None, keys: Keys | None = None, trace: Trace | None = None
+    service: Service,
+    config: Config | None = None,
+    keys: Keys | None = None,
+    trace: Trace | None = None,
+    frontends: Frontends | None = None,
 ) -> AsyncIterator[Running]:
     """Serve on a free port of the configured host."""
     config = config or Config()
     stop, reporter, listening = Stop(), RecordingReporter(), asyncio.Event()
     with closing(bind(config.server.host, 0)) as listener:
-        server = make_server(config, service, keys or OwnerKey(TOKEN), stop, reporter, listening.set, trace=trace)
+        server = make_server(
+            *(config, service, keys or OwnerKey(TOKEN), stop, reporter, listening.set),
+            frontends=frontends,
+            trace=trace,
+        )
         # uvicorn only calls the app.
         app = CheckedApp(cast(ASGIApp, server.config.app))
         server.config.app = app

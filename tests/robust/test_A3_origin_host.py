@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from edgeagent.config import Config, ServerConfig
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import Running, exchange, has_ipv6_loopback, running
+from tests.daemon.running import TOKEN, Running, exchange, has_ipv6_loopback, running
 from tests.robust.raw import KEY_HEADERS, PAGE, get, post, upgrade
 
 HI = '{"messages":[{"role":"user","content":"hi"}]}'
@@ -88,7 +88,25 @@ BAD_ORIGINS = [
     "",
     "*",
     "http://evil.example",
-    "http://127.0.0.1:{port}",
+    # The daemon's own Host is 127.0.0.1:{port} here, and only a page of just that origin is its own.
+    "https://127.0.0.1:{port}",
+    "ws://127.0.0.1:{port}",
+    "HTTP://127.0.0.1:{port}",
+    "http://127.0.0.1:{port}/",
+    "http://127.0.0.1:{port}0",
+    "http://127.0.0.1:0{port}",
+    "http://127.0.0.1",
+    "http://127.0.0.1:80",
+    "http://127.0.0.1.:{port}",
+    "http://127.0.0.1:{port}.evil.example",
+    "http://user@127.0.0.1:{port}",
+    "http://user:secret@127.0.0.1:{port}",
+    "http://127.0.0.1:{port}@evil.example",
+    "http://127.0.0.1:{port}, http://127.0.0.1:{port}",
+    "http://[::1]:{port}",
+    "http://[::ffff:127.0.0.1]:{port}",
+    "http://2130706433:{port}",
+    "127.0.0.1:{port}",
     "http://localhost:{port}",
     "https://localhost:3000",
     "http://localhost:3000/",
@@ -253,6 +271,74 @@ async def test_an_allowed_page(daemon: Running) -> None:
     assert "POST" in preflight.headers["access-control-allow-methods"]
     assert "authorization" in preflight.headers["access-control-allow-headers"]
     assert (await upgrade(daemon, host, f"Origin: {PAGE}")).status == 101
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("127.0.0.1:{port}", "http://127.0.0.1:{port}"),
+        ("localhost:{port}", "http://localhost:{port}"),
+        ("LOCALHOST:{port}", "http://localhost:{port}"),
+        ("[::1]:{port}", "http://[::1]:{port}"),
+    ],
+)
+async def test_a_page_of_the_daemon_itself_needs_no_configuration(daemon: Running, host: str, origin: str) -> None:
+    lines = [f"Host: {host}", f"Origin: {origin}", f"Referer: {origin}/docs", "Sec-Fetch-Site: same-origin"]
+    reply = await get(daemon, *lines)
+    assert reply.status == 200
+    # What has the same origin needs no leave to read.
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+    assert (await upgrade(daemon, *lines)).status == 101
+    assert (await get(daemon, *lines[:1], lines[2])).status == 200
+    # Still a page: it can only infer, and its body must say that it is JSON.
+    assert (await get(daemon, *lines, target="/edgeagent/status")).status == 401
+    # No browser says both; and no page of this origin asks in advance.
+    assert (await get(daemon, *lines[:3], "Sec-Fetch-Site: cross-site")).status == 403
+    assert (await get(daemon, *lines, "Access-Control-Request-Method: POST", method="OPTIONS")).status == 405
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
+async def test_a_page_of_the_daemon_itself_posts_json(daemon: Running, kind: str) -> None:
+    reply = await post(daemon, HI, "Origin: http://127.0.0.1:{port}", f"Content-Type: {kind}")
+    assert reply.status == (200 if kind == "application/json" else 415)
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("localhost:{port}", "http://LOCALHOST:{port}"),
+        ("localhost:{port}", "http://localhost.:{port}"),
+        ("localhost:{port}", "http://127.0.0.1:{port}"),
+        ("[::1]:{port}", "http://[0:0:0:0:0:0:0:1]:{port}"),
+        ("[::1]:{port}", "http://::1:{port}"),
+        ("[::1]:{port}", "http://[::1%25lo]:{port}"),
+        # A page that rebinds its name to this machine has a Host of its own.
+        ("evil.example:{port}", "http://evil.example:{port}"),
+        ("localhost.evil.example:{port}", "http://localhost.evil.example:{port}"),
+        ("localhost:3000", "http://localhost:3000"),
+        ("127.0.0.1:1", "http://127.0.0.1:1"),
+        # Hosts that the owner allows may be a proxy's; their names can be rebound.
+        ("box.example:{port}", "http://box.example:{port}"),
+        ("box.example", "http://box.example"),
+        ("proxy.example:8443", "https://proxy.example:8443"),
+    ],
+)
+async def test_only_a_page_at_the_very_host_is_the_daemons_own(daemon: Running, host: str, origin: str) -> None:
+    for reply in (
+        await get(daemon, f"Host: {host}", f"Origin: {origin}"),
+        await get(daemon, f"Host: {host}", f"Referer: {origin}/"),
+        await upgrade(daemon, f"Host: {host}", f"Origin: {origin}"),
+    ):
+        assert reply.status == 403
+        assert "access-control-allow-origin" not in reply.headers
+
+
+async def test_a_page_of_the_daemon_itself_needs_the_token_that_all_need() -> None:
+    async with running(FakeBackend(), Config(server=ServerConfig(token_required=True))) as daemon:
+        own = ["Host: 127.0.0.1:{port}", "Origin: http://127.0.0.1:{port}"]
+        assert (await get(daemon, *own)).status == 401
+        assert (await upgrade(daemon, *own)).status == 401
+        assert (await get(daemon, *own, f"Authorization: Bearer {TOKEN}")).status == 200
 
 
 async def test_no_page_no_cors_headers(daemon: Running) -> None:

@@ -1,6 +1,6 @@
-"""Access: the scope that each path needs, and the one decision, from all that is known of the asker.
+"""The scope that each path needs, and the decision whether a client has it, from all that is known of the asker.
 
-A path that is not in the table needs everything. The table sees the path that the router sees, `scope["path"]`.
+A path that is not in the table needs `admin`. The table sees the path that the router sees, `scope["path"]`.
 docs/access.md states the same rule in words; a test holds the two together.
 """
 
@@ -122,7 +122,7 @@ class Peer(Protocol):
     """The other end of a connection; the transport puts it into the scope."""
 
     async def user(self) -> User:
-        """Return the user whose process is there."""
+        """Return the user of the process at the other end."""
         ...
 
 
@@ -210,7 +210,7 @@ def template_of(path: str) -> str | None:
 
 
 def need_of(path: str) -> Scope | None:
-    """Return what a path needs; None where that is nothing."""
+    """Return the scope that a path needs; None if it needs none."""
     template = template_of(path)
     return Scope.ADMIN if template is None else NEEDS[template]
 
@@ -218,19 +218,19 @@ def need_of(path: str) -> Scope | None:
 def client_of(connection: HTTPConnection) -> str:
     """Return the asker's partition: "" for the owner, a client's name, `uid:1001` for another user of this machine.
 
-    Stored responses and cached prompts are kept apart by it. What was not judged has no client, and raises KeyError.
+    Stored responses and cached prompts are kept apart by it. Raises KeyError for a request that was not judged.
     """
     name: str = connection.scope[CLIENT_KEY]
     return name
 
 
 def is_owners(connection: HTTPConnection) -> bool:
-    """Whether the owner sent this, and no web page: what changes the machine beyond one answer is the owner's."""
+    """Whether the owner sent this, and not a web page. Only the owner may change the machine beyond one answer."""
     return client_of(connection) == OWNER.name and not is_page(connection.scope)
 
 
 class Access:
-    """Gathers what is known of the asker, and decides."""
+    """Gathers the facts about the asker, and decides."""
 
     def __init__(self, keys: Keys, *, is_token_required: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
@@ -293,7 +293,7 @@ def is_unix(scope: AsgiScope) -> bool:
 
 
 def is_browser(scope: AsgiScope) -> bool:
-    """Whether a browser may have sent this, though no header that is judged names its page.
+    """Whether a browser may have sent this, even if no header names the page.
 
     A page can post a form, text/plain, or (from a Blob) no type at all to another site without a preflight. A current
     browser then adds Origin and Sec-Fetch-Site, which no script can leave out. Every browser calls itself Mozilla, and
@@ -308,8 +308,8 @@ def is_browser(scope: AsgiScope) -> bool:
 def is_page(scope: AsgiScope) -> bool:
     """Whether a web page may have made a browser send this: true for a browser, unless its user typed the address.
 
-    Then the browser navigates there; an extension's fetch comes from no site either. Node's fetch is no browser, though
-    it sends Sec-Fetch-Mode as browsers do; a browser sends Sec-Fetch-Site as well.
+    For a typed address the browser navigates. An extension's fetch comes from no site either, but does not navigate.
+    Node's fetch sends Sec-Fetch-Mode, too, but is not a browser: browsers also send Sec-Fetch-Site.
     """
     is_typed = values(scope, b"sec-fetch-site") == [b"none"] and values(scope, b"sec-fetch-mode") == [b"navigate"]
     headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"sec-fetch-mode"]
@@ -324,9 +324,10 @@ def values(scope: AsgiScope, name: bytes) -> list[bytes]:
 
 
 def bearer_tokens(scope: AsgiScope) -> list[bytes]:
-    """Return the tokens of a request's Authorization headers. One of ours counts under any scheme, and under none.
+    """Return the tokens of a request's Authorization headers.
 
-    Otherwise a client that shows its token in a wrong form would be taken for one that shows none.
+    A token of this daemon counts under any scheme, and without one. Otherwise a client that shows its token in a wrong
+    form would be taken for one that shows none.
     """
     tokens = []
     for value in values(scope, b"authorization"):
@@ -349,7 +350,7 @@ def _name_and_password(words: list[bytes]) -> list[bytes]:
 
 
 def subprotocol_tokens(scope: AsgiScope) -> list[bytes]:
-    """Return the tokens among a WebSocket's offered subprotocols, where a browser has to put it."""
+    """Return the tokens among a WebSocket's offered subprotocols: a browser has no other place for a token."""
     offered: Iterable[str] = scope.get("subprotocols") or ()
     tokens = [name.removeprefix(TOKEN_SUBPROTOCOL) for name in offered if name.startswith(TOKEN_SUBPROTOCOL)]
     return [token.encode() for token in tokens]

@@ -1,7 +1,7 @@
 """The requests and sockets that tokens have opened, so that each ends with its token.
 
 The server checks ten times a second whether the tokens still hold (`Grants.check`). Work for a token registers how to
-end it, with the grant that it finds in the context of its task, which tasks made by it share.
+end it with its grant. The grant is in the context of the request's task, which the tasks that it starts share.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Grants:
         self._checked: object = None
 
     def open(self, shown: Shown) -> Grant | None:
-        """Return the grant of a token that was just judged, None where the request has no known token."""
+        """Return the grant of a token that was just judged, None if the request has no known token."""
         return None if shown.client is None else Grant(self, shown.client, shown.digest)
 
     def add(self, grant: Grant) -> None:

@@ -18,6 +18,7 @@ from edgeagent.api.gate.access import is_unix
 from edgeagent.config import ServerConfig
 
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+_PAGE_SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104 compared, not bound
 # A name, or an address in brackets, and a port without zeros before it.
@@ -46,8 +47,22 @@ class Hosts:
             return False
         name, port = match[1], match[2]
         # A host that is allowed without a port is allowed with any: a proxy before the daemon has ports of its own.
-        if name in self._allowed or host.lower() in self._allowed:
-            return True
+        return name in self._allowed or host.lower() in self._allowed or self._is_served(name, port, scope)
+
+    def own_origin(self, host: str, scope: Scope) -> bytes | None:
+        """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if it has none there.
+
+        A host that the owner allows may be a proxy's, whose scheme and port are unknown here, and its name may be
+        rebound to this machine. Origins of pages there must be configured. A Unix socket has no port, so no origin.
+        """
+        match = _HOST.fullmatch(host.lower())
+        if match is None or is_unix(scope) or not self._is_served(match[1], match[2], scope):
+            return None
+        is_default = match[2] is None or int(match[2]) == _DEFAULT_PORTS[scope["scheme"]]
+        return f"{_PAGE_SCHEMES[scope['scheme']]}://{match[1]}{'' if is_default else f':{match[2]}'}".encode()
+
+    def _is_served(self, name: str, port: str | None, scope: Scope) -> bool:
+        """Whether the daemon itself listens under this name and port."""
         return self._is_port_own(port, scope) and (name in self._names or self._is_local_address(name, scope))
 
     def _is_port_own(self, port: str | None, scope: Scope) -> bool:

@@ -13,10 +13,10 @@ class Pace:
         self._interval_s = 1 / per_s
         self._most_ahead_s = burst / per_s
         self._clock = clock
-        self._due_s = clock()  # when what was taken would be done at an even pace
+        self._due_s = clock()  # when all that was taken would be done at an even pace
 
     def take(self) -> float:
-        """Count one thing; return how many seconds to wait before it is dealt with."""
+        """Count one thing; return how many seconds to wait before doing it."""
         now_s = self._clock()
         self._due_s = max(self._due_s, now_s) + self._interval_s
         return max(0.0, self._due_s - now_s - self._most_ahead_s)

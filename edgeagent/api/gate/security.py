@@ -4,7 +4,8 @@ The rules, in order. Each applies to every path, unless it says otherwise:
 1. the request target is a path, and the headers are few and short;
 2. Host is one of the daemon's own names, see `api.gate.hosts` (a web page that rebinds its name to 127.0.0.1 has
    another Host);
-3. Origin, Referer and Sec-Fetch-Site show no web page, or an allow-listed one;
+3. Origin, Referer and Sec-Fetch-Site show no web page, or an allow-listed one, or one that the daemon itself serves:
+   its origin has the scheme, host and port of this request;
 4. a preflight of an allow-listed page is answered here;
 5. the client may use the path (see `api.gate.access`);
 6. a body is declared as JSON, which a page can do only after a preflight. If no browser sent it, it may have no type,
@@ -56,7 +57,7 @@ class Admission:
 class RefusalError(Exception):
     """A request that goes no further, and the HTTP status that says so. The page at `origin` may read why.
 
-    `subject` is what was refused, in words for the log; empty where the request's form alone was wrong.
+    `subject` says in the log what was refused; it is empty if only the request's form was wrong.
     """
 
     def __init__(
@@ -79,10 +80,9 @@ class Policy:
         self._access = Access(keys, is_token_required=server.is_token_needed)
 
     async def admit(self, scope: Scope) -> Admission:
-        """Judge a request by its scope; raise RefusalError where a rule says no."""
+        """Judge a request by its scope; raise RefusalError if a rule refuses it."""
         _check_form(scope)
-        self._check_host(scope)
-        origin = self._check_page(scope)
+        origin = self._check_page(scope, self._check_host(scope))
         if origin is not None and _is_preflight(scope):
             return Admission(origin=origin, is_preflight=True)
         verdict, asker = await self._access.judge(scope)
@@ -95,11 +95,8 @@ class Policy:
             raise
         return Admission(verdict, asker.shown, origin)
 
-    def is_allowed_origin(self, origin: bytes) -> bool:
-        """Whether a page of this Origin may use the daemon; `null` never may."""
-        return origin in self._origins
-
-    def _check_host(self, scope: Scope) -> None:
+    def _check_host(self, scope: Scope) -> bytes | None:
+        """Return the origin of the daemon's own pages at the Host, which must be the daemon's own."""
         hosts = values(scope, b"host")
         if len(hosts) != 1:
             raise RefusalError(Forbidden(f"a request needs exactly one Host header, not {len(hosts)}"))
@@ -107,19 +104,23 @@ class Policy:
         if not self._hosts.is_own(host, scope):
             error = f"the Host {host[:128]!r} is not this daemon's; use 127.0.0.1, or add it to server.allowed_hosts"
             raise RefusalError(Forbidden(error), subject=f"the Host {host[:128]!r}")
+        return self._hosts.own_origin(host, scope)
 
-    def _check_page(self, scope: Scope) -> bytes | None:
+    def _check_page(self, scope: Scope, own: bytes | None) -> bytes | None:
+        """Return the allow-listed origin of the page; None for no page, and for one of the daemon's `own` origin."""
+        allowed = self._origins if own is None else self._origins | {own}
         origins = values(scope, b"origin")
-        if len(origins) > 1 or (origins and not self.is_allowed_origin(origins[0])):
+        if len(origins) > 1 or (origins and origins[0] not in allowed):
             raise _foreign_page("Origin", origins[0])
         for referer in values(scope, b"referer"):
-            if not any(referer == origin or referer.startswith(origin + b"/") for origin in self._origins):
+            if not any(referer == origin or referer.startswith(origin + b"/") for origin in allowed):
                 raise _foreign_page("Referer", referer)
+        listed = next((origin for origin in origins if origin in self._origins), None)
         # A page's <img> or <script> sends neither of the two; this header says that another site sent it.
         for site in values(scope, b"sec-fetch-site"):
-            if not origins and site not in (b"same-origin", b"none"):
+            if listed is None and site not in (b"same-origin", b"none"):
                 raise _foreign_page("Sec-Fetch-Site", site)
-        return origins[0] if origins else None
+        return listed
 
 
 def _foreign_page(header: str, value: bytes) -> RefusalError:

@@ -1,6 +1,6 @@
-"""An answer in Ollama's shapes as it comes into being: the lines of a stream, or one body at the end.
+"""An answer in Ollama's shapes while it is generated: the lines of a stream, or one body at the end.
 
-It knows neither sockets nor where the deltas come from.
+It knows neither sockets nor the source of the deltas.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def generate_fields(part: AnswerFields) -> OllamaGenerateFields:
 
 
 class OllamaAnswer:
-    """One answer. `model` is the name the client used; the clock runs from here on."""
+    """One answer. `model` is the name the client used. Its duration counts from here on."""
 
     def __init__(self, request_id: str, model: str, to_fields: ToFields) -> None:
         self._answer = ChatAnswer(request_id, model, 1)
@@ -159,7 +159,7 @@ class OllamaAnswer:
         self._answer.delivered(step)
 
     def body(self) -> Json:
-        """Return the whole answer; raise BackendUnavailable where it was cut short."""
+        """Return the whole answer; raise BackendUnavailable if it was cut short."""
         choice = self._answer.choices[0]
         part = AnswerFields("".join(choice.texts), "".join(choice.reasonings), self._calls())
         return self._last(part, choice.logprobs)
@@ -209,7 +209,7 @@ class OllamaAnswer:
 
 
 def _call(started: ToolCallStarted, arguments: str) -> OllamaCall | None:
-    """Return a call; None for one that was cut short, since its arguments are an object or nothing."""
+    """Return a call; None if it was cut short, so that its arguments are no JSON object."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

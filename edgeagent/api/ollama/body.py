@@ -1,7 +1,7 @@
 """The bodies of the Ollama API's chat and generate: every field read once, checked, and turned into our types.
 
-Unknown fields and options are ignored, and so is num_ctx: the daemon chooses a model's context, and Ollama too only
-cuts down what is too large. A field that would change the answer if it were ignored is refused by name.
+Unknown fields and options are ignored, and so is num_ctx: the daemon chooses a model's context, and Ollama, too,
+only reduces one that is too large. A field that would change the answer if it were ignored is refused by name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from edgeagent.api.wire.fields import (
     SamplingBody,
     Stops,
     between,
-    check_distinct,
     drafts_of,
     keep_alive_s,
+    read_function,
     read_schema,
-    read_tool,
+    read_tools,
     route_of,
     template_kwargs,
     validate,
@@ -117,9 +117,9 @@ KNOWN_GENERATE = KnownFields.of(GenerateBody, "height", "steps", "width", option
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A client's request to a model, under the name it used; `request` None: only to load it, or to unload it.
+    """A client's request to a model, under the name it used. Without a `request` the model is only loaded, or unloaded.
 
-    `is_thinking` says that reasoning was asked for, which not every model can.
+    `is_thinking` says that reasoning was asked for, which not every model supports.
     """
 
     model: str
@@ -136,13 +136,15 @@ def read_chat(
 ) -> Asked:
     """Return a checked chat; `served` finds the service's name of a model.
 
-    `may_keep`: the client may say how long the model stays loaded; another's keep_alive has no effect.
+    `may_keep`: whether the client may set how long the model stays loaded. If not, its keep_alive has no effect.
     """
     body = validate(ChatBody, fields)
     prompt = None
     if body.messages:
         prompt = ChatPrompt(
-            _read_messages(body.messages), _read_tools(body.tools or []), template_kwargs=_read_think(body.think)
+            _read_messages(body.messages),
+            read_tools(body.tools or [], _read_tool),
+            template_kwargs=_read_think(body.think),
         )
     return _asked(body, prompt, request_id, served, partition, may_keep=may_keep)
 
@@ -150,7 +152,7 @@ def read_chat(
 def read_generate(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> Asked:
-    """Return a checked generation from one prompt; `served` as for read_chat."""
+    """Return a checked generation from one prompt; the parameters are those of read_chat."""
     body = validate(GenerateBody, fields)
     for name in ("template", "context", "images"):
         if getattr(body, name):
@@ -205,7 +207,7 @@ def _read_prompt(body: GenerateBody) -> Prompt | None:
 
 
 def _usual_options(options: Json) -> Json:
-    """Return the options in the terms of llama-server: whole numbers, which Ollama takes as 40.0 too, and no -1."""
+    """Return the options as llama-server has them: integers, which Ollama also takes as 40.0, and no -1."""
     usual = dict(options)
     for name in _WHOLE_OPTIONS:
         value = usual.get(name)
@@ -242,29 +244,22 @@ def _read_format(raw: str | Json | None) -> OutputFormat:
     raise InvalidRequest(f'format must be "json" or a JSON schema, not {raw[:64]!r}', param="format")
 
 
-def _read_tools(raw: Sequence[Json]) -> tuple[Tool, ...]:
-    tools: list[Tool] = []
-    for index, fields in enumerate(raw):
-        path = f"tools[{index}]"
-        match fields:
-            case {"function": dict(function)}:
-                get = function.get
-                tools.append(read_tool(get("name"), get("description"), get("parameters"), None, f"{path}.function"))
-            case _:
-                raise InvalidRequest(f'{path} must be {{"type": "function", "function": {{…}}}}', param=path)
-    check_distinct(tools)
-    return tuple(tools)
+def _read_tool(fields: Json, path: str) -> Tool:
+    match fields:
+        case {"function": dict(function)}:
+            return read_function({**function, "strict": None}, f"{path}.function")
+    raise InvalidRequest(f'{path} must be {{"type": "function", "function": {{…}}}}', param=path)
 
 
 class _OpenCalls:
-    """The last message's calls that have no result yet. They get ids of our own: most of Ollama's clients send none."""
+    """The last message's calls that have no result yet. They get ids here, since most of Ollama's clients send none."""
 
     def __init__(self) -> None:
         self._num = 0
         self._open: list[tuple[object, ToolCall]] = []
 
     def begin(self) -> None:
-        """Another message of the assistant begins; results answer its calls from here on."""
+        """Begin another message of the assistant: from here on results answer its calls."""
         self._open = []
 
     def add(self, client_id: object, name: str, arguments: str) -> ToolCall:

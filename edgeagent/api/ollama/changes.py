@@ -60,7 +60,7 @@ def _name(fields: Json, key: str) -> str:
 
 
 def _plan(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:
-    """Return what the removal will do, and the served models whose files go."""
+    """Return the planned removal, and the served models whose files it deletes."""
     Library.of(config).refuse_path(name)
     removal = Shelf(config).plan(name)
     files = {path.resolve() for path in removal.files}
@@ -77,7 +77,7 @@ def _uses(status: ModelStatus, name: str, files: set[Path]) -> bool:
 
 
 def _check_idle(context: Context, status: ModelStatus) -> None:
-    """Refuse to unload the default model, and one that serves: that would be unloaded after its last request."""
+    """Refuse to unload the default model, or a model with live requests, which would only be unloaded after them."""
     name, num_live = status.name, status.num_live
     if context.service.default_model() in status.names:
         raise InvalidRequest(f"{name} is the model that this daemon serves; serve another one first", param="model")

@@ -84,7 +84,7 @@ async def create_one(request: Request) -> Response:
 
 
 async def _embed(request: Request, model: str, query: Embed, kept_s: float | None) -> Sequence[Embedding]:
-    """Return the vectors. A model that is kept for no time leaves once they are computed."""
+    """Return the vectors. A model that is kept for 0 seconds is unloaded once they are computed."""
     embeddings = await unless_disconnected(request.receive, embed(context_of(request).service, model, query))
     if kept_s == 0.0:
         await _load(request, model, kept_s)
@@ -92,13 +92,13 @@ async def _embed(request: Request, model: str, query: Embed, kept_s: float | Non
 
 
 async def _load(request: Request, model: str, kept_s: float | None, *, is_used: bool = False) -> None:
-    """Load a model, and set how long it is kept. One that `is_used` next does not leave before."""
+    """Load a model, and set how long it is kept. One that `is_used` next is not unloaded before that."""
     kept_s = None if is_used and kept_s == 0.0 else kept_s
     loading = context_of(request).service.load(model, f"ollama-{secrets.token_hex(12)}", kept_s)
     await unless_disconnected(request.receive, loading)
 
 
 def _kept_s(request: Request, keep_alive: float | str | None) -> float | None:
-    """Return how long the model stays loaded from now on, where the client is the owner and says so."""
+    """Return how long the model stays loaded from now on; None if the client does not say, or is not the owner."""
     kept_s = None if keep_alive is None else keep_alive_s(keep_alive)
     return kept_s if is_owners(request) else None

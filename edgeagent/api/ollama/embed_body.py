@@ -22,13 +22,6 @@ class OllamaEmbedBody(Body):
     options: Json | None = None
     keep_alive: float | str | None = None
 
-    def query(self) -> Embed | None:
-        """Return the question, None where only the model is to be loaded; raise InvalidRequest for a wrong input."""
-        if not self.input:
-            return None
-        inputs = read_inputs(self.input, "input")
-        return Embed(inputs, truncate=self.truncate is not False, dimensions=self.dimensions or None)
-
 
 class OllamaEmbeddingsBody(Body):
     """The older route's: one text or none, cut where it is too long."""
@@ -38,24 +31,21 @@ class OllamaEmbeddingsBody(Body):
     options: Json | None = None
     keep_alive: float | str | None = None
 
-    def query(self) -> Embed | None:
-        """Return the question, None where only the model is to be loaded; raise InvalidRequest for a long prompt."""
-        if not self.prompt:
-            return None
-        return Embed(read_inputs(self.prompt, "prompt"), truncate=True)
-
 
 KNOWN = KnownFields.of(OllamaEmbedBody, options=OPTIONS)
 KNOWN_OLDER = KnownFields.of(OllamaEmbeddingsBody, options=OPTIONS)
 
 
 def read_embed(fields: Json) -> tuple[OllamaEmbedBody, Embed | None]:
-    """Return the body, checked, and its question, if there is one."""
+    """Return the checked body and its question, None if the model is only to be loaded; raise InvalidRequest."""
     body = validate(OllamaEmbedBody, fields)
-    return body, body.query()
+    if not body.input:
+        return body, None
+    inputs = read_inputs(body.input, "input")
+    return body, Embed(inputs, truncate=body.truncate is not False, dimensions=body.dimensions or None)
 
 
 def read_embeddings(fields: Json) -> tuple[OllamaEmbeddingsBody, Embed | None]:
-    """Return the body of the older route, checked, and its question, if there is one."""
+    """Return the same for the older route."""
     body = validate(OllamaEmbeddingsBody, fields)
-    return body, body.query()
+    return body, Embed(read_inputs(body.prompt, "prompt"), truncate=True) if body.prompt else None

@@ -144,7 +144,7 @@ async def show(request: Request) -> JSONResponse:
 
 
 def asked_model(fields: Json) -> str:
-    """Return the model that a body names, in today's field or the one before it; raise InvalidRequest."""
+    """Return the model that a body names, in `model` or its older form `name`; raise InvalidRequest."""
     name = fields.get("model") or fields.get("name")
     if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
         raise InvalidRequest(f"model is required, a string of 1 to {MAX_NAME_CHARS} characters", param="model")
@@ -152,9 +152,9 @@ def asked_model(fields: Json) -> str:
 
 
 def _list(config: Config, served: Sequence[ModelStatus]) -> list[ListedModel]:
-    """Read which models there are; those that are served come first, and once. Reads files: call it in a thread.
+    """Return all models, each once: those that are served come first. Reads files: call it in a thread.
 
-    An alias is a model too, behind the others.
+    Aliases are models of their own, and come last.
     """
     served, local = listed(config, served)
     on_disk = {model.name: ListedModel(model.name, model.paths[0], model.size_bytes, model.header) for model in local}
@@ -242,7 +242,7 @@ def _rounded(count: int) -> str:
 
 
 def _digest(model: ListedModel) -> str:
-    """Return a digest that changes with the model: its content's sha256 if the cache has it, else its stamp's."""
+    """Return a digest that changes with the model: its sha256 if the cache has it, else one of its size and time."""
     if model.path is None:
         return ""
     with suppress(OSError):

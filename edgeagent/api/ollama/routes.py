@@ -1,4 +1,4 @@
-"""The Ollama API beside OpenAI's on one port, so that its clients need another address and nothing else.
+"""The Ollama API, on the same port as OpenAI's: its clients only need another address.
 
 The routes of chat, embeddings, models, their changes and pull are in modules of their own; here are the rest: the
 greeting, the version, and routes that are refused.

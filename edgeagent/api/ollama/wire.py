@@ -19,9 +19,9 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from edgeagent.api.service import Service
-from edgeagent.api.wire.errors import OllamaRefusal, error_body, error_headers, http_status
+from edgeagent.api.wire.errors import OllamaRefusal, error_body, error_headers, http_status, told
 from edgeagent.api.wire.sse import Stream
-from edgeagent.errors import EdgeAgentError, InternalError, Overloaded
+from edgeagent.errors import EdgeAgentError, Overloaded
 from edgeagent.store.names.parsing import without_latest
 
 logger = logging.getLogger(__name__)
@@ -73,15 +73,12 @@ class LineStream(Stream):
 
 
 async def guarded(lines: AsyncGenerator[bytes, None], name: str) -> AsyncGenerator[bytes, None]:
-    """Yield the lines; where they fail, one that says so is the last."""
+    """Yield the lines. If they fail, the last line is the error."""
     try:
         async for each in lines:
             yield each
-    except EdgeAgentError as error:
-        yield line(error_line(error))
     except Exception as error:
-        logger.error("%s failed in its stream: %s", name, type(error).__name__)
-        yield line(error_line(InternalError("unhandled")))
+        yield line(error_line(told(name, error)))
     finally:
         await lines.aclose()
 
@@ -92,14 +89,14 @@ def rfc3339(at: datetime | None = None) -> str:
 
 
 def tagged(name: str) -> str:
-    """Return a model's name as Ollama lists it, with a tag in any case."""
+    """Return a model's name as Ollama lists it: always with a tag."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
 def known_name(service: Service, name: str) -> str:
     """Return the service's name of a model that a client calls by Ollama's rules: no tag means the same as :latest.
 
-    A model that the service does not know keeps its name; the service says what is wrong when it is asked.
+    A model that the service does not know keeps its name; the request for it will fail with the reason.
     """
     for each in (name, without_latest(name)):
         with suppress(EdgeAgentError):

@@ -12,8 +12,10 @@ from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.openai.chat_answer import ChatAnswer, Chunks
 from edgeagent.api.openai.chat_body import KNOWN, read_chat
-from edgeagent.api.openai.choices import respond, run
+from edgeagent.api.openai.choices import respond
 from edgeagent.api.wire.json_body import read_body
+
+_PARAMS = {"input": "messages", "text.format": "response_format"}
 
 router = APIRouter()
 
@@ -21,25 +23,15 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, streamed or whole; cancelled if the client disconnects."""
-    service = context_of(request).service
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
     read = partial(
         read_chat,
         completion_id=completion_id,
-        default_model=service.default_model(),
+        default_model=context_of(request).service.default_model(),
         partition=client_of(request),
     )
     completion = await read_body(request, read, KNOWN)
     model, num_choices = completion.requests[0].model, len(completion.requests)
     answer = ChatAnswer(completion_id, model, num_choices, has_functions=completion.has_functions)
     chunks = Chunks(answer, completion.delivery) if completion.delivery.is_streamed else None
-    steps = run(service, completion.requests)
-    return await respond(
-        request,
-        steps,
-        answer,
-        chunks,
-        completion.delivery.ping_interval_s,
-        prompt_param="messages",
-        format_param="response_format",
-    )
+    return await respond(request, completion.requests, answer, chunks, completion.delivery.ping_interval_s, _PARAMS)

@@ -1,6 +1,6 @@
-"""A chat completion as it comes into being: the deltas of its choices as one body, or as the chunks of a stream.
+"""A chat completion while it is generated: the deltas of its choices as one body, or as the chunks of a stream.
 
-It knows OpenAI's shapes, and neither sockets nor where the deltas come from.
+It knows OpenAI's shapes, but neither sockets nor the source of the deltas.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ChatAnswer:
         self._delivery_time.add(step.at_s)
 
     def body(self) -> ChatCompletion:
-        """Return the whole completion; raise BackendUnavailable where it was cut short."""
+        """Return the whole completion; raise BackendUnavailable if it was cut short."""
         choices: list[ChatChoice] = [
             {
                 "index": index,
@@ -192,7 +192,7 @@ class ChatAnswer:
         }
 
     def reason(self, finished: Finished) -> Ending | Literal["function_call"]:
-        """Return a choice's finish_reason; raise BackendUnavailable where it was cut short."""
+        """Return a choice's finish_reason; raise BackendUnavailable if it was cut short."""
         is_function = self.has_functions and finished.reason is FinishReason.TOOL_CALLS
         return "function_call" if is_function else finish_reason(finished)
 
@@ -209,7 +209,7 @@ class ChatAnswer:
         )
 
     def measures(self, choice: ChatSoFar) -> Measures:
-        """Return llama-server's `timings` and our own object for one choice."""
+        """Return `timings` and `edgeagent` for one choice."""
         return measures_body(_finished(choice), self._delivery_time)
 
 
@@ -237,7 +237,7 @@ class Chunks:
         self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
 
     def of(self, index: int, step: Step) -> list[Json]:
-        """Return the chunks of one step; raise BackendUnavailable where it says that the choice was cut short."""
+        """Return the chunks of one step; raise BackendUnavailable if the choice was cut short."""
         self._so_far[index].note(step)
         chunks = [chunk for delta in step.deltas for chunk in self._chunks(index, delta)]
         if chunks and not self._is_open[index]:
@@ -276,7 +276,7 @@ class Chunks:
                 return []
 
     def closing(self) -> list[Json]:
-        """Return the usage chunk, where it was asked for: clients that index choices[0] do not expect it."""
+        """Return the usage chunk if it was asked for: clients that index choices[0] do not expect it."""
         if not self._is_usage_streamed:
             return []
         measures = self._answer.measures(self._answer.choices[0])
@@ -297,7 +297,7 @@ def _finished(choice: ChatSoFar) -> Finished:
 
 
 def measures_body(finished: Finished, delivery_time: DeliveryTime) -> Measures:
-    """Return llama-server's `timings` of a generation, and our own object."""
+    """Return llama-server's `timings` of a generation, and the object `edgeagent`."""
     return {
         "timings": timings_body(finished.usage, finished.timings),
         "edgeagent": edgeagent_body(finished.timings, delivery_time.mean_ms),
@@ -305,7 +305,7 @@ def measures_body(finished: Finished, delivery_time: DeliveryTime) -> Measures:
 
 
 def finish_reason(finished: Finished) -> Ending:
-    """Return OpenAI's finish_reason, which has no word for an answer cut short: that one is an error."""
+    """Return OpenAI's finish_reason; it has no word for an answer cut short, so raise BackendUnavailable."""
     if finished.reason is FinishReason.CANCELLED:
         raise BackendUnavailable(
             "the answer was cut short: the daemon is stopping, or the request was cancelled",

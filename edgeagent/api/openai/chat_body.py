@@ -20,11 +20,11 @@ from edgeagent.api.wire.fields import (
     Stops,
     TemplateKwargs,
     between,
-    check_distinct,
     choose,
     drafts_of,
+    read_function,
     read_schema,
-    read_tool,
+    read_tools,
     route_of,
     template_kwargs,
     tier,
@@ -134,7 +134,7 @@ def read_chat(fields: Json, *, completion_id: str, default_model: str, partition
 
 
 def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], AnswerSoFar | None]:
-    """Return the conversation without an answer that is to go on, and that answer (vLLM's fields)."""
+    """Return the conversation without the answer to continue, and that answer (the fields are vLLM's)."""
     is_continued = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and body.add_generation_prompt == is_continued:
         raise InvalidRequest(
@@ -153,7 +153,7 @@ def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[
 
 
 def _check_channels(body: ChatBody) -> None:
-    """Raise NotSupported where reasoning or calls are to stay in the text: they never come here as text."""
+    """Raise NotSupported if reasoning or calls are to stay in the text: they never arrive here as text."""
     if body.reasoning_format not in (None, "auto", "deepseek"):
         raise NotSupported(
             f"reasoning_format {body.reasoning_format!r:.80} is not supported; reasoning comes as reasoning_content",
@@ -245,7 +245,7 @@ def _string(value: object, path: str) -> str:
 
 def _read_tools_and_choice(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     if body.functions is None and body.function_call is None:
-        tools = _read_tools(body.tools or [])
+        tools = read_tools(body.tools or [], _read_tool)
         return tools, _read_choice(body.tool_choice, tools)
     for name in ("tools", "tool_choice"):
         if getattr(body, name) is not None:
@@ -254,22 +254,13 @@ def _read_tools_and_choice(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice
     return functions, legacy_functions.read_function_choice(body.function_call, functions)
 
 
-def _read_tools(raw: Sequence[Json]) -> tuple[Tool, ...]:
-    tools: list[Tool] = []
-    for index, fields in enumerate(raw):
-        path = f"tools[{index}]"
-        match fields:
-            case {"type": "function", "function": dict(function)}:
-                get = function.get
-                tools.append(
-                    read_tool(get("name"), get("description"), get("parameters"), get("strict"), f"{path}.function")
-                )
-            case {"type": str(kind)} if kind != "function":
-                raise NotSupported(f"{path}: tools of type {kind[:64]!r} are not supported", param=path)
-            case _:
-                raise InvalidRequest(f'{path} must be {{"type": "function", "function": {{…}}}}', param=path)
-    check_distinct(tools)
-    return tuple(tools)
+def _read_tool(fields: Json, path: str) -> Tool:
+    match fields:
+        case {"type": "function", "function": dict(function)}:
+            return read_function(function, f"{path}.function")
+        case {"type": str(kind)} if kind != "function":
+            raise NotSupported(f"{path}: tools of type {kind[:64]!r} are not supported", param=path)
+    raise InvalidRequest(f'{path} must be {{"type": "function", "function": {{…}}}}', param=path)
 
 
 def _read_choice(raw: str | Json | None, tools: Sequence[Tool]) -> ToolChoice:

@@ -1,4 +1,4 @@
-"""One or more generations as one answer: run side by side, then collected into a body or written as a stream.
+"""One or more generations as one answer: they run side by side and become one body or one stream.
 
 It does not know what the body or the chunks look like.
 """
@@ -6,8 +6,7 @@ It does not know what the body or the chunks look like.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
@@ -16,13 +15,14 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from edgeagent.api.context import context_of
 from edgeagent.api.service import Service
-from edgeagent.api.wire.errors import error_body
+from edgeagent.api.wire.errors import error_body, told
 from edgeagent.api.wire.first_step import begun
 from edgeagent.api.wire.placement import PlacementHeaders
 from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
-from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.errors import EdgeAgentError
 from edgeagent.types import GenerateRequest, PromptText, Step, TextDelta
 
 MAX_AT_ONCE = 8
@@ -30,8 +30,6 @@ MAX_AT_ONCE = 8
 _MAX_INLINE_LOGPROBS = 256
 
 ChoiceSteps = AsyncGenerator[tuple[int, Step], None]
-
-logger = logging.getLogger(__name__)
 
 
 class AnswerBuilder(Protocol):
@@ -98,27 +96,24 @@ async def run(service: Service, requests: Sequence[GenerateRequest]) -> ChoiceSt
 
 async def respond(
     request: Request,
-    steps: ChoiceSteps,
+    requests: Sequence[GenerateRequest],
     answer: AnswerBuilder,
     chunks: Chunks | None,
     ping_interval_s: float | None,
-    *,
-    prompt_param: str,
-    format_param: str,
+    params: Mapping[str, str],
 ) -> Response:
-    """Answer as a stream of `chunks`, None: whole. The client's leaving ends the steps.
+    """Run the requests and answer with a stream of `chunks`; without `chunks`, answer with one body.
 
-    ping_interval_s None: as often as by default. `prompt_param` and `format_param` are the route's names of the prompt
-    and the output's format; the worker's errors call them `input` and `text.format`, as the Responses API does.
+    The requests end if the client leaves. A ping_interval_s of None means the default. `params` are the route's own
+    names of the fields that the worker's errors call `input` and `text.format`, as the Responses API does.
     """
-    names = {"input": prompt_param, "text.format": format_param}
 
     def reworded(error: EdgeAgentError) -> EdgeAgentError:
-        error.param = names.get(error.param or "", error.param)
+        error.param = params.get(error.param or "", error.param)
         return error
 
     placement = PlacementHeaders()
-    steps = placement.noting(steps)
+    steps = placement.noting(run(context_of(request).service, requests))
     try:
         response: Response
         if chunks is None:
@@ -167,11 +162,8 @@ async def _events(
                     yield written
                 answer.delivered(step)
         yield b"".join(map(event, chunks.closing())) + DONE
-    except EdgeAgentError as error:
-        yield _error_event(reworded(error))
     except Exception as error:
-        logger.error("%s failed in its stream: %s", answer.id, type(error).__name__)
-        yield _error_event(InternalError("unhandled"))
+        yield _error_event(reworded(told(answer.id, error)))
 
 
 def _write(chunks: Chunks, index: int, step: Step) -> bytes:

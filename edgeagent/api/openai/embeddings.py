@@ -72,7 +72,7 @@ async def create_embeddings(request: Request) -> Response:
 
 
 async def embed(service: Service, model: str, query: Embed) -> Sequence[Embedding]:
-    """Return the vectors, one for each input; raise what the model's worker says."""
+    """Return the vectors, one for each input; raise the worker's error."""
     embeddings = (await service.ask(model, query)).embeddings
     lengths = {len(embedding.vector) for embedding in embeddings}
     if len(embeddings) != len(query.inputs) or len(lengths) != 1 or max(lengths) % 4:
@@ -93,7 +93,7 @@ async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = Fal
 
 
 def json_response(fields: Shape, member: bytes) -> Response:
-    """Return a JSON object of some fields and one more member, which is JSON already."""
+    """Return a JSON object of these fields and one more member, which is given as JSON text."""
     return Response(b"%s,%s}" % (to_json(fields)[:-1], member), media_type="application/json")
 
 

@@ -24,18 +24,14 @@ class EmbeddingsBody(Body):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, between(1, MAX_INT32)] | None = None
 
-    def query(self) -> Embed:
-        """Return the question; raise InvalidRequest that names the input at fault."""
-        return Embed(read_inputs(self.input, "input"), dimensions=self.dimensions)
-
 
 KNOWN = KnownFields.of(EmbeddingsBody, "user")
 
 
 def read_embeddings(fields: Json) -> tuple[EmbeddingsBody, Embed]:
-    """Return the body, checked, and its question."""
+    """Return the checked body and its question; raise InvalidRequest that names the input at fault."""
     body = validate(EmbeddingsBody, fields)
-    return body, body.query()
+    return body, Embed(read_inputs(body.input, "input"), dimensions=body.dimensions)
 
 
 def read_inputs(raw: str | Sequence[object], name: str) -> tuple[TextPrompt | TokenPrompt, ...]:

@@ -1,13 +1,13 @@
 """The form of calls in chat completions before there were tools: `functions`, `function_call`, one call a message.
 
-They are read as tools. A call of that form has no id, so it gets one of ours, which its result finds by its name.
+They are read as tools. A call of that form has no id, so it gets one of ours. Its result is matched by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeagent.api.wire.fields import check_distinct, read_tool
+from edgeagent.api.wire.fields import read_function, read_tools
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Tool, ToolChoice
@@ -15,12 +15,7 @@ from edgeagent.types import Tool, ToolChoice
 
 def read_functions(raw: Sequence[Json]) -> tuple[Tool, ...]:
     """Return `functions` as tools; raise InvalidToolSchema if one is malformed or two have one name."""
-    tools: list[Tool] = []
-    for index, function in enumerate(raw):
-        name, description, parameters, strict = map(function.get, ("name", "description", "parameters", "strict"))
-        tools.append(read_tool(name, description, parameters, strict, f"functions[{index}]"))
-    check_distinct(tools)
-    return tuple(tools)
+    return read_tools(raw, read_function, "functions")
 
 
 def read_function_choice(raw: str | Json | None, tools: Sequence[Tool]) -> ToolChoice:

@@ -117,9 +117,9 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
 
 
 def listed(config: Config, served: Sequence[ModelStatus]) -> tuple[list[ModelStatus], list[LocalModel]]:
-    """Return the served models and those on this machine, without those whose file cannot be read or is gone.
+    """Return the served models and those on this machine, except those whose file is unreadable or gone.
 
-    Of these one that is loaded is listed, and one that the owner configured. Reads files: call it in a thread.
+    Such a model is still listed if it is loaded, or if the owner configured it. Reads files: call it in a thread.
     """
     local = Library.of(config).models()
     readable = {model.name for model in local if model.header is not None}
@@ -131,7 +131,7 @@ def listed(config: Config, served: Sequence[ModelStatus]) -> tuple[list[ModelSta
 
 
 def _not_served(served: Sequence[ModelStatus], local: Sequence[LocalModel]) -> list[LocalModel]:
-    """Return the models on this machine that are none of the served ones."""
+    """Return the models on this machine that are not served."""
     names = {status.name for status in served}
     paths = {Path(status.info.path).resolve() for status in served if status.info is not None}
     return [model for model in local if model.name not in names and model.paths[0].resolve() not in paths]
@@ -154,7 +154,7 @@ def _model_bodies(status: ModelStatus, context: Context) -> list[Model]:
 
 
 def _with_adapters(name: str, others: Iterable[str], details: ModelDetails, context: Context) -> list[Model]:
-    """Return a model, and behind it the same with each adapter: a model of its own whose parent it is."""
+    """Return a model, followed by one entry for each of its adapters, whose parent it is."""
     model = _body(name, details, context)
     adapted: list[Model] = [{**model, "id": other, "parent": name} for other in others]
     return [model, *adapted]

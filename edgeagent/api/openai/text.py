@@ -10,10 +10,12 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
-from edgeagent.api.openai.choices import respond, run
+from edgeagent.api.openai.choices import respond
 from edgeagent.api.openai.text_answer import TextChoices, TextChunks
 from edgeagent.api.openai.text_body import KNOWN, read_completion
 from edgeagent.api.wire.json_body import read_body
+
+_PARAMS = {"input": "prompt", "text.format": "json_schema"}
 
 router = APIRouter()
 
@@ -21,24 +23,14 @@ router = APIRouter()
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """Complete one or more texts, streamed or whole; cancelled if the client disconnects."""
-    service = context_of(request).service
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     read = partial(
         read_completion,
         completion_id=completion_id,
-        default_model=service.default_model(),
+        default_model=context_of(request).service.default_model(),
         partition=client_of(request),
     )
     completion = await read_body(request, read, KNOWN)
     answer = TextChoices(completion_id, completion)
     chunks = TextChunks(answer) if completion.delivery.is_streamed else None
-    steps = run(service, completion.requests)
-    return await respond(
-        request,
-        steps,
-        answer,
-        chunks,
-        completion.delivery.ping_interval_s,
-        prompt_param="prompt",
-        format_param="json_schema",
-    )
+    return await respond(request, completion.requests, answer, chunks, completion.delivery.ping_interval_s, _PARAMS)

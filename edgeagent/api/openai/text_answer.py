@@ -1,6 +1,6 @@
-"""A completion of raw text as it comes into being: the choices as one body, or as the chunks of a stream.
+"""A completion of raw text while it is generated: the choices as one body, or as the chunks of a stream.
 
-It knows OpenAI's older shapes, and neither sockets nor where the deltas come from.
+It knows OpenAI's older shapes, but neither sockets nor the source of the deltas.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Piece:
 
 @dataclass(slots=True)
 class TextSoFar:
-    """One generation so far. Its text, and the places of tokens in it, begin with the prompt where that is echoed."""
+    """One generation so far. Its text, and the places of tokens in it, begin with the prompt if that is echoed."""
 
     parts: list[Piece] = field(default_factory=list)
     finished: Finished | None = None
@@ -61,7 +61,7 @@ class TextSoFar:
     num_echoed_tokens: int = 0
 
     def take(self, step: Step) -> Piece:
-        """Take a step; return what it adds."""
+        """Take a step; return the text and tokens that it adds."""
         piece = Piece(tokens=list(step.tokens))
         for delta in step.deltas:
             match delta:
@@ -81,7 +81,7 @@ class TextSoFar:
         return piece
 
     def whole(self) -> Piece:
-        """Return all that it is so far."""
+        """Return the whole text so far."""
         return Piece(
             "".join(part.text for part in self.parts),
             [token for part in self.parts for token in part.logprobs],
@@ -89,7 +89,7 @@ class TextSoFar:
         )
 
     def mean_logprob(self) -> float:
-        """Return how likely the answer's own tokens are."""
+        """Return the mean log probability of the answer's own tokens."""
         own = [max(token.logprob, -1e9) for token in self.whole().logprobs[self.num_echoed_tokens :]]
         return math.fsum(own) / max(1, len(own))
 
@@ -123,7 +123,7 @@ class TextChoices:
         return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
 
     def body(self) -> TextCompletion:
-        """Return the whole completion, of each prompt the best; raise BackendUnavailable if one was cut short."""
+        """Return the whole completion, the best choices of each prompt; raise BackendUnavailable if one was cut."""
         kept = [choice for group in self._groups() for choice in self._best(group)]
         choices = [self.choice_body(index, choice.whole(), choice.end()) for index, choice in enumerate(kept)]
         return {
@@ -161,7 +161,7 @@ class TextChoices:
         )
 
     def measures(self, choice: TextSoFar) -> Measures:
-        """Return llama-server's `timings` and our own object for one choice."""
+        """Return `timings` and `edgeagent` for one choice."""
         return measures_body(choice.end(), self._delivery_time)
 
     def _groups(self) -> list[list[TextSoFar]]:
@@ -181,11 +181,11 @@ class TextChunks:
         self._answer = answer
         self._delivery = answer.completion.delivery
         self._so_far = [SoFar() for _ in answer.choices]
-        self._told: set[int] = set()  # choices of which it was said where they come from
+        self._told: set[int] = set()  # choices whose placement was sent
         self._tail: Json = {"usage": None} if self._delivery.is_usage_streamed else {}
 
     def of(self, index: int, step: Step) -> list[Json]:
-        """Return the chunks of one step; raise BackendUnavailable where it says that the choice was cut short."""
+        """Return the chunks of one step; raise BackendUnavailable if the choice was cut short."""
         choice, so_far = self._answer.choices[index], self._so_far[index]
         so_far.note(step)
         chunks = [
@@ -207,7 +207,7 @@ class TextChunks:
         return chunks
 
     def closing(self) -> list[Json]:
-        """Return the usage chunk, where it was asked for: clients that index choices[0] do not expect it."""
+        """Return the usage chunk if it was asked for: clients that index choices[0] do not expect it."""
         if not self._delivery.is_usage_streamed:
             return []
         measures = self._answer.measures(self._answer.choices[0])

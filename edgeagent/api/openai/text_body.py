@@ -99,7 +99,7 @@ def read_completion(fields: Json, *, completion_id: str, default_model: str, par
 
 
 def _read_counts(body: CompletionBody, num_prompts: int) -> tuple[int, int]:
-    """Return how many choices to show of each prompt, and of how many."""
+    """Return how many choices of each prompt to show, and how many to generate."""
     num_kept = body.n or 1
     num_tried = body.best_of or num_kept
     if num_tried < num_kept:
@@ -143,7 +143,7 @@ def _read_prompt(raw: object, suffix: str | None, path: str) -> Prompt:
 
 
 def read_tokens(raw: Sequence[object], path: str) -> tuple[int, ...]:
-    """Return token ids; whether the model has them the worker finds out."""
+    """Return token ids. The worker checks that the model has them."""
     if len(raw) > MAX_PROMPT_TOKENS:
         raise InvalidRequest(f"{path} holds {len(raw)} tokens; at most {MAX_PROMPT_TOKENS}", param=path)
     for token in raw:

@@ -1,4 +1,4 @@
-"""The prefix cache as its owner sees it: what it holds, forgotten on demand, and filled ahead of time."""
+"""The owner's routes of the prefix cache: list what it holds, delete it, and fill it ahead of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a token can be generated: asked by generating one, on the path that every request takes.
+"""Whether a token can be generated: it generates one, on the path that every request takes.
 
 A default model that only embeds or ranks texts is asked for that instead.
 """
@@ -41,7 +41,7 @@ class Probe:
         self._valid_until_s = 0.0
 
     async def result(self) -> EdgeAgentError | None:
-        """Return what stands in the way of generating, or None."""
+        """Return the error that prevents generating, or None."""
         clock = asyncio.get_running_loop().time
         if self._task is None or (self._task.done() and clock() >= self._valid_until_s):
             # The probe serves all clients, so it does not end with one client's token.
@@ -59,7 +59,7 @@ class Probe:
         except TimeoutError:
             error = RequestTimeout(f"no token came within {PROBE_TIMEOUT_S:g} s")
         except LocalUnavailable as failure:
-            # It is not tried at a remote, where it would cost something: what those say of themselves must do.
+            # The probe does not go to a remote, where it would cost something: the remotes' own status must do.
             error = None if self._is_a_model_ready() else failure
         except EdgeAgentError as failure:
             error = failure

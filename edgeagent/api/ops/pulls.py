@@ -24,7 +24,7 @@ Pull = Callable[[OnProgress], object]
 
 
 class Pulls:
-    """The place where one pull at a time can run."""
+    """Runs one pull at a time."""
 
     def __init__(self) -> None:
         self._running: _Running | None = None

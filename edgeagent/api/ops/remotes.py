@@ -131,7 +131,7 @@ async def purge_egress(request: Request) -> JSONResponse:
 
 
 def route_report(context: Context) -> RouteReport:
-    """Return where requests may run, and how each remote stands; `trouble` says why none is used."""
+    """Return where requests may run, and the status of each remote; `trouble` says why none is used."""
     outside = context.service.outside
     if outside is None:
         return {"mode": RouteMode.LOCAL_ONLY, "trouble": None, "ledger_trouble": None, "remotes": []}
@@ -156,7 +156,7 @@ def route_report(context: Context) -> RouteReport:
 def _remote(
     remote: Remote, why_not: str, status: RemoteStatus | None, spent: Spent, budget_trouble: str | None
 ) -> RemoteReport:
-    # For a moment after a change the status is that of the remote before it: what the owner wrote comes from the file.
+    # Just after a change the status may be that of the remote before it: the owner's settings come from the file.
     known = {} if status is None else {endpoint.url: shaped(EndpointReport, endpoint) for endpoint in status.endpoints}
     used = status if any(endpoint.url in known for endpoint in remote.endpoints) else None
     trouble = why_not or (used.trouble if used is not None else "")

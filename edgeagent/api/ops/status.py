@@ -206,12 +206,12 @@ async def get_status(request: Request) -> JSONResponse:
         "is_draining": service.is_draining,
         "trouble": context.trouble(),
         "num_connections": context.num_connections(),
-        "num_live_requests": service.num_live,
+        "num_live_requests": service.live.num_running,
         "num_requests_total": service.num_total,
         "tokens_per_second": round(sum(worker.tokens_per_second for worker in workers), 3),
         "default_model": service.default_model(),
         "token_trouble": context.keys.trouble or None,
-        "response_trouble": context.history.trouble,
+        "response_trouble": context.frontends.trouble,
         "models": [_model(status) for status in models],
         "route": route_report(context),
     }
@@ -256,7 +256,7 @@ async def unload(request: Request, model: str = "") -> JSONResponse:
 async def stop(request: Request) -> JSONResponse:
     """Ask the daemon to finish live requests and stop; answer before that."""
     context = context_of(request)
-    num_live = context.service.num_live
+    num_live = context.service.live.num_running
     context.stop()
     return JSONResponse(Stopping(status="stopping", num_live_requests=num_live), status_code=HTTPStatus.ACCEPTED)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from functools import partial
 
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
@@ -17,8 +18,9 @@ from edgeagent.api.gate.grants import until_revoked
 from edgeagent.api.responses.driver import drive
 from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.events import TERMINAL, Progress
+from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import steps_of
-from edgeagent.api.responses.registry import LiveTurn
+from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.replay import events_after, last_number
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire import sse
@@ -27,25 +29,26 @@ from edgeagent.errors import InvalidRequest, Unauthorized
 
 
 def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
-    """Begin a response, and answer with it as it is queued, or with all of its events as they come."""
+    """Begin a response; answer with its queued state, or with all of its events as they come."""
     if not turn.events.response["store"]:
         raise InvalidRequest("a background response is asked for by its id, so it must be stored", param="store")
     turn.events.response["background"] = True
     turn.events.created(is_queued=True)
     # Its stream looks for it before the task below has its first turn.
-    live = context.turns.add(turn, lambda: context.service.cancel(turn.request.id))
-    context.turns.carry_on(last_of(drive(turn, steps_of(turn, context.service), context)))
+    live = LiveTurn(turn, partial(context.service.cancel, turn.request.id))
+    context.service.live.show(live)
+    context.frontends.get(Responses).carry_on(last_of(drive(live, steps_of(turn, context.service), context)))
     return follow(live, -1) if is_streamed else JSONResponse(turn.events.so_far())
 
 
 def follow(live: LiveTurn, after: int) -> Response:
-    """Return the events of a live response behind a number, to its end. Raise InvalidRequest where it is no stream."""
+    """Return the events of a live response after a number, to its end. Raise InvalidRequest if it is not streamed."""
     _check(live.turn.events.progress, after)
     return sse.EventStream(_follow(live, after))
 
 
 def tell(response: ResponseBody, after: int) -> Response:
-    """Return the events of a response that is over behind a number. Raise InvalidRequest where it is no stream."""
+    """Return the events of a finished response after a number. Raise InvalidRequest if it is not streamed."""
     progress = Progress(response, response["output"])
     _check(progress, after)
     return sse.EventStream(_tell(progress, after))

@@ -24,11 +24,11 @@ from edgeagent.api.wire.fields import (
     Stops,
     TemplateKwargs,
     between,
-    check_distinct,
     choose,
     drafts_of,
+    read_function,
     read_schema,
-    read_tool,
+    read_tools,
     route_of,
     template_kwargs,
     tier,
@@ -163,7 +163,7 @@ class ResponseCreate:
 
     @property
     def compact_threshold(self) -> int | None:
-        """The tokens of a prompt beyond which the conversation before is summarized first."""
+        """The number of prompt tokens above which the earlier conversation is summarized first."""
         entries = self.body.context_management or []
         return next((entry.compact_threshold for entry in entries if entry.compact_threshold is not None), None)
 
@@ -174,9 +174,9 @@ class ResponseCreate:
     def request(
         self, request_id: str, model: str, items: tuple[Item, ...], partition: str = "", *, is_storable: bool = True
     ) -> GenerateRequest:
-        """Return the generation that continues `items`; raise InvalidRequest where there is nothing to answer.
+        """Return the generation that continues `items`; raise InvalidRequest if there is nothing to answer.
 
-        `is_storable` says whether all of them may be written to disk; the create itself says whether it may be.
+        `is_storable` says whether all of these items may be written to disk; the create's own `store` counts as well.
         """
         body = self.body
         messages = to_messages(body.instructions, items)
@@ -252,7 +252,7 @@ def read_create(fields: Json) -> ResponseCreate:
     items = read_items(fields.get("input"))
     if sum(isinstance(item, ReferenceItem) for item in items) > MAX_REFERENCES:
         raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
-    tools = _read_tools(body.tools or [])
+    tools = read_tools(body.tools or [], _read_tool)
     choice, output = _read_choice(body.tool_choice, tools), _read_format(body.text)
     # Tools are kept as text. As objects they would be large, and slow to free.
     body = body.model_copy(update={"tools": None})
@@ -278,18 +278,12 @@ def _refuse_unsupported(body: CreateBody, fields: Json) -> None:
         raise NotSupported("stored prompt templates are not supported; send instructions and input", param="prompt")
 
 
-def _read_tools(raw: list[Json]) -> tuple[Tool, ...]:
-    tools: list[Tool] = []
-    for index, tool in enumerate(raw):
-        path, kind = f"tools[{index}]", tool.get("type")
-        if kind != "function":
-            shown = json.dumps(kind)[:64]
-            raise NotSupported(f"{path}: tools of type {shown} are not supported; only function tools are", param=path)
-        tools.append(
-            read_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), tool.get("strict"), path)
-        )
-    check_distinct(tools)
-    return tuple(tools)
+def _read_tool(fields: Json, path: str) -> Tool:
+    kind = fields.get("type")
+    if kind != "function":
+        shown = json.dumps(kind)[:64]
+        raise NotSupported(f"{path}: tools of type {shown} are not supported; only function tools are", param=path)
+    return read_function(fields, path)
 
 
 def _read_choice(raw: str | Json | None, tools: tuple[Tool, ...]) -> ToolChoice:

@@ -1,6 +1,6 @@
-"""A conversation made shorter: its length, the model's summary of it, and the items that then stand for it.
+"""A conversation made shorter: its length, the model's summary of it, and the items that replace it.
 
-The model writes the summary behind the conversation as it stands, since the prompt of that is mostly cached.
+The model continues the conversation with the summary, since most of that prompt is cached.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
 
 
 def compacted(items: Sequence[Item], summary: str, item_id: str) -> tuple[CompactionItem, *tuple[Item, ...]]:
-    """Return the items that stand for a conversation: its system messages, the summary, and the calls left open."""
+    """Return the items that replace a conversation: its system messages with the summary, and the unanswered calls."""
     system = [item.text for item in items if isinstance(item, MessageItem) and item.role == "system"]
     answered = {item.call_id for item in items if isinstance(item, CallOutputItem)}
     calls = (item for item in items if isinstance(item, CallItem) and item.call_id not in answered)

@@ -11,21 +11,25 @@ from contextlib import aclosing
 from pydantic_core import to_json
 
 from edgeagent.api.context import Context
+from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import TurnSteps
-from edgeagent.api.responses.turn import Turn, told
+from edgeagent.api.responses.live_turn import LiveTurn
+from edgeagent.api.responses.turn import Turn
+from edgeagent.api.wire.errors import told
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError
 
 
-async def drive(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerator[tuple[list[Json], float], None]:
-    """Yield the events of a turn, those of a step together with the time when the engine made it (0: none did).
+async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[tuple[list[Json], float], None]:
+    """Yield the events of a turn, those of a step together with the time when the engine made it (0 if no engine did).
 
     A failure is an end like others: the last event tells it. Meanwhile the turn can be found by its id; its response is
     stored before the terminal event is yielded.
     """
-    events = turn.events
     failure: EdgeAgentError | None = None
-    with context.holding(turn) as live:
+    turn, events, requests = live.turn, live.turn.events, context.service.live
+    requests.show(live)
+    try:
         if not events.has_begun:
             yield events.created(), 0.0
         try:
@@ -43,8 +47,10 @@ async def drive(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerato
             made = events.fail(failure)
             await _keep(turn, context)
             yield made, 0.0
+    finally:
+        requests.hide(live)
 
 
 async def _keep(turn: Turn, context: Context) -> None:
     """Store a turn that is over, unless its client forbade it; from here on it can be continued after a restart too."""
-    await context.history.add(turn.stored(), to_json(turn.events.response))
+    await context.frontends.get(Responses).store.add(turn.stored(), to_json(turn.events.response))

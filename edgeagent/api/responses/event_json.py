@@ -1,4 +1,4 @@
-"""The response object and the events of a response, as they are sent: typed where they are built, and documented."""
+"""The types of the response object and of its events, for the code that builds them and for the documents."""
 
 from __future__ import annotations
 

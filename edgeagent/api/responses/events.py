@@ -41,7 +41,7 @@ class Compacting:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """An item stands for it."""
+    """The item that replaces it."""
 
     item: CompactionItem
 
@@ -56,7 +56,7 @@ class CompactionStep:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a response has come: the items that are whole, and the one that is open."""
+    """How far a response has come: its finished items, and the open one."""
 
     response: ResponseBody
     output: Sequence[OutputItem]
@@ -93,12 +93,12 @@ def new_response(response_id: str, model: str, echo: Echo, created_at: int) -> R
 
 
 def about(kind: str, response: ResponseBody | Json) -> ServerEvent:
-    """Return an event that shows the response; its number comes with its emission."""
+    """Return an event that shows the response; its number is set when it is emitted."""
     return cast("ServerEvent", {"type": kind, "sequence_number": 0, "response": response})
 
 
 def set_delivery(terminal: Json, delivery_ms: float) -> None:
-    """Write the measured delivery into a terminal event that is about to be sent: known only there."""
+    """Write the measured delivery into a terminal event just before it is sent: it is not known earlier."""
     stages = terminal["response"]["edgeagent"]["stages_ms"]
     if stages:
         stages["delivery"] = round(delivery_ms, 3)
@@ -139,7 +139,7 @@ class ResponseEvents:
         return self._take()
 
     def in_progress(self) -> list[Json]:
-        """Return the event that says that a queued response goes on."""
+        """Return the event that a queued response has begun."""
         self.response["status"] = "in_progress"
         self._emit_response("response.in_progress")
         return self._take()
@@ -170,7 +170,7 @@ class ResponseEvents:
         return self._take()
 
     def fail(self, error: EdgeAgentError) -> list[Json]:
-        """Return the events that end a response which has begun and cannot go on."""
+        """Return the events that end a response that has begun and then failed."""
         self.failure = error
         self._close_item("incomplete")
         self.response["status"] = "failed"
@@ -201,7 +201,7 @@ class ResponseEvents:
         return response
 
     def note(self, event: ServerEvent) -> list[Json]:
-        """Return an event about the response that is none of its own; it is numbered among them."""
+        """Return another event about the response, numbered among its own."""
         self._emit(event)
         return self._take()
 
@@ -229,7 +229,7 @@ class ResponseEvents:
         return events
 
     def _emit_response(self, kind: str) -> None:
-        # A copy: events wait in buffers while the response goes on.
+        # A copy: events wait in buffers while the response changes.
         self._emit(about(kind, self.so_far()))
 
     def _tell(self, run: Run) -> None:

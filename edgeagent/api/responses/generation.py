@@ -1,4 +1,4 @@
-"""How a turn is generated, whatever carries it: its steps, after a compaction where one is due."""
+"""How a turn is generated, over HTTP and WebSocket: its steps, after a compaction if one is needed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def _compact(turn: Turn, service: Service, item_id: str) -> CompactionItem
 def _split(items: tuple[Item, ...]) -> int:
     """Return how many items come before the user's last message, which is not summarized.
 
-    0 where all of them are a summary already.
+    0 if all of them are a summary already.
     """
     said = [index for index, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
     num_old = said[-1] if said else 0

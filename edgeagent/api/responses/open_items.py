@@ -35,8 +35,8 @@ from edgeagent.api.responses.items.as_json import (
 from edgeagent.api.wire.logprobs import Scored, token_logprobs
 from edgeagent.types import TokenLogprob, ToolCallStarted
 
-# Clients bound a frame at 1 MiB, and a token with its twenty rivals takes 2 KiB. Of longer answers the deltas alone
-# have the log probabilities.
+# Clients bound a frame at 1 MiB, and a token with its twenty rivals takes 2 KiB. In longer answers
+# only the deltas have log probabilities.
 MAX_LOGPROBS = 4096
 
 
@@ -59,13 +59,13 @@ class OpenItem(ABC):
         self.num_chars = 0
 
     def again(self, emit: Emit) -> Self:
-        """Return the same item for emitting its events once more: open it, emit its tail, and close it."""
+        """Return a copy that emits the item's events once more: open it, emit its tail, and close it."""
         twin = copy.copy(self)
         twin._emit = emit
         return twin
 
     def hold(self, text: str) -> None:
-        """Take content, of which nothing is emitted."""
+        """Add content without emitting it."""
         self._parts.append(text)
         self.num_chars += len(text)
 
@@ -120,11 +120,44 @@ class OpenItem(ABC):
         """Emit more of its content."""
 
     def _at(self) -> ItemEvent:
-        """Return what each event within the item has; its number comes with its emission."""
+        """Return the fields of each event within the item; the number is set when it is emitted."""
         return {"sequence_number": 0, "item_id": self._id, "output_index": self._index}
 
 
-class OpenMessage(OpenItem):
+class OpenPart(OpenItem):
+    """An item whose content is one part, which is text."""
+
+    def open(self) -> None:
+        """Emit the events that open the item and its part."""
+        super().open()
+        added: ContentPartAdded = {
+            "type": "response.content_part.added",
+            **self._at(),
+            "content_index": 0,
+            "part": self._part("", is_whole=False),
+        }
+        self._emit(added)
+
+    def _close_content(self, text: str) -> None:
+        self._emit(self._text_done(text))
+        done: ContentPartDone = {
+            "type": "response.content_part.done",
+            **self._at(),
+            "content_index": 0,
+            "part": self._part(text, is_whole=True),
+        }
+        self._emit(done)
+
+    @abstractmethod
+    def _part(self, text: str, *, is_whole: bool) -> OutputText | ReasoningText:
+        """Return the part with this text."""
+
+    @abstractmethod
+    def _text_done(self, text: str) -> ServerEvent:
+        """Return the event that has the whole text."""
+
+
+class OpenMessage(OpenPart):
     """Text, in one part."""
 
     prefix = "msg"
@@ -133,17 +166,6 @@ class OpenMessage(OpenItem):
         super().__init__(emit, item_id, index)
         self._logprobs: list[Scored] = []
         self._num_logprobs = 0
-
-    def open(self) -> None:
-        """Emit what opens it, its part too."""
-        super().open()
-        added: ContentPartAdded = {
-            "type": "response.content_part.added",
-            **self._at(),
-            "content_index": 0,
-            "part": self._part("", []),
-        }
-        self._emit(added)
 
     def add(self, text: str, tokens: tuple[TokenLogprob, ...]) -> None:
         """Emit more text."""
@@ -157,7 +179,7 @@ class OpenMessage(OpenItem):
         self._emit_text(text, logprobs)
 
     def hold_logprobs(self, logprobs: list[Scored]) -> None:
-        """Take the log probabilities of its content, of which nothing is emitted."""
+        """Set the log probabilities of the content without emitting them."""
         self._logprobs = logprobs
 
     def _emit_delta(self, text: str) -> None:
@@ -179,40 +201,28 @@ class OpenMessage(OpenItem):
         }
         self._emit(delta)
 
-    def _close_content(self, text: str) -> None:
-        done: OutputTextDone = {
+    def _text_done(self, text: str) -> OutputTextDone:
+        return {
             "type": "response.output_text.done",
             **self._at(),
             "content_index": 0,
             "text": text,
             "logprobs": self._logprobs,
         }
-        self._emit(done)
-        self._emit(_part_done(self._at(), self._part(text, self._logprobs)))
 
-    def _part(self, text: str, logprobs: list[Scored]) -> OutputText:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+    def _part(self, text: str, *, is_whole: bool) -> OutputText:
+        logprobs = list(self._logprobs) if is_whole else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _item(self, status: ItemStatus, text: str) -> OutputMessage:
-        content = [] if status == "in_progress" else [self._part(text, self._logprobs)]
+        content = [] if status == "in_progress" else [self._part(text, is_whole=True)]
         return {"id": self._id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-class OpenReasoning(OpenItem):
+class OpenReasoning(OpenPart):
     """Reasoning, in one part."""
 
     prefix = "rs"
-
-    def open(self) -> None:
-        """Emit what opens it, its part too."""
-        super().open()
-        added: ContentPartAdded = {
-            "type": "response.content_part.added",
-            **self._at(),
-            "content_index": 0,
-            "part": {"type": "reasoning_text", "text": ""},
-        }
-        self._emit(added)
 
     def add(self, text: str) -> None:
         """Emit more reasoning."""
@@ -230,18 +240,15 @@ class OpenReasoning(OpenItem):
         }
         self._emit(delta)
 
-    def _close_content(self, text: str) -> None:
-        done: ReasoningTextDone = {
-            "type": "response.reasoning_text.done",
-            **self._at(),
-            "content_index": 0,
-            "text": text,
-        }
-        self._emit(done)
-        self._emit(_part_done(self._at(), ReasoningText(type="reasoning_text", text=text)))
+    def _text_done(self, text: str) -> ReasoningTextDone:
+        return {"type": "response.reasoning_text.done", **self._at(), "content_index": 0, "text": text}
+
+    def _part(self, text: str, *, is_whole: bool) -> ReasoningText:
+        del is_whole
+        return {"type": "reasoning_text", "text": text}
 
     def _item(self, status: ItemStatus, text: str) -> OutputReasoning:
-        content = [] if status == "in_progress" else [ReasoningText(type="reasoning_text", text=text)]
+        content = [] if status == "in_progress" else [self._part(text, is_whole=True)]
         return {"id": self._id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
@@ -299,7 +306,7 @@ class OpenCall(OpenItem):
 
 
 class OpenCompaction(OpenItem):
-    """A summary of the conversation before, under the id that it has there."""
+    """A summary of the earlier conversation, under the id of its own item."""
 
     num_closing = 1
 
@@ -325,12 +332,8 @@ class OpenCompaction(OpenItem):
         return {"id": self._id, "type": "compaction", "encrypted_content": content}
 
 
-def _part_done(at: ItemEvent, part: OutputText | ReasoningText) -> ContentPartDone:
-    return {"type": "response.content_part.done", **at, "content_index": 0, "part": part}
-
-
 def closed_item(body: OutputItem, index: int, emit: Emit) -> OpenItem:
-    """Return a finished item as it was before its end, for emitting its events once more."""
+    """Return a finished item as it was before its end, so that its events can be emitted once more."""
     if body["type"] == "message":
         [part] = body["content"]
         message = OpenMessage(emit, body["id"], index)

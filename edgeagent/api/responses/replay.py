@@ -21,7 +21,7 @@ _TERMINAL = {"completed": "response.completed", "failed": "response.failed"}
 
 
 def events_after(progress: Progress, after: int) -> list[Json]:
-    """Return the events so far whose number is greater; -1: all of them."""
+    """Return the events so far whose number is greater than `after`; with -1 all of them."""
     return _Teller(after).tell(progress)
 
 
@@ -55,7 +55,7 @@ class _Teller:
         return self._events
 
     def _tell_item(self, item: OpenItem, status: ItemStatus | None) -> None:
-        """Emit the events of an item; status None: it is open."""
+        """Emit the events of an item; it is open if `status` is None."""
         num_closing = 0 if status is None else item.num_closing
         before = self.number + item.num_opening - 1  # the result of a delta without characters
         if before + item.num_chars + num_closing <= self._after:

@@ -1,9 +1,10 @@
-"""POST /v1/responses: one response over HTTP, whole or as server-sent events, from the WebSocket's turns."""
+"""POST /v1/responses: one response over HTTP, whole or as server-sent events, from turns like a WebSocket's."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -14,7 +15,9 @@ from edgeagent.api.responses import background
 from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
 from edgeagent.api.responses.driver import drive
 from edgeagent.api.responses.events import TERMINAL, set_delivery
+from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import TurnSteps, steps_of
+from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.storage.history import ConnectionHistory
 from edgeagent.api.responses.turn import Turn, begin_turn
 from edgeagent.api.wire import sse
@@ -36,14 +39,15 @@ async def create_response(request: Request) -> Response:
     turn = await open_turn(create, context, client_of(request))
     if turn.create.body.background:
         return background.begin(turn, context, is_streamed=is_streamed)
+    live = LiveTurn(turn, partial(context.service.cancel, turn.request.id))
     placement = PlacementHeaders()
     steps = placement.noting(steps_of(turn, context.service))
     response: Response
     steps = await sse.unless_disconnected(request.receive, begun(steps))
     if is_streamed:
-        response = sse.EventStream(_stream(turn, steps, context))
+        response = sse.EventStream(_stream(live, steps, context))
     else:
-        await sse.unless_disconnected(request.receive, _collect(turn, steps, context))
+        await sse.unless_disconnected(request.receive, _collect(live, steps, context))
         response = JSONResponse(turn.events.response)
     placement.put(response)
     return response
@@ -57,23 +61,25 @@ def _read(fields: Json) -> tuple[bool, ResponseCreate]:
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
-    """Return the turn of a create that came over HTTP: without a connection, only what is stored can be continued."""
+    """Return the turn of a create over HTTP. Without a connection's history it can only continue stored responses."""
     history = ConnectionHistory()
-    found = await context.history.find(history.missing(create.previous_id, create.items), partition)
+    found = await context.frontends.get(Responses).store.find(
+        history.missing(create.previous_id, create.items), partition
+    )
     return begin_turn(create, context.service, history, found, partition=partition)
 
 
-async def _collect(turn: Turn, steps: TurnSteps, context: Context) -> None:
+async def _collect(live: LiveTurn, steps: TurnSteps, context: Context) -> None:
     """Drive a turn to its end; raise its failure."""
-    await last_of(drive(turn, steps, context))
-    if turn.events.failure is not None:
-        raise turn.events.failure
+    await last_of(drive(live, steps, context))
+    if live.turn.events.failure is not None:
+        raise live.turn.events.failure
 
 
-async def _stream(turn: Turn, steps: TurnSteps, context: Context) -> AsyncGenerator[bytes, None]:
-    """Yield the events as they come, the failure too; the delivery counts up to where the next one is asked for."""
+async def _stream(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[bytes, None]:
+    """Yield the events as they come, a failure too. The delivery of a step ends when the next one is asked for."""
     delivery_time = DeliveryTime()
-    async with aclosing(drive(turn, steps, context)) as driven:
+    async with aclosing(drive(live, steps, context)) as driven:
         async for events, at_s in driven:
             for event in events:
                 if event["type"] in TERMINAL and delivery_time.num:

@@ -13,9 +13,10 @@ from pydantic_core import from_json
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses import background
+from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.items.as_json import item_body
 from edgeagent.api.responses.items.items import Item
-from edgeagent.api.responses.turn import Turn
+from edgeagent.api.responses.live_turn import LiveTurn, find_turn
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.errors import InvalidRequest, NotFound
 
@@ -52,19 +53,19 @@ async def get_response(request: Request, response_id: str) -> Response:
     The stream has the events behind number `starting_after`, all of them without that, up to the response's end.
     """
     after = _starting_after(request)
-    live = context_of(request).turns.find(response_id, client_of(request))
+    live = _live(request, response_id)
     if live is not None:
         return JSONResponse(live.turn.events.so_far()) if after is None else background.follow(live, after)
     if after is None:
         return await _stored(request, response_id)
-    body = await context_of(request).history.body(response_id, client_of(request))
+    body = await _responses(request).store.body(response_id, client_of(request))
     if body is None:
         raise _unknown(response_id)
     return background.tell(from_json(body), after)
 
 
 def _starting_after(request: Request) -> int | None:
-    """Return the number behind which a stream is asked for, -1 without one, None where no stream is asked for."""
+    """Return the number after which events are wanted, -1 for all of them, None if no stream is wanted."""
     stream, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after")
     if stream.lower() not in ("true", "false"):
         raise InvalidRequest(f"stream must be true or false; got {stream[:64]!r}", param="stream")
@@ -84,7 +85,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a stored response; its continuations keep what they inherited. A running one must end first."""
     if _live(request, response_id):
         raise InvalidRequest(f"Response with id '{response_id}' is not over; cancel it before you delete it.")
-    if not await context_of(request).history.remove(response_id, client_of(request)):
+    if not await _responses(request).store.remove(response_id, client_of(request)):
         raise _unknown(response_id)
     return JSONResponse(ResponseDeleted(id=response_id, object="response", deleted=True))
 
@@ -92,23 +93,24 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @router.post("/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a response that is being generated on any route, and return it; a finished one does not change."""
-    turn = _live(request, response_id)
-    if turn is None:
+    live = _live(request, response_id)
+    if live is None:
         return await _stored(request, response_id)
+    live.cancel()
     with suppress(TimeoutError):
         async with asyncio.timeout(CANCEL_S):
-            await context_of(request).turns.cancel(response_id)
-    return JSONResponse(turn.events.so_far())
+            await live.over.wait()
+    return JSONResponse(live.turn.events.so_far())
 
 
 @router.get("/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
     """Return a page of the items that a response answered, those it inherited too; the latest first by default."""
-    turn = _live(request, response_id)
-    if turn is not None:
-        items = turn.conversation.items
+    live = _live(request, response_id)
+    if live is not None:
+        items = live.turn.conversation.items
     else:
-        stored = await context_of(request).history.get(response_id, client_of(request))
+        stored = await _responses(request).store.get(response_id, client_of(request))
         if stored is None:
             raise _unknown(response_id)
         items = stored.context
@@ -139,12 +141,16 @@ def _page(items: tuple[Item, ...], request: Request) -> ItemPage:
     }
 
 
-def _live(request: Request, response_id: str) -> Turn | None:
-    return context_of(request).turns.get(response_id, client_of(request))
+def _responses(request: Request) -> Responses:
+    return context_of(request).frontends.get(Responses)
+
+
+def _live(request: Request, response_id: str) -> LiveTurn | None:
+    return find_turn(context_of(request).service.live, response_id, client_of(request))
 
 
 async def _stored(request: Request, response_id: str) -> Response:
-    body = await context_of(request).history.body(response_id, client_of(request))
+    body = await _responses(request).store.body(response_id, client_of(request))
     if body is None:
         raise _unknown(response_id)
     return Response(body, media_type="application/json")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +13,7 @@ from edgeagent.api.responses.items.items import Item
 from edgeagent.api.responses.storage.history import ConnectionHistory, Conversation, Recalled, StoredResponse
 from edgeagent.api.service import Service, status_of
 from edgeagent.api.wire.fields import with_adapter
-from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.errors import EdgeAgentError
 from edgeagent.router.modes import strictest
 from edgeagent.types import (
     ChatPrompt,
@@ -28,12 +26,10 @@ from edgeagent.types import (
     replace,
 )
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """`conversation` is what the request answers; it may be shortened later, under the same id."""
+    """One response under way. `conversation` is what it answers; it may be shortened later, under the same id."""
 
     create: ResponseCreate
     request: GenerateRequest
@@ -60,7 +56,7 @@ class Turn:
         self.request = replace(shorter, cache=self.request.cache, route=self.request.route)
 
     def stored(self) -> StoredResponse:
-        """Return what a continuation needs, of cut-off and cancelled answers too: the client has their text."""
+        """Return what a continuation needs, also of cut-off and cancelled answers, whose text the client has."""
         return StoredResponse(
             id=self.request.id,
             context=self.conversation.items,
@@ -90,7 +86,7 @@ def begin_turn(
     """Return the turn that a create asks for; raise InvalidRequest or ResponseNotFound.
 
     `found` is what the store has of the ids that the history did not remember; the response's prompt stays cached until
-    the next one of its `lane` ("": for as long as any other prompt).
+    the next one of its `lane`. Without a lane it stays as long as any other prompt.
     """
     items = tuple(with_id(item, new_id) for item in create.items)
     conversation = history.continue_from(create.previous_id, items, found)
@@ -117,20 +113,10 @@ def unrun(reason: FinishReason, why: str) -> Finished:
     return Finished(reason, Usage(), Timings(route="edgeagent", reason=why))
 
 
-def told(request_id: str, error: Exception) -> EdgeAgentError:
-    """Return a failure as its client is told it. A bug is logged, and told as an InternalError."""
-    if isinstance(error, EdgeAgentError):
-        return error
-    # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
-    places = {"places": "".join(traceback.format_tb(error.__traceback__))}
-    logger.error("%s failed: %s", request_id, type(error).__name__, extra=places)
-    return InternalError(type(error).__name__)
-
-
 def _defaults(service: Service, model: str) -> SamplingParams:
     try:
         name = service.find_model(model)
     except EdgeAgentError:
-        return SamplingParams()  # the service says what is wrong
+        return SamplingParams()  # the service will raise the error
     status = status_of(service, name)
     return status.info.sampling if status is not None and status.info is not None else SamplingParams()

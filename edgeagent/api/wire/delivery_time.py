@@ -21,5 +21,5 @@ class DeliveryTime:
 
     @property
     def mean_ms(self) -> float:
-        """Milliseconds for each; 0 where there was none."""
+        """Milliseconds per step; 0 if there was none."""
         return 1000.0 * self.total_s / max(self.num, 1)

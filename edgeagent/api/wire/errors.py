@@ -6,14 +6,18 @@ daemon, since it is not written for clients.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
+import traceback
 from dataclasses import dataclass
 from typing import Literal, NotRequired
 
 from edgeagent import errors
 from edgeagent.api.wire.shape import Shape
 from edgeagent.errors import EdgeAgentError
+
+logger = logging.getLogger(__name__)
 
 OLLAMA_PREFIX = "/api/"
 # openai clients ignore Retry-After over 120 s and then give up altogether.
@@ -116,7 +120,7 @@ def look_of(error: type[EdgeAgentError]) -> Look:
 
 
 def error_codes() -> dict[str, type[EdgeAgentError]]:
-    """Return the class of each error code: those of the table, and those of modules that are imported by now."""
+    """Return the class of each error code: those in the table, and those in modules that are imported already."""
     classes = list(LOOKS)
     for cls in classes:
         ours = (child for child in cls.__subclasses__() if child.__module__.startswith("edgeagent."))
@@ -155,6 +159,16 @@ def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:
     if stream_id is not None:
         event["stream_id"] = stream_id
     return event
+
+
+def told(name: str, error: Exception) -> EdgeAgentError:
+    """Return the error that the client gets for a failure. A bug is logged under `name`; it is an InternalError."""
+    if isinstance(error, EdgeAgentError):
+        return error
+    # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
+    places = {"places": "".join(traceback.format_tb(error.__traceback__))}
+    logger.error("%s failed: %s", name, type(error).__name__, extra=places)
+    return errors.InternalError(type(error).__name__)
 
 
 def printable(text: str) -> str:

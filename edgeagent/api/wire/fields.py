@@ -1,10 +1,10 @@
-"""Request fields that several routes share: types with bounds; tools, choices and schemas as our own values."""
+"""Request fields that several routes share: types with bounds; readers of tools, choices and schemas."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -130,12 +130,12 @@ def keep_alive_s(duration: float | str) -> float:
 
 
 def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:
-    """Return where a request may run: the strictest that it says, None where it says nothing."""
+    """Return where a request may run: the strictest mode that it names, None if it names none."""
     return strictest(*(RouteMode(body.route) for body in bodies if body is not None and body.route is not None))
 
 
 def drafts_of(*bodies: EdgeagentBody | None) -> int | None:
-    """Return how many tokens a request wants drafted at each step; None: as the engine chooses."""
+    """Return how many tokens a request wants drafted at each step; None if the engine chooses."""
     return next((body.draft_tokens for body in bodies if body is not None and body.draft_tokens is not None), None)
 
 
@@ -186,7 +186,7 @@ def _token(key: str) -> int:
 
 
 def validate(model: type[M], fields: object, path: str = "") -> M:
-    """Return checked fields; raise InvalidRequest that names the first one at fault, what it may be and what it was."""
+    """Return checked fields; raise InvalidRequest that names the first wrong field, what it must be, and its value."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -233,8 +233,9 @@ def _items(number: int) -> str:
     return "1 item" if number == 1 else f"{number} items"
 
 
-def read_tool(name: object, description: object, parameters: object, strict: object, path: str) -> Tool:
-    """Return one function tool; raise InvalidToolSchema where a part of it is not what it must be."""
+def read_function(fields: Json, path: str) -> Tool:
+    """Return the tool of a function's fields; raise InvalidToolSchema if one is invalid."""
+    name, description, parameters, strict = map(fields.get, ("name", "description", "parameters", "strict"))
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
         raise InvalidToolSchema(f"{path}.name must match {TOOL_NAME}, not {name!r:.80}", param=f"{path}.name")
     if not isinstance(description, str | None):
@@ -248,7 +249,7 @@ def read_tool(name: object, description: object, parameters: object, strict: obj
 
 
 def read_schema(schema: object, path: str, error: type[InvalidRequest] = InvalidRequest) -> str:
-    """Return a JSON schema as text, bounded in size and depth; whether it can be a grammar the worker finds out."""
+    """Return a JSON schema as text, checked for size and depth. The worker checks if it can become a grammar."""
     if not isinstance(schema, dict):
         raise error(f"{path} must be a JSON schema, an object", param=path)
     text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
@@ -268,18 +269,20 @@ def _children(node: object) -> Sequence[object]:
     return node if isinstance(node, list) else ()
 
 
-def check_distinct(tools: Sequence[Tool]) -> None:
-    """Raise InvalidToolSchema where two tools have one name, or there are too many."""
+def read_tools(raw: Sequence[Json], read: Callable[[Json, str], Tool], field: str = "tools") -> tuple[Tool, ...]:
+    """Return `read` of each entry of a field and its path; raise InvalidToolSchema for two of one name, or too many."""
+    tools = tuple(read(entry, f"{field}[{index}]") for index, entry in enumerate(raw))
     if len(tools) > MAX_TOOLS:
         raise InvalidToolSchema(f"tools holds {len(tools)} tools; at most {MAX_TOOLS} are possible", param="tools")
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise InvalidToolSchema(f"tools[{index}]: a second tool named {name!r}", param=f"tools[{index}]")
+    return tools
 
 
 def choose(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoice:
-    """Return a tool choice over these tools; raise InvalidRequest where it asks for one that is not there."""
+    """Return a tool choice over these tools; raise InvalidRequest if it names a tool that is not among them."""
     known = {tool.name for tool in tools}
     for name in names:
         if name not in known:
@@ -307,7 +310,7 @@ def tier(service_tier: str | None) -> Tier:
 
 
 def template_kwargs(effort: str | None, extra: TemplateKwargs | None) -> str:
-    """Return the template variables for a reasoning effort and a client's own, as JSON text; the worker allow-lists."""
+    """Return the template variables for a reasoning effort and a client's own, as JSON text; the worker checks them."""
     kwargs: TemplateKwargs = {}
     if effort is not None:
         kwargs["enable_thinking"] = effort not in ("none", "minimal")

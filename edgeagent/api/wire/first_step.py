@@ -1,4 +1,4 @@
-"""A stream's first step, waited for a moment so that what is refused soon gets an HTTP status; and its last one."""
+"""Wait a moment for a stream's first step, so that an early refusal gets an HTTP status; read a stream to its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def begun(steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Return the same steps once the first has come or the time is over; raise an error that comes until then."""
+    """Return the same steps once the first has come or the time is over; raise an error that comes before that."""
     first = asyncio.ensure_future(anext(steps))
     try:
         await asyncio.wait({first}, timeout=PATIENCE_S)
@@ -45,7 +45,7 @@ async def _close(first: asyncio.Future[T], steps: AsyncGenerator[T, None]) -> No
 
 
 async def last_of(steps: AsyncGenerator[T, None]) -> T | None:
-    """Read a stream to its end; return the last step, None where there was none."""
+    """Read a stream to its end; return the last step, None if there was none."""
     last: T | None = None
     async with aclosing(steps):
         async for step in steps:

@@ -1,4 +1,4 @@
-"""The JSON of a body: parsed strictly and within bounds, in a thread where it is large."""
+"""The JSON of a body: parsed strictly and within bounds, in a thread if it is large."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
 
 
 def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
-    """Return the value of a JSON text; raise InvalidRequest where it is not strict JSON within the bounds.
+    """Return the value of a JSON text; raise InvalidRequest if it is not strict JSON within the bounds.
 
-    Refused beside bad syntax: invalid UTF-8, a byte-order mark, lone surrogates, NUL, duplicate keys, NaN, Infinity and
+    Refused are bad syntax, invalid UTF-8, a byte-order mark, lone surrogates, NUL, duplicate keys, NaN, Infinity and
     floats that overflow, integers beyond 64 bits, nesting beyond `max_depth`, more than MAX_JSON_VALUES values.
     """
     try:
@@ -123,14 +123,14 @@ _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse
 
 
 async def read_json_object(request: Request) -> dict[str, object]:
-    """Return the JSON object in a request's body; raise InvalidRequest where there is none."""
+    """Return the JSON object in a request's body; raise InvalidRequest if there is none."""
     return await read_body(request, lambda fields: fields)
 
 
 async def read_body(request: Request, read: Callable[[Json], T], known: KnownFields | None = None) -> T:
-    """Parse the JSON object in a request's body and return `read` of it; raise what it raises, or InvalidRequest.
+    """Parse the JSON object in a request's body and return `read` of it; raise its errors, or InvalidRequest.
 
-    The answer's headers and the log name fields that are not `known` (None: no field is named).
+    The answer's headers and the log name fields that are not `known`; if that is None, they name none.
     """
     body = await request.body()
 

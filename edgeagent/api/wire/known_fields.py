@@ -1,7 +1,7 @@
-"""Unknown fields in a body: a slip of the client's, or another server's field, which would be ignored in silence.
+"""Unknown fields in a body: a client's typo, or a field of another server.
 
-The request is answered as if they were not there. The client is told: in a header, or, on a WebSocket, which has none,
-in the response's own object.
+The request is answered as if they were not there, but a warning tells the client: in a header, or on a WebSocket, which
+has none, in the response object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCOPE_KEY = "edgeagent.warnings"
 LOG_EVERY_S = 60.0
 MAX_NAMED = 5
 MAX_NAME_CHARS = 64
-# How much of a known name a wrong one must have: `max_token` of `max_tokens`, `max_length` of nothing.
+# How similar a name must be to a known one to suggest that: `max_token` is to `max_tokens`, `max_length` to none.
 _LIKENESS = 0.75
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class FieldWarning:
 
 @dataclass(frozen=True, slots=True)
 class KnownFields:
-    """The names that a body may have, and those inside its `options` where it has that object."""
+    """The names that a body may have, and those inside its `options` if it has that object."""
 
     names: frozenset[str]
     options: frozenset[str] = frozenset()
@@ -49,7 +49,7 @@ class KnownFields:
         return cls(frozenset({*body.model_fields, *more}), options)
 
     def warning(self, fields: Mapping[str, object]) -> FieldWarning | None:
-        """Return one line that names the unknown fields, None where there are none."""
+        """Return one line that names the unknown fields, None if there are none."""
         unknown = list(self._unknown(fields))
         if not unknown:
             return None
@@ -88,7 +88,7 @@ class WarningLog:
         self._next_at_s = clock()
 
     def write(self, warning: FieldWarning) -> None:
-        """Write a warning, or nothing where one was written a moment ago."""
+        """Write a warning, unless one was written in the last LOG_EVERY_S seconds."""
         if self._clock() >= self._next_at_s:
             self._next_at_s = self._clock() + LOG_EVERY_S
             logger.warning("a request has %s; its answer names them (%s)", warning.logged, HEADER.decode())

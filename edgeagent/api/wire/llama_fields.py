@@ -1,7 +1,8 @@
-"""llama-server's request fields that OpenAI's APIs do not have: each is honoured, or refused if it would matter.
+"""llama-server's request fields that OpenAI's APIs do not have.
 
-Harmless ones are taken and change nothing: `id_slot` (a prefix is found in any slot), `n_keep` (no context is
-shifted), `response_fields` (the body comes whole).
+Each has its effect, or is refused if ignoring it would change the answer. Harmless ones are accepted without effect:
+`id_slot` (a prefix is found in any slot), `n_keep` (no context is shifted), `response_fields` (the body always has all
+fields).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class StreamOptions(Body):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How an answer is to be written. Pings are comments in a silent stream; None: as often as by default."""
+    """How an answer is to be written. Pings are comments in a silent stream; None means the default interval."""
 
     is_streamed: bool
     is_usage_streamed: bool
@@ -115,7 +116,7 @@ class ExtendedBody(SamplingBody):
         return JsonSchemaFormat(read_schema(self.json_schema, "json_schema"))
 
     def limit(self, *openai: int | None) -> int | None:
-        """Return the most tokens to generate: the first of OpenAI's fields that is given, else n_predict; -1: any."""
+        """Return the most tokens to generate: OpenAI's first field that is given, else n_predict. None is no limit."""
         given = next((count for count in (*openai, self.n_predict) if count is not None), None)
         return None if given == -1 else given
 
@@ -132,7 +133,7 @@ class ExtendedBody(SamplingBody):
 
 
 def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...]:
-    """Return `num` requests that differ in their ids, and in their seeds where there is one."""
+    """Return `num` requests that differ in their ids, and in their seeds if they have one."""
     seed = request.sampling.seed
     return (
         request,
@@ -148,7 +149,7 @@ def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...
 
 
 def _without(samplers: Sequence[str]) -> Json:
-    """Return the parameters that keep all other samplers from doing anything."""
+    """Return the parameters that disable all samplers but these."""
     names = [name for name in samplers if name not in _IDLE]
     order = [name for name in _CHAIN if name in names]
     if names != order:

@@ -37,7 +37,7 @@ def placement_of(step: HasDeltas) -> Placement | None:
 
 
 class PlacementHeaders:
-    """The headers of one answer, of which the first steps have come."""
+    """The headers of one answer, taken from its first steps."""
 
     def __init__(self) -> None:
         self._placement: Placement | None = None
@@ -51,7 +51,7 @@ class PlacementHeaders:
                 yield item
 
     def put(self, response: Response) -> None:
-        """Write the headers, as far as it is known yet where the answer comes from."""
+        """Write the headers if the placement is known by now."""
         if (place := self._placement) is None:
             return
         fields = {

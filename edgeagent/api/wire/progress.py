@@ -23,7 +23,7 @@ class SoFar:
 
     @property
     def placement(self) -> Placement | None:
-        """Where it runs, if that was told."""
+        """Where it runs, if that is known."""
         return self._started.placement
 
     def note(self, step: Step) -> None:

@@ -32,5 +32,5 @@ def begin_request(headers: Sequence[tuple[bytes, bytes]]) -> str:
 
 
 def _num_hops(value: bytes) -> int:
-    """Return what a header says; the most where it says nothing that is understood."""
+    """Return the number in a header; MAX_HOPS if it is not a number."""
     return min(int(value), MAX_HOPS) if value.isdigit() and len(value) < 10 else MAX_HOPS

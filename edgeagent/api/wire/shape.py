@@ -26,6 +26,6 @@ Shape.__pydantic_config__ = ConfigDict(extra="allow", use_attribute_docstrings=T
 
 
 def shaped(shape: type[S], source: object, **given: object) -> S:
-    """Return a shape of what `source` has under the names of its fields, but for those that are `given`."""
+    """Return a shape with the `given` fields; the others are the attributes of `source` with the same names."""
     names: list[str] = [name for name in shape.__annotations__ if name not in given]
     return cast("S", {name: getattr(source, name) for name in names} | given)

@@ -28,7 +28,7 @@ def event(document: object, name: str | None = None) -> bytes:
 class Stream(Response):
     """Sends what a generator yields as it comes; closes the generator when the client leaves.
 
-    The generator reports its own failures in what it yields: once the status line is out there is no other way.
+    The generator must yield its own failures as content, since the status line has been sent by then.
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:

@@ -82,7 +82,7 @@ class Run(Shape):
 
 
 def responses_usage(usage: Usage) -> ResponseUsage:
-    """Return `usage` as the Responses API has it. What was computed of the prompt is what the cache had to write."""
+    """Return `usage` as the Responses API has it. The computed part of the prompt is what the cache had to write."""
     return {
         "input_tokens": usage.num_prompt_tokens,
         "input_tokens_details": {
@@ -107,7 +107,7 @@ def chat_usage(usage: Usage) -> ChatUsage:
 
 
 def timings_body(usage: Usage, timings: Timings) -> LlamaTimings:
-    """Return `timings` with llama-server's names and arithmetic; drafts only where there were some."""
+    """Return `timings` with llama-server's names and arithmetic; draft counts only if there were drafts."""
     num_computed = _num_computed(usage)
     body: LlamaTimings = {
         "cache_n": usage.num_cached_tokens,
@@ -127,9 +127,9 @@ def timings_body(usage: Usage, timings: Timings) -> LlamaTimings:
 
 
 def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
-    """Return edgeagent's own object: where the request ran and why, milliseconds by stage, hand-overs if any.
+    """Return the object `edgeagent`: where the request ran and why, milliseconds by stage, hand-overs if any.
 
-    Stages of which nothing is known are left out.
+    Unknown stages are left out.
     """
     before_first_token = {
         "queue": timings.queue_ms,
@@ -138,7 +138,7 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
         "cache": timings.cache_ms,
         "prefill": timings.prefill_ms,
     }
-    # Of what a remote did before its first token nothing is known.
+    # The stages of a remote before its first token are unknown.
     is_unknown = timings.is_resumed or timings.route.startswith("remote:")
     stages = {} if is_unknown else before_first_token
     stages |= {"first_token": timings.first_token_ms, "decode": timings.decode_ms, "delivery": delivery_ms}
@@ -156,7 +156,7 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
 
 
 def placement_body(placement: Placement) -> RunsAt:
-    """Return where a request runs; host and region are a remote's, and `model_sha256` is of a model on this machine."""
+    """Return where a request runs. Only a remote has a host and a region, only a local model a `model_sha256`."""
     body: RunsAt = {"served_by": placement.served_by, "model": placement.model, "reason": placement.reason}
     if placement.sha256:
         body["model_sha256"] = placement.sha256

@@ -12,7 +12,7 @@ import pytest
 from ollama import AsyncClient
 from openai import AsyncOpenAI
 
-from edgeagent.api.live_requests import LiveRequests
+from edgeagent.api.live_service import LiveService
 from edgeagent.api.openai import embeddings_body as schemas_embeddings
 from edgeagent.errors import Overloaded
 from edgeagent.types import Embed, Embedding, TextAnswer, TextPrompt, TokenPrompt
@@ -22,9 +22,9 @@ from tests.daemon.running import Running, running
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def live_of(daemon: Running) -> LiveRequests:
-    live: LiveRequests = daemon.server.config.app.app.state.context.service  # type: ignore[union-attr]
-    return live
+def service_of(daemon: Running) -> LiveService:
+    service: LiveService = daemon.server.config.app.app.state.context.service  # type: ignore[union-attr]
+    return service
 
 
 async def post(daemon: Running, path: str, **fields: Any) -> httpx.Response:
@@ -210,15 +210,16 @@ async def test_a_drain_waits_for_what_runs_and_refuses_what_comes() -> None:
     backend = Answering()
     backend.gate.clear()
     async with running(backend) as daemon:
-        live = live_of(daemon)
+        service = service_of(daemon)
+        live = service.live
         first = asyncio.create_task(post(daemon, "/v1/embeddings", input="ab"))
         await backend.asked.wait()
-        assert live.num_live == 1
-        live.begin_drain()
+        assert live.num_running == 1
+        service.begin_drain()
         for path in ("/v1/embeddings", "/api/embed"):
             reply = await post(daemon, path, input="c", model="fake")
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
         backend.gate.set()
         assert (await first).json()["usage"]["prompt_tokens"] == 2
         await live.wait_idle(5.0)
-        assert live.num_live == 0
+        assert live.num_running == 0

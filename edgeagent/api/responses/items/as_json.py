@@ -1,4 +1,4 @@
-"""Items as the wire shows them, and as they are stored: the inverse of items.read_items.
+"""The JSON of items, on the wire and in the store: the inverse of items.read_items.
 
 Every item has an id here, a status, and content in one part, which joins the text of several.
 """
@@ -92,7 +92,7 @@ _PREFIXES: dict[type[Item], str] = {
 
 
 def with_id(item: Item, make_id: Callable[[str], str]) -> Item:
-    """Return the item with an id, which it gets where the client gave none."""
+    """Return the item with an id; make one if the client gave none."""
     return item if item.id or isinstance(item, ReferenceItem) else replace(item, id=make_id(_PREFIXES[type(item)]))
 
 

@@ -26,7 +26,7 @@ class MessageItem:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningItem:
-    """The model's reasoning; empty where the client replays only a summary's or another service's ciphertext."""
+    """The model's reasoning; empty if the client sends neither text nor summary, e.g. only ciphertext."""
 
     id: str
     text: str

@@ -1,18 +1,12 @@
-"""The actions that a session returns, which its socket performs in order."""
+"""The actions of a session, in addition to Send and Close. Its connection performs them in order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeagent.api.responses.event_json import ResponseBody
+from edgeagent.api.responses.socket.lanes import LaneTurn
 from edgeagent.api.responses.storage.history import Missing, StoredResponse
-from edgeagent.api.responses.turn import Turn
-from edgeagent.api.wire.shape import Json
-
-# RFC 6455, section 7.4.1.
-GOING_AWAY = 1001
-UNSUPPORTED_DATA = 1003
-POLICY_VIOLATION = TOO_MANY = 1008
+from edgeagent.api.socket.actions import Close, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,56 +19,39 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Make a queued turn visible to requests for its id, until its Start or its Drop."""
+    """Make a queued response visible to requests for its id, until its Start or its Drop."""
 
-    turn: Turn
+    live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a turn: feed its steps to `step`, its failure to `failed`, and call `admitted` if neither comes soon."""
+    """Run a response: feed its steps to `step`, its failure to `failed`, and call `admitted` if neither comes soon."""
 
-    turn: Turn
+    live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """Cancel a request politely; its Finished(cancelled) still goes through `step`."""
 
-    request_id: str
+    live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
     """Close a request's steps before the first has come, or take it from the queue; none is read any more."""
 
-    request_id: str
+    live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Store a response before its terminal event, which follows, is sent."""
+class End:
+    """Note that a response's terminal event follows; store `stored` before that is sent (None: it is not stored)."""
 
-    response: StoredResponse
-    body: ResponseBody
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send an event. `at_s` is when the engine made it (0: not a delta); the last of a response is terminal."""
-
-    event: Json
-    request_id: str = ""
-    at_s: float = 0.0
-    is_terminal: bool = False
+    live: LaneTurn
+    stored: StoredResponse | None
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Close the connection after what was sent."""
-
-    code: int
-    reason: str
-
-
-Action = Fetch | Queue | Start | Cancel | Drop | Keep | Send | Close
+OwnAction = Fetch | Queue | Start | Cancel | Drop | End
+Action = OwnAction | Send | Close

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.api.responses.body import ResponseCreate, read_create
-from edgeagent.api.wire.json_body import parse_json
+from edgeagent.api.socket.frames import read_object
 from edgeagent.api.wire.known_fields import FieldWarning
 from edgeagent.api.wire.shape import Json
-from edgeagent.errors import EdgeAgentError, InvalidRequest
+from edgeagent.errors import EdgeAgentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,7 @@ Frame = CreateFrame | OtherFrame | RefusedFrame
 def read_frame(text: str) -> Frame:
     """Return the content of a frame, or why it is none."""
     try:
-        fields = parse_json(text)
-        if not isinstance(fields, dict):
-            raise InvalidRequest("a frame must be a JSON object with a type")
+        fields = read_object(text)
     except EdgeAgentError as error:
         return RefusedFrame(error)
     if fields.get("type") != "response.create":

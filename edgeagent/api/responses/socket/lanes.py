@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections import deque
@@ -10,10 +11,12 @@ from dataclasses import dataclass, field
 
 from edgeagent.api.gate.grants import revoked
 from edgeagent.api.responses.body import ResponseCreate
-from edgeagent.api.responses.socket.actions import GOING_AWAY, POLICY_VIOLATION
+from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.socket.frames import RefusedFrame
 from edgeagent.api.responses.socket.steering import Steer
 from edgeagent.api.responses.turn import Turn
+from edgeagent.api.socket.actions import GOING_AWAY, POLICY_VIOLATION
+from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 MAX_NAMED_LANES = 32
@@ -84,34 +87,43 @@ class Waiting:
     num_bytes: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Live:
-    """A response under way. `answers` are the steers that made it a successor; `steers` those that make its own."""
+class LaneTurn(LiveTurn):
+    """A response of a connection: what its session knows of it, and what the connection does for it.
 
-    turn: Turn
-    lane: Lane
-    answers: tuple[Steer, ...] = ()
-    steers: list[Steer] = field(default_factory=list)
-    is_created: bool = False
-    has_steps: bool = False
-    is_cancelled: bool = False
+    `answers` are the steers that made it a successor; `steers` those that make its own. `is_ending`: its terminal event
+    waits to be written, and before that the storing of its response, which is `kept`.
+    """
+
+    def __init__(self, turn: Turn, lane: Lane, answers: tuple[Steer, ...] = ()) -> None:
+        super().__init__(turn)
+        self.lane = lane
+        self.answers = answers
+        self.steers: list[Steer] = []
+        self.is_created = False
+        self.has_steps = False
+        self.is_cancelled = False
+        # The connection's own.
+        self.task: asyncio.Task[None] | None = None
+        self.is_ending = False
+        self.kept: asyncio.Future[None] | None = None
+        self.delivery_time = DeliveryTime()
 
     @property
-    def id(self) -> str:
-        """The response's id."""
-        return self.turn.request.id
+    def is_under_way(self) -> bool:
+        """Whether its terminal event is still to come."""
+        return self.lane.live is self
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """`fetching` is a create whose parent is being fetched; if it is cancelled meanwhile, it does not run.
+    """A lane. `fetching` is a create whose parent is being fetched; if it is cancelled meanwhile, it does not run.
 
     `key` tells it apart from all lanes of all connections.
     """
 
     name: str | None
     key: str
-    live: Live | None = None
+    live: LaneTurn | None = None
     fetching: ResponseCreate | None = None
     is_fetch_cancelled: bool = False
     waiting: deque[Waiting] = field(default_factory=deque)
@@ -156,6 +168,18 @@ class Lanes:
             self._lanes[name] = Lane(name, f"{self._connection}/{name}")
         return self._lanes[name]
 
+    def turn(self, response_id: object) -> LaneTurn | None:
+        """Return the response of this id that is under way on a lane."""
+        under_way = (lane.live for lane in self._lanes.values() if lane.live is not None)
+        return next((live for live in under_way if live.id == response_id), None)
+
+    @property
+    def num_under_way(self) -> int:
+        """How many responses are under way."""
+        return sum(lane.live is not None for lane in self._lanes.values())
+
     def clear(self) -> None:
-        """Forget every lane."""
+        """Forget every lane, and the responses under way."""
+        for lane in self._lanes.values():
+            lane.live = None
         self._lanes.clear()

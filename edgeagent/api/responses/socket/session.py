@@ -2,7 +2,7 @@
 
 It owns the lanes, what is live on them, and the rule that every `response.create` ends in exactly one terminal message:
 an error envelope as long as `response.created` was not sent, otherwise one of completed, incomplete and failed. It does
-no I/O and keeps no time; `websocket` performs its actions in order.
+no I/O and keeps no time; the connection performs its actions in order.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import cast
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
 from edgeagent.api.responses.items.items import Item
-from edgeagent.api.responses.socket import actions, steering
-from edgeagent.api.responses.socket.actions import Action, Cancel, Close, Drop, Fetch, Keep, Queue, Send, Start
+from edgeagent.api.responses.socket import steering
+from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fetch, Queue, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
 from edgeagent.api.responses.socket.lanes import (
     Expiry,
     InvalidStreamId,
     Lane,
     Lanes,
-    Live,
+    LaneTurn,
     StreamLimitReached,
     Successor,
     Waiting,
@@ -34,6 +34,7 @@ from edgeagent.api.responses.socket.steers import Steers
 from edgeagent.api.responses.storage.history import ConnectionHistory, Recalled
 from edgeagent.api.responses.turn import begin_turn, unrun
 from edgeagent.api.service import Service
+from edgeagent.api.socket.actions import TOO_MANY, Close, Send
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
@@ -46,7 +47,7 @@ MAX_REFUSALS = 1024
 
 
 class Session:
-    """See the module. `default_model` is what the client's URL names; a create's own model goes first."""
+    """See the module. `default_model` is what the client's URL names; a create's own model takes precedence."""
 
     def __init__(
         self,
@@ -66,8 +67,7 @@ class Session:
         self._clock = clock
         self._lanes = Lanes()
         self._steers = Steers(history, make_id)
-        self._live: dict[str, Live] = {}
-        self._queued: deque[Live] = deque()
+        self._queued: deque[LaneTurn] = deque()
         self._freed: deque[Lane] = deque()
         self._expiry: Expiry | None = None
         self._is_closed = False
@@ -97,10 +97,6 @@ class Session:
             case unknown:
                 self._refuse_unknown(unknown)
 
-    def receive_binary(self) -> list[Action]:
-        """Take a binary frame: the protocol has none."""
-        return [Close(actions.UNSUPPORTED_DATA, "text frames only")]
-
     def fetched(self, lane_name: str | None, found: Recalled) -> list[Action]:
         """Take the store's answer to a Fetch."""
         lane = self._lanes.find(lane_name)
@@ -110,25 +106,25 @@ class Session:
             self._advance(lane)
         return self._take()
 
-    def admitted(self, request_id: str) -> list[Action]:
+    def admitted(self, live: LaneTurn) -> list[Action]:
         """Note that a request was not refused at once: its response begins."""
-        if live := self._live.get(request_id):
+        if live.is_under_way:
             self._begin(live)
         return self._take()
 
-    def step(self, request_id: str, step: Step | CompactionStep) -> list[Action]:
+    def step(self, live: LaneTurn, step: Step | CompactionStep) -> list[Action]:
         """Take one step of a live request; after its terminal event there is none."""
-        if live := self._live.get(request_id):
+        if live.is_under_way:
             live.has_steps = True
             self._feed(live, step.deltas, step.at_s)
         return self._take()
 
-    def failed(self, request_id: str, error: EdgeAgentError) -> list[Action]:
+    def failed(self, live: LaneTurn, error: EdgeAgentError) -> list[Action]:
         """Take the failure of a live request."""
-        if live := self._live.get(request_id):
+        if live.is_under_way:
             if live.is_created:
                 events = live.turn.events.fail(error)
-                self._keep(live)
+                self._keep_end(live)
                 self._send(live, events)
             else:
                 self._refuse(live.lane, error, live.answers)
@@ -136,9 +132,9 @@ class Session:
             self._end(live)
         return self._take()
 
-    def cancel(self, request_id: str) -> list[Action]:
+    def cancel(self, live: LaneTurn) -> list[Action]:
         """Cancel a live request, as another connection asked."""
-        self._cancel_live(self._live.get(request_id))
+        self._cancel_live(live)
         return self._take()
 
     def expire(self, expiry: Expiry) -> list[Action]:
@@ -148,7 +144,6 @@ class Session:
 
     def disconnected(self) -> None:
         """Forget everything: after this no request is started and no event sent."""
-        self._live.clear()
         self._queued.clear()
         self._freed.clear()
         self._lanes.clear()
@@ -181,7 +176,7 @@ class Session:
             error = Overloaded(f"too much waits here (at most {most}); wait for answers before you send more")
             waiting = Waiting(RefusedFrame(error))
         if len(lane.waiting) >= MAX_REFUSALS:
-            self._actions.append(Close(actions.TOO_MANY, "too many requests are waiting"))
+            self._actions.append(Close(TOO_MANY, "too many requests are waiting"))
             return
         lane.waiting.append(waiting)
         self._num_waiting_bytes += waiting.num_bytes
@@ -231,54 +226,51 @@ class Session:
             self._evict(create.previous_id, lane)
             self._refuse(lane, error, answers)
             return
-        live = Live(turn, lane, answers)
+        live = LaneTurn(turn, lane, answers)
         if is_cancelled:
-            lane.live = self._live[live.id] = live
+            lane.live = live
             self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
         else:
             self._start(live)
 
-    def _start(self, live: Live) -> None:
-        live.lane.live = live
+    def _start(self, live: LaneTurn) -> None:
         is_full = self._num_active >= MAX_ACTIVE
-        self._live[live.id] = live
+        live.lane.live = live
         if is_full:
             self._queued.append(live)
-            self._actions.append(Queue(live.turn))
+            self._actions.append(Queue(live))
             self._begin(live, is_queued=True)
         else:
             self._run(live)
 
-    def _run(self, live: Live) -> None:
+    def _run(self, live: LaneTurn) -> None:
         if live.turn.is_empty:
             self._feed(live, [unrun(FinishReason.STOP, "empty prompt")])
         else:
-            self._actions.append(Start(live.turn))
+            self._actions.append(Start(live))
 
-    def _feed(self, live: Live, deltas: Sequence[Delta | Compacting | Compacted], at_s: float = 0.0) -> None:
+    def _feed(self, live: LaneTurn, deltas: Sequence[Delta | Compacting | Compacted], at_s: float = 0.0) -> None:
         self._begin(live)
         events = live.turn.events.step(deltas)
         if live.turn.events.is_over:
-            self._keep(live)
+            self._keep_end(live)
         self._send(live, events, at_s)
         if live.turn.events.is_over:
             self._end(live)
 
-    def _begin(self, live: Live, *, is_queued: bool = False) -> None:
+    def _begin(self, live: LaneTurn, *, is_queued: bool = False) -> None:
         if not live.is_created:
             live.is_created = True
             self._steers.release(live.turn.create.previous_id, live.lane)
             self._send(live, live.turn.events.created(is_queued=is_queued))
 
-    def _keep(self, live: Live) -> None:
+    def _keep_end(self, live: LaneTurn) -> None:
         stored = live.turn.stored()
         if not stored.is_failed:
             self._history.add(stored, live.lane.name)
-        if stored.is_storable:
-            self._actions.append(Keep(stored, live.turn.events.response))
+        self._actions.append(End(live, stored if stored.is_storable else None))
 
-    def _end(self, live: Live) -> None:
-        del self._live[live.id]
+    def _end(self, live: LaneTurn) -> None:
         live.lane.live = None
         if live.steers:
             self._follow(live)
@@ -296,7 +288,7 @@ class Session:
 
     @property
     def _num_active(self) -> int:
-        return len(self._live) - len(self._queued)
+        return self._lanes.num_under_way - len(self._queued)
 
     def _evict(self, previous_id: object, lane: Lane) -> None:
         if isinstance(previous_id, str):
@@ -310,29 +302,29 @@ class Session:
             if lane and lane.fetching:
                 lane.is_fetch_cancelled = True
         else:
-            live = self._live.get(response_id) if isinstance(response_id, str) else None
+            live = self._lanes.turn(response_id)
         self._cancel_live(live)
 
-    def _cancel_live(self, live: Live | None) -> None:
+    def _cancel_live(self, live: LaneTurn | None) -> None:
         # Unknown and finished ids are ignored: a late error would be read as the next turn's failure.
-        if live is not None:
+        if live is not None and live.is_under_way:
             live.is_cancelled = True
             live.turn.events.is_steered = False
             self._stop(live)
 
-    def _stop(self, live: Live) -> None:
+    def _stop(self, live: LaneTurn) -> None:
         if live.has_steps:
-            self._actions.append(Cancel(live.id))
+            self._actions.append(Cancel(live))
             return
         if live in self._queued:
             self._queued.remove(live)
         # It may wait for a model or a slot, where no step would tell of its end.
-        self._actions.append(Drop(live.id))
+        self._actions.append(Drop(live))
         self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
 
     def _steer(self, frame: Json) -> None:
         previous_id, raw = frame.get("previous_response_id"), frame.get("input")
-        live = self._live.get(previous_id) if isinstance(previous_id, str) else None
+        live = self._lanes.turn(previous_id)
         try:
             steer = self._steers.read(live, previous_id, raw)
         except SteerRefused as refusal:
@@ -346,7 +338,7 @@ class Session:
             live.turn.events.is_steered = True
             self._stop(live)
 
-    def _follow(self, live: Live) -> None:
+    def _follow(self, live: LaneTurn) -> None:
         """Bring a response's steers to their end.
 
         1. if it failed, or its client cancelled it, they are given back; 2. if it made calls, they wait for the create
@@ -384,7 +376,7 @@ class Session:
             message = f"unknown event type: got {shown}; send response.create, response.cancel or response.steer"
             self._send_error(InvalidRequest(message, param="type"), None)
 
-    def _send(self, live: Live, events: list[Json], at_s: float = 0.0) -> None:
+    def _send(self, live: LaneTurn, events: list[Json], at_s: float = 0.0) -> None:
         last = len(events) - 1
         for index, event in enumerate(events):
             is_terminal = index == last and event["type"] in TERMINAL

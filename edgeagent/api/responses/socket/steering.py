@@ -97,12 +97,12 @@ def _echo(steer: Steer) -> SteerEcho:
 
 
 def unanswered(items: Sequence[Item]) -> list[CallItem]:
-    """Return the calls of a response, whose results only the client can bring."""
+    """Return the calls of a response. Only the client can bring their results."""
     return [item for item in items if isinstance(item, CallItem)]
 
 
 def _shown(raw: object) -> object:
-    """Return an input to give back: as it came, but in the form that typed clients read."""
+    """Return an input to give back, unchanged but in the form that typed clients read."""
     match raw:
         case str():
             return raw

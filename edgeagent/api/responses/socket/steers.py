@@ -9,7 +9,7 @@ from typing import cast
 
 from edgeagent.api.responses.events import NewId
 from edgeagent.api.responses.socket import steering
-from edgeagent.api.responses.socket.lanes import Lane, Live
+from edgeagent.api.responses.socket.lanes import Lane, LaneTurn
 from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
 from edgeagent.api.responses.storage.history import ConnectionHistory
 from edgeagent.api.wire.shape import Json
@@ -24,7 +24,7 @@ class Steers:
         self._waiting: dict[str, tuple[Lane, tuple[Steer, ...]]] = {}
         self._num_failures = 0
 
-    def read(self, live: Live | None, previous_id: object, raw: object) -> Steer:
+    def read(self, live: LaneTurn | None, previous_id: object, raw: object) -> Steer:
         """Return a client's accepted input to a response, `live` if that is under way; raise SteerRefused."""
         if live is None:
             raise self._unsteerable(previous_id)
@@ -39,7 +39,7 @@ class Steers:
             raise SteerRefused(steering.TOO_MANY, f"{MAX_STEERS} inputs wait for the response's successor already")
         return Steer(self._make_id("steer"), live.id, raw, items)
 
-    def hold(self, live: Live) -> None:
+    def hold(self, live: LaneTurn) -> None:
         """Keep the steers of a response that ended in calls, until a create on its lane brings their results."""
         self._waiting[live.id] = (live.lane, tuple(live.steers))
 
@@ -49,7 +49,7 @@ class Steers:
         return steers if waiting_lane is lane else ()
 
     def release(self, previous_id: str | None, lane: Lane) -> None:
-        """Note that the create has begun for which these steers waited."""
+        """Note that the create for which these steers waited has begun."""
         if self.waiting_for(previous_id, lane):
             del self._waiting[previous_id or ""]
 

@@ -1,8 +1,9 @@
-"""Stored responses as rows: what is written, found, and thrown away first. Synchronous; one thread owns it.
+"""Stored responses as rows: written, found and evicted. Synchronous; one thread owns it.
 
 A response is a row, and its place in a chain a segment: the items that it added, and the segment that it continued. So
 a conversation is stored once, however long its chain; a segment stays as long as a response or another segment needs
-it. Everything is bounded: rows, bytes and age. For room, the partition that has most loses its least recently used.
+it. Everything is bounded: rows, bytes and age. To make room, the largest partition loses its least recently used
+response.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _FIRST_TO_GO = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDER 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what is kept."""
+    """The most responses, bytes and seconds that are kept."""
 
     max_responses: int = 1000
     max_bytes: int = 256 << 20
@@ -184,8 +185,8 @@ class ResponseDatabase:
                 self._execute(f"PRAGMA user_version = {VERSION}")
         elif version != VERSION:
             raise DamagedError(f"its format is {version}, not {VERSION}")
-        # No part of the format: a daemon that does not know an index keeps it up all the same. It only saves time, so a
-        # disk that has no room for it is no reason to read nothing.
+        # Not a part of the format: SQLite maintains the index for a daemon that does not know it. It only saves time,
+        # so the file is read even if the disk has no room for the index.
         with suppress(sqlite3.OperationalError):
             self._execute("CREATE INDEX IF NOT EXISTS responses_by_partition ON responses (partition, used)")
         self._num_responses, self._num_bytes = self._count()
@@ -208,9 +209,9 @@ class ResponseDatabase:
         self._make_room(lambda: self._num_bytes, self._limits.max_bytes, _SIZES)
 
     def _make_room(self, total: Callable[[], int], limit: float, shares: str) -> None:
-        """Remove the least recently used of the partition that has most, until `total` is within its limit.
+        """Remove the least recently used response of the largest partition, until `total` is within its limit.
 
-        The last one used stays. Without regard to partitions, one client could push out what others keep.
+        The last one used stays. Without regard to partitions, one client could push out the responses of others.
         """
         held: dict[str, int] = dict(self._execute(shares).fetchall()) if total() > limit else {}
         while total() > limit and held:
@@ -221,7 +222,7 @@ class ResponseDatabase:
                 continue
             before = total()
             self._remove(row[0])
-            # Nothing of a segment goes while another response continues it.
+            # A segment stays while another response continues it.
             held[most] -= before - total()
 
     def _remove(self, response_id: str) -> None:
@@ -284,7 +285,7 @@ class ResponseDatabase:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a damaged file out of the way, over an earlier one; return where it is."""
+    """Rename a damaged file, replacing an earlier one; return its new path."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
     for suffix in ("-wal", "-shm"):
@@ -316,7 +317,7 @@ def _inflate(packed: bytes) -> bytes:
 
 
 def _route_of(packed: bytes) -> RouteMode | None:
-    """Return the mode that a response keeps for what continues it: one that is not known keeps it here."""
+    """Return the mode that continuations of a response inherit; LOCAL_ONLY if it is not known."""
     try:
         told = json.loads(_inflate(packed)).get("edgeagent") or {}
         return None if told.get("mode") is None else RouteMode(told["mode"])

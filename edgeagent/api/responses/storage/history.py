@@ -1,6 +1,6 @@
 """Responses that a client may continue from, and how a chain of them becomes one conversation.
 
-A connection's own memory; the store (response_store) keeps what outlives the connection. Nothing here waits: `missing`
+A connection's own memory; the store (`storage.store`) keeps what outlives the connection. Nothing here waits: `missing`
 names what is not remembered, and the caller fetches that from the store as `Recalled`. It does not know the
 wire's events.
 """
@@ -27,8 +27,8 @@ class StoredResponse:
     """A finished response: all items before its output (inherited and its own input), and its output.
 
     `num_inherited` of the context's items came from the response `previous_id`. `partition` is the credential's.
-    `is_storable`: neither it nor any response behind it was made with `store: false`. A failed one is not continued.
-    `route` is the strictest that it or any response behind it asked for, which holds for what continues it.
+    `is_storable`: neither it nor any response before it was made with `store: false`. A failed one is not continued.
+    `route` is the strictest mode that it or any response before it asked for; its continuations inherit it.
     """
 
     id: str
@@ -48,7 +48,7 @@ class StoredResponse:
 
     @property
     def own_size_bytes(self) -> int:
-        """Roughly what it adds to memory beside what it inherits."""
+        """Roughly the memory that it takes beyond what it inherits."""
         return sum(_size(item) for item in (*self.context[self.num_inherited :], *self.output))
 
 
@@ -65,7 +65,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What the store had of the ids of a Missing. `route` is the strictest of the responses that have the items."""
+    """What the store found for the ids of a Missing. `route` is the strictest of the responses that have the items."""
 
     previous: StoredResponse | None = None
     items: Mapping[str, Item] = field(default_factory=dict)

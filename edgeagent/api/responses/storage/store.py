@@ -1,7 +1,7 @@
 """The stored responses of all connections, kept off the event loop: one thread owns the file, others ask it.
 
-Nothing here fails a request: what cannot be read counts as not found, what cannot be written stays in memory until it
-can be, a damaged file is set aside, and a warning says so.
+Nothing here fails a request: a response that cannot be read counts as not found, one that cannot be written stays in
+memory until it can be, a damaged file is set aside, and a warning says so.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ResponseStore:
         return is_removed
 
     async def close(self) -> None:
-        """Finish what was begun, and release the file; afterwards only `close` may be called."""
+        """Finish earlier calls, and release the file; afterwards only `close` may be called."""
         if not self._is_closed:
             self._is_closed = True
             await self._ask(_Shelf.close)
@@ -105,7 +105,7 @@ class ResponseStore:
 
 
 class _Shelf:
-    """The thread's own: the database once it is open, and the responses that could not be written."""
+    """What the thread owns: the database once it is open, and the responses that could not be written."""
 
     def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float]) -> None:
         self._path = path

@@ -20,8 +20,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin
 
 from edgeagent.api.responses.events import TERMINAL
-from edgeagent.api.responses.socket import connection as socket_shell
 from edgeagent.api.responses.socket.session import Session
+from edgeagent.api.socket import pump
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
@@ -360,8 +360,8 @@ async def test_a_slow_reader_gets_all_text_in_fewer_events_and_pauses_the_backen
 async def test_a_client_that_does_not_read_is_dropped(
     address: str, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket_shell, "STALL_S", 0.05)
-    monkeypatch.setattr(socket_shell, "CLOSE_S", 0.05)
+    monkeypatch.setattr(pump, "STALL_S", 0.05)
+    monkeypatch.setattr(pump, "CLOSE_S", 0.05)
     backend.script = lambda _: (*(TextDelta("x" * 1000) for _ in range(20_000)), finished())
     slow = await slow_socket(address)
     async with connect(f"ws://{address}/v1/responses", sock=slow, max_queue=1, max_size=None) as socket:
@@ -454,8 +454,8 @@ async def test_a_token_where_one_is_required() -> None:
 async def test_frames_without_end_wait_and_other_clients_do_not(
     backend: FakeBackend, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket_shell, "FRAMES_PER_S", 1e-3)
-    monkeypatch.setattr(socket_shell, "FRAMES_BURST", 3)
+    monkeypatch.setattr(pump, "FRAMES_PER_S", 1e-3)
+    monkeypatch.setattr(pump, "FRAMES_BURST", 3)
     # the client does not read the closing frame either
     flooding = connect(f"ws://{address}/v1/responses", close_timeout=0)
     async with flooding as flood, connect(f"ws://{address}/v1/responses") as other:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from edgeagent.api.responses.socket.actions import Send
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.session import MAX_ACTIVE
 from edgeagent.api.responses.socket.steering import MAX_STEERS
+from edgeagent.api.socket.actions import Send
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import FinishReason, Message, TextDelta, ToolCallDelta, ToolCallStarted
@@ -163,7 +163,7 @@ def test_a_client_that_cancels_after_all_gets_its_input_back() -> None:
 def test_a_failure_gives_the_input_back() -> None:
     client, first = talking()
     steer(client, first)
-    events = client.take(client.session.failed(first, WorkerCrashed("signal 9")))
+    events = client.fail(first, WorkerCrashed("signal 9"))
     assert kinds(events)[-2:] == ["failed", "steer.failed"]
 
 
@@ -171,7 +171,7 @@ def test_a_successor_that_is_refused_gives_the_input_back_and_is_no_error_of_the
     client, first = talking(stream_id="a")
     steer(client, first)
     client.step(first, finished(FinishReason.CANCELLED))
-    (event,) = client.take(client.session.failed(client.started[1], Overloaded("full")))
+    (event,) = client.fail(client.started[1], Overloaded("full"))
     assert (event["type"], event["error"]["code"]) == ("response.steer.failed", "successor_creation_failed")
     assert (event["stream_id"], event["steer"]["input"]) == ("a", "faster")
 

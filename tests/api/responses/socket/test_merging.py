@@ -1,14 +1,14 @@
-"""The send buffer of a slow socket: order, merged deltas without gaps in their numbers, and limits."""
+"""Events that wait for a slow client: text deltas merged, without gaps in the numbers, within the limits of a frame."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.events import ResponseEvents, new_response
-from edgeagent.api.responses.socket.actions import Close, Send
-from edgeagent.api.responses.socket.outbox import MAX_FLOOD_BYTES, MAX_MERGED_CHARS, MAX_PENDING_BYTES, Outbox
+from edgeagent.api.responses.socket.merging import MAX_MERGED_CHARS, TextMerging
+from edgeagent.api.socket.actions import Close, Send
+from edgeagent.api.socket.outbox import Outbox
 from edgeagent.api.wire.shape import Json
 from edgeagent.types import Delta, ReasoningDelta, SamplingParams, TextDelta, TokenLogprob
 from tests.backends.fake import finished
@@ -41,7 +41,7 @@ async def drain(outbox: Outbox) -> list[Json]:
 
 
 async def test_waiting_text_becomes_one_event_and_numbers_have_no_gap() -> None:
-    outbox = Outbox()
+    outbox = Outbox(TextMerging())
     response = Response(outbox)
     logprob = TokenLogprob(1, b"b", -1.0)
     response.step(TextDelta("a"), TextDelta("b", (logprob,)))
@@ -55,7 +55,7 @@ async def test_waiting_text_becomes_one_event_and_numbers_have_no_gap() -> None:
 
 
 async def test_what_was_taken_is_not_merged_into() -> None:
-    outbox = Outbox()
+    outbox = Outbox(TextMerging())
     response = Response(outbox)
     response.step(TextDelta("a"))
     for _ in range(5):
@@ -67,7 +67,7 @@ async def test_what_was_taken_is_not_merged_into() -> None:
 
 
 async def test_lanes_are_numbered_apart() -> None:
-    outbox = Outbox()
+    outbox = Outbox(TextMerging())
     first, second = Response(outbox, "resp_1"), Response(outbox, "resp_2")
     for text in ("a", "b", "c"):
         first.step(TextDelta(text))
@@ -85,7 +85,7 @@ async def test_lanes_are_numbered_apart() -> None:
 
 
 async def test_merged_events_stay_below_a_frame() -> None:
-    outbox = Outbox()
+    outbox = Outbox(TextMerging())
     response = Response(outbox)
     for _ in range(10):
         response.step(TextDelta("x" * (MAX_MERGED_CHARS // 2)))
@@ -95,7 +95,7 @@ async def test_merged_events_stay_below_a_frame() -> None:
 
 
 async def test_events_with_log_probabilities_stay_below_a_frame() -> None:
-    outbox = Outbox()
+    outbox = Outbox(TextMerging())
     response = Response(outbox)
     rivals = tuple(TokenLogprob(index, b"rival", -2.0) for index in range(20))
     for _ in range(2000):
@@ -106,28 +106,3 @@ async def test_events_with_log_probabilities_stay_below_a_frame() -> None:
     assert max(len(json.dumps(event)) for event in events) < 1 << 20
     tokens = [entry for event in events if event["type"].endswith("text.delta") for entry in event["logprobs"]]
     assert len(tokens) == 2000
-
-
-async def test_full_until_drained() -> None:
-    outbox = Outbox()
-    response = Response(outbox)
-    assert not outbox.is_full
-    response.step(TextDelta("x"))
-    response.step(TextDelta("x" * MAX_PENDING_BYTES))
-    assert outbox.is_full
-    waiting = asyncio.create_task(outbox.room())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    await drain(outbox)
-    await waiting
-    assert not outbox.is_full
-
-
-def test_a_flood_of_answers_is_noticed() -> None:
-    outbox = Outbox()
-    for _ in range(MAX_FLOOD_BYTES // 512 - 1):
-        outbox.push(Send({"type": "error"}))
-    assert not outbox.is_flooded
-    for _ in range(2):
-        outbox.push(Send({"type": "error"}))
-    assert outbox.is_flooded

@@ -1,34 +1,47 @@
 """The events that wait to be written to one client: in order, bounded, and merged if the client reads slowly.
 
-Adjacent text deltas of one item become one while they wait. It does not know sockets; one writer takes, many push.
+It does not know sockets; one writer takes, many push. What an event costs, and which events may become one, the
+protocol says.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Protocol
 
-from edgeagent.api.responses.socket.actions import Close, Send
+from edgeagent.api.socket.actions import Close, Send
 from edgeagent.api.wire.shape import Json
 
 # Above this the requests of a connection are no longer asked for more (their backend then pauses).
 MAX_PENDING_BYTES = 256 << 10
 # Only a client that sends bad frames and does not read the errors gets far above it.
 MAX_FLOOD_BYTES = 4 << 20
-# A merged delta stays well under the 1 MiB that clients take as a frame.
-MAX_MERGED_CHARS = 64 << 10
-MAX_MERGED_LOGPROBS = 200
-_ENTRY_BYTES = 512
+
+
+class Merging(Protocol):
+    """How a protocol's events wait for a slow client."""
+
+    def cost(self, event: Json) -> int:
+        """Return roughly how many bytes of memory an event takes."""
+        ...
+
+    def merge(self, waiting: Send, entry: Send) -> bool:
+        """Add `entry` to the event that waits before it, if the two may become one; return whether they did."""
+        ...
+
+    def append(self, entry: Send) -> None:
+        """Note that an entry was not merged and waits by itself."""
+        ...
 
 
 class Outbox:
     """A queue of Send and Close. `push` never waits; a producer that can wait awaits `room` first."""
 
-    def __init__(self) -> None:
+    def __init__(self, merging: Merging) -> None:
+        self._merging = merging
         self._entries: deque[Send | Close] = deque()
         self._num_bytes = 0
-        # How many events of each response were merged away: its later numbers move up, without a gap.
-        self._num_merged: dict[str, int] = {}
         self._filled = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
@@ -44,13 +57,13 @@ class Outbox:
         return self._num_bytes > MAX_FLOOD_BYTES
 
     def push(self, entry: Send | Close) -> None:
-        """Add an entry behind the others."""
+        """Add an entry at the end."""
         if isinstance(entry, Close):
             self._entries.append(entry)
         elif not self._merge(entry):
-            self._number(entry)
+            self._merging.append(entry)
             self._entries.append(entry)
-            self._num_bytes += _cost(entry.event)
+            self._num_bytes += self._merging.cost(entry.event)
         self._filled.set()
         if self._num_bytes > MAX_PENDING_BYTES:
             self._drained.clear()
@@ -62,7 +75,7 @@ class Outbox:
             await self._filled.wait()
         entry = self._entries.popleft()
         if isinstance(entry, Send):
-            self._num_bytes -= _cost(entry.event)
+            self._num_bytes -= self._merging.cost(entry.event)
             if self._num_bytes <= MAX_PENDING_BYTES:
                 self._drained.set()
         return entry
@@ -71,33 +84,12 @@ class Outbox:
         """Return once there is room."""
         await self._drained.wait()
 
-    def _number(self, entry: Send) -> None:
-        if entry.request_id in self._num_merged:
-            entry.event["sequence_number"] -= self._num_merged[entry.request_id]
-            if entry.is_terminal:
-                del self._num_merged[entry.request_id]
-
     def _merge(self, entry: Send) -> bool:
         last = self._entries[-1] if self._entries else None
-        if not isinstance(last, Send) or not _is_same_text(last.event, entry.event):
+        if not isinstance(last, Send):
             return False
-        first, second = last.event, entry.event
-        if len(first["delta"]) > MAX_MERGED_CHARS or len(first["logprobs"]) > MAX_MERGED_LOGPROBS:
+        cost_before = self._merging.cost(last.event)
+        if not self._merging.merge(last, entry):
             return False
-        self._num_bytes -= _cost(first)
-        first["delta"] += second["delta"]
-        first["logprobs"] = first["logprobs"] + second["logprobs"]
-        self._num_bytes += _cost(first)
-        self._num_merged[entry.request_id] = self._num_merged.get(entry.request_id, 0) + 1
+        self._num_bytes += self._merging.cost(last.event) - cost_before
         return True
-
-
-def _is_same_text(first: Json, second: Json) -> bool:
-    kind = "response.output_text.delta"
-    return first["type"] == kind and second["type"] == kind and bool(first["item_id"] == second["item_id"])
-
-
-def _cost(event: Json) -> int:
-    # A text's end holds the text once more; the events after it share that one.
-    text = event.get("delta") or event.get("text") or event.get("arguments") or ""
-    return _ENTRY_BYTES * (1 + len(event.get("logprobs", ()))) + len(text)

@@ -1,0 +1,49 @@
+"""What the Responses API keeps: stored responses, and those that are generated in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Self
+
+from edgeagent.api.frontend import Frontend
+from edgeagent.api.responses.storage.store import FILE, ResponseStore, stored_limits
+from edgeagent.config import Config
+
+# How long the end of background responses is waited for; the drain has cancelled them.
+TASKS_S = 0.5
+
+
+class Responses(Frontend):
+    """The Responses API of one daemon."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self.store = store
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    @classmethod
+    def of(cls, config: Config, folder: Path | None) -> Self:
+        """Return the frontend; its file is opened when the first response is stored or asked for."""
+        path = folder / FILE if folder is not None and config.server.persist_responses else None
+        return cls(ResponseStore(path, stored_limits(config.server)))
+
+    @property
+    def trouble(self) -> str | None:
+        """Why responses are in memory only, e.g. a full disk; None if all are written."""
+        return self.store.trouble
+
+    def carry_on(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine that no connection waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End the background responses, and release the file."""
+        if self._tasks:
+            _, unended = await asyncio.wait(self._tasks, timeout=TASKS_S)
+            for task in unended:
+                task.cancel()
+            await asyncio.gather(*unended, return_exceptions=True)
+        await self.store.close()

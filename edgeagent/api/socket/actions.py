@@ -1,0 +1,32 @@
+"""What every protocol can ask of its WebSocket: send an event, or close. A protocol adds actions of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeagent.api.wire.shape import Json
+
+# RFC 6455, section 7.4.1.
+GOING_AWAY = 1001
+UNSUPPORTED_DATA = 1003
+POLICY_VIOLATION = TOO_MANY = 1008
+INTERNAL_ERROR = 1011
+TRY_AGAIN_LATER = 1013
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send an event. `at_s` is when the engine made it (0: not a delta); the last one of a request is terminal."""
+
+    event: Json
+    request_id: str = ""
+    at_s: float = 0.0
+    is_terminal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the connection once all earlier events are sent."""
+
+    code: int
+    reason: str
