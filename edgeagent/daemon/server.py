@@ -57,8 +57,8 @@ def make_server(
 ) -> Server:
     """Return the server for a service. `on_listening` is called once it accepts connections on all its sockets.
 
-    The caller starts and closes the `frontends` that it passes. `trouble` returns what is wrong with the daemon itself, or
-    None.
+    The caller starts and closes the `frontends` that it passes. `trouble` returns what is wrong with the daemon itself,
+    or None.
     """
     server: Server
 

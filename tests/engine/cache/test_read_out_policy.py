@@ -70,6 +70,11 @@ class Served:
         costs = CostModel(self.runner.max_batch)
         for num_tokens in (1, 32):
             costs.observe(StepShape.alone(num_tokens, 0), machine.batch_s + num_tokens * machine.token_s)
+        # As a calibration tells: a prompt's chunk in empty cells, behind its own cells and beside those of others.
+        chunk_s = machine.batch_s + 128 * machine.token_s
+        crowded_s = chunk_s + 128 * 512 * machine.foreign_s
+        own, others = StepShape.alone(128, 512), StepShape(128, 512)
+        costs.learn([(StepShape.alone(128, 0), chunk_s), (own, chunk_s), (others, crowded_s)])
         self.prefixes = PrefixStore(self.runner, blocks, costs, self.runner.clock)
         self.engine = Engine(self.runner, max_running=4, prefixes=self.prefixes, clock=self.runner.clock)
 

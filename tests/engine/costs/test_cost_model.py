@@ -92,6 +92,20 @@ def test_idle_cells_cost_what_they_add() -> None:
     assert by_pairs.crowding_s(100, 1000) < 0.03
 
 
+@pytest.mark.parametrize("machine", [Machine(cell_s=2e-6), Machine(pair_s=2e-6)], ids=["by cells", "by pairs"])
+def test_a_sequence_that_is_alone_does_not_tell_what_idle_cells_cost(machine: Machine) -> None:
+    """They count as free until a step beside some was measured; then the two kinds of machine are told apart."""
+    costs = CostModel(512)
+    for _ in range(4):
+        for depth in range(0, 1500, 500):
+            costs.observe(alone(480, depth), machine.seconds(alone(480, depth)))
+    assert costs.crowding_s(1000, 1000) < 0.1
+    for depth in range(0, 1500, 500):
+        beside = alone(480, depth)._replace(num_cells=depth + 1500)
+        costs.observe(beside, machine.seconds(beside))
+    assert costs.crowding_s(1000, 1000) == pytest.approx(1e6 * machine.cell_s, rel=0.2, abs=0.1)
+
+
 def test_an_outlier_is_forgotten() -> None:
     costs, machine = CostModel(512), Machine()
     learn(costs, machine, 100)

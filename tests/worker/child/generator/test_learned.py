@@ -10,10 +10,11 @@ import pytest
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.speculation.proposals import MODEL
+from edgeagent.engine.tuning.choices import Work
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import DraftRecord, Kept, Learned
+from edgeagent.types.choices import CandidateTimes, DraftRecord, Kept, Learned, Measurements, StepTime
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.learned import Keeper
+from edgeagent.worker.child.generator.learned import Keeper, Lessons
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import FromWorker, Keep, Load
 from tests.conftest import TinyModel
@@ -53,6 +54,36 @@ def test_costs_and_drafts_begin_with_what_an_earlier_worker_learnt(load: Load) -
     assert second.engine.cost_model.predict(StepShape.alone(96, 0)) == pytest.approx(1.5, rel=0.2)
     assert record in second.engine.proposals.records()
     second.close()
+
+
+def calibrated(*, behind_s: float, beside_s: float) -> Kept:
+    """A calibration of 2 of 8 layers: seconds of 128 tokens with 512 cells in use, and one with none."""
+    seconds = {Work.PROMPT_ALONE: 0.1, Work.PROMPT_BEHIND: behind_s, Work.PROMPT_BESIDE: beside_s}
+    chosen = CandidateTimes(True, 512, {str(work): taken for work, taken in seconds.items()})
+    other = CandidateTimes(False, 512, {str(work): 9.0 for work in seconds})
+    return Kept({}, Measurements(512, 2, 1.0, True, (other, chosen)), True, 512, 1)
+
+
+@pytest.mark.parametrize(
+    ("kept", "crowding_s"),
+    [
+        pytest.param(calibrated(behind_s=0.2, beside_s=0.1), 0.0, id="own cells are dear"),
+        pytest.param(calibrated(behind_s=0.2, beside_s=0.2), 0.4, id="all cells are dear"),
+    ],
+)
+def test_a_calibration_tells_what_idle_cells_cost_before_the_first_request(kept: Kept, crowding_s: float) -> None:
+    costs = CostModel(512)
+    Lessons(kept, Learned(), num_layers=8).teach(costs)
+    assert costs.predict(StepShape.alone(128, 0)) == pytest.approx(0.4, rel=0.1)
+    assert costs.predict(StepShape.alone(128, 512)) == pytest.approx(0.8, rel=0.1)
+    assert costs.crowding_s(128, 512) == pytest.approx(crowding_s, abs=0.05)
+
+
+def test_what_requests_taught_replaces_the_calibration() -> None:
+    costs = CostModel(512)
+    earlier = Learned(times=(StepTime(128.0, 0.0, 0.0, 7.0),))
+    Lessons(calibrated(behind_s=0.2, beside_s=0.2), earlier, num_layers=8).teach(costs)
+    assert costs.predict(StepShape.alone(128, 0)) == pytest.approx(7.0)
 
 
 def test_another_draft_is_expected_nothing_of(load: Load, tmp_path: Path) -> None:
