@@ -88,7 +88,7 @@ def _advice(failure: Failure, url: str, remote: Remote) -> str:
     is_secure = url.startswith("https:")
     if failure.kind is Kind.UNTRUSTED and "not trusted" in failure.message and remote.tls.ca_file is None:
         return "; name its CA (--ca), or this one certificate (--pin)"
-    if failure.kind is Kind.UNTRUSTED and "no TLS" in failure.message:
+    if failure.kind is Kind.UNTRUSTED and "TLS" in failure.message:
         return "; does its URL begin with http://?"
     return "; does its URL begin with https://?" if failure.kind is Kind.CUT and not is_secure else ""
 

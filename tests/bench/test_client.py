@@ -159,7 +159,7 @@ async def test_an_unknown_server_is_sent_no_extras() -> None:
         (plain(400, b'{"error": {"message": "too long for 512 tokens"}}'), "HTTP 400: too long for 512 tokens"),
         (plain(502, b"<html>"), "HTTP 502"),
         (plain(404, b""), "OpenAI-compatible"),
-        (plain(200, b"data: {nonsense\n\n"), "no JSON"),
+        (plain(200, b"data: {nonsense\n\n"), "is not JSON"),
         (b"garbage\r\n\r\n", "cannot be reached"),
     ],
 )

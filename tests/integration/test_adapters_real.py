@@ -65,7 +65,7 @@ async def test_they_are_models_to_openais_client(daemon: Daemon) -> None:
         models = {model.id: model.model_dump().get("parent") async for model in client.models.list()}
         assert models == models | {"builtin": None, "builtin+one": "builtin", "builtin+two": "builtin"}
         assert (await client.models.retrieve("builtin+one")).id == "builtin+one"
-        with pytest.raises(openai.NotFoundError, match="builtin has one, two, fatal, short, gone"):
+        with pytest.raises(openai.NotFoundError, match="builtin has these adapters: one, two, fatal, short, gone"):
             await client.chat.completions.create(**body("builtin+three"))  # type: ignore[call-overload]
 
 

@@ -266,7 +266,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "An empty part comes with the others; the tokens are the same.",
     (
         "edgeagent/engine/cache/radix_tree.py",
-        "if len(node.sequences) > len(seen):  # those of a node below are among them",
+        "if len(node.sequences) > len(seen):  # it includes the sequences of the node below",
         "(len(node.sequences) >= len(seen))",
     ): "Nothing is left of as many sequences without those that were seen.",
     (

@@ -33,8 +33,8 @@ def test_urls_are_completed(text: str, url: str) -> None:
     [
         ("gpu.example", "must begin with https://"),
         ("ftp://gpu.example", "must begin with https://"),
-        ("https://", "has no host"),
-        ("https:///v1", "has no host"),
+        ("https://", "has no valid host"),
+        ("https:///v1", "has no valid host"),
         ("https://gpu.example:x/v1", "is not a URL"),
         ("https://gpu.example:70000", "is not a URL"),
         ("https://gpu.example:0", "0 is not a port"),
@@ -42,9 +42,9 @@ def test_urls_are_completed(text: str, url: str) -> None:
         ("https://gpu.example/v1#a", "no query and no fragment"),
         ("https://gpu example/v1", "without blanks"),
         ("https://gpu.example/\n", "without blanks"),
-        ("https://[fe80::1%25eth0]/v1", "has no host"),
+        ("https://[fe80::1%25eth0]/v1", "has no valid host"),
         ("https://gpu_é.example", "ASCII"),
-        ("https://-x.example", "has no host"),
+        ("https://-x.example", "has no valid host"),
         ("https://" + "a" * 3000, "at most"),
     ],
 )

@@ -21,7 +21,7 @@ MAX_GROWTH_BYTES = 8 << 20
         ("wrong-id", "which is not live"),
         ("after-end", "which is not live"),
         ("two-ends", "after its end"),
-        ("wrong-pong", "a pong 4000000"),
+        ("wrong-pong", "an unexpected pong 4000000"),
         ("flood", "a flood of"),
         ("many-parts", "parts"),
         ("close-output", "closed its output"),

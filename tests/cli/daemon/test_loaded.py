@@ -74,4 +74,4 @@ def test_ctrl_c_says_that_the_load_continues(
 
     monkeypatch.setattr(loaded, "ask", interrupted)
     assert main(["load", "m"]) == 130
-    assert "the daemon continues to load m: `edgeagent unload m` ends that" in capsys.readouterr().err
+    assert "the daemon continues to load m; `edgeagent unload m` stops that" in capsys.readouterr().err

@@ -309,4 +309,4 @@ def test_no_more_calls_than_can_be_meant() -> None:
     stream = b"".join(call(number, function={"name": "f"}) for number in range(129))
     deltas, failure = read(ChatReader(), [stream])
     assert len(deltas) == 128
-    assert failure is not None and "more than 128 calls" in failure.message
+    assert failure is not None and "more than 128 tool calls" in failure.message

@@ -407,7 +407,9 @@ def test_an_adapter_that_cannot_be_used_leaves_the_others(tiny_model: TinyModel,
         host.prepare(request(prompt, adapter="bad"))
     with pytest.raises(ModelDamaged, match=r"the adapter gone cannot be used: no file gone\.gguf"):
         host.prepare(request(prompt, adapter="gone"))
-    with pytest.raises(ModelDamaged, match=r"the adapter none cannot be used: .* are not numbers \(NaN\).*[^.]; mend"):
+    with pytest.raises(
+        ModelDamaged, match=r"the adapter none cannot be used: .* are not numbers \(NaN\).*[^.]; fix the file"
+    ):
         host.prepare(request(prompt, adapter="none"))
     assert {note.split(":")[0] for note in host.notes} == {
         f"runs without its adapter {name}" for name in ("bad", "none")

@@ -338,7 +338,7 @@ async def test_the_default_may_have_an_adapter(shelf: Shelf, tmp_path: Path) -> 
     pool = Pool(
         config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, patience=QUICK, read=shelf.read
     )
-    with pytest.raises(ModelNotFound, match="m1 has one, two"):
+    with pytest.raises(ModelNotFound, match="m1 has these adapters: one, two"):
         await pool.start()
 
 
