@@ -45,6 +45,11 @@ class SharedAcceptance:
         self._counts = _Counts.of(max_tokens)
 
     @property
+    def is_unknown(self) -> bool:
+        """Whether no draft was verified yet."""
+        return not self._counts.judged or self._counts.judged[0] == 0.0
+
+    @property
     def rate(self) -> float:
         """The share of all verified tokens that were accepted."""
         return _blend(sum(self._counts.stood), sum(self._counts.judged), _FIRST_RATE, _WEIGHT_OF_SHARED)

@@ -18,6 +18,8 @@ _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 _MEMORY = 0.98
 _WEIGHT = 4.0
 _FIRST_RATE = 0.8
+# Drafts have their full length until this many of their tokens were verified.
+_ENOUGH = 8.0
 
 
 class Confidence:
@@ -27,6 +29,11 @@ class Confidence:
         self._judged = [0.0] * (len(_EDGES) + 1)
         self._stood = [0.0] * (len(_EDGES) + 1)
         self._buffer = np.empty(0, np.float32)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough drafts were verified to say how reliable the draft model's probabilities are."""
+        return sum(self._judged) >= _ENOUGH
 
     @property
     def rate(self) -> float:

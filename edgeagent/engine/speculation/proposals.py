@@ -27,6 +27,8 @@ from edgeagent.types.choices import DraftRecord
 _SHARE_OF_TRIALS = 0.01
 # Together, the first trials of sequences may take this part of the time.
 _SHARE_OF_FIRST_TRIALS = 0.02
+# A source of which nothing is known, also from earlier processes, is tried at once if that takes no longer.
+_UNKNOWN_TRIAL_S = 0.1
 # A trial drafts this many tokens. Fewer hardly pay, and more would make trials expensive.
 _NUM_TRIED = 3
 # After this many steps with drafts, one step is made without, so that its cost stays known.
@@ -271,7 +273,7 @@ class Proposals:
             if count:
                 confidence = self._confidence_of(sequence)
                 room = sequence.max_length - len(sequence.tokens) - 1
-                needs = plan.needs(confidence.rate, count, num_drafting, room)
+                needs = plan.needs(confidence.rate, count, num_drafting, room) if confidence.is_known else []
                 self._states[sequence.id].ending = Ending(confidence, needs)
                 count = max(count, len(needs) + 1)
             found.append((sequence, count))
@@ -329,8 +331,8 @@ class Proposals:
     ) -> None:
         """Draft for one sequence although that does not seem to pay, if that takes little of the time so far.
 
-        A sequence without any draft yet comes first, since it may be unlike the others; else the one that has had none
-        for longest. If drafts would not pay even if all of them were accepted, none is tried.
+        A sequence without any draft yet comes first, else the one that has had none for longest. None is tried if drafts
+        would not pay even with all of them accepted.
         """
         worth = [index for index, each in enumerate(candidates) if could_pay(each.offer, target_s, num_sequences)]
         if not worth:
@@ -340,8 +342,9 @@ class Proposals:
         for index in worth:
             candidate = candidates[index]
             cost_s = _trial_s(candidate, target_s)
-            if not candidate.acceptance.is_judged and cost_s <= self._first_trial_s:
-                self._first_trial_s -= cost_s
+            is_unknown = candidate.acceptance.shared.is_unknown and cost_s <= _UNKNOWN_TRIAL_S
+            if is_unknown or (not candidate.acceptance.is_judged and cost_s <= self._first_trial_s):
+                self._first_trial_s = max(0.0, self._first_trial_s - cost_s)
                 self._begin_trial(candidate, counts, index)
                 return
         index = max(worth, key=lambda index: candidates[index].acceptance.num_idle_steps)
@@ -392,7 +395,6 @@ class Proposals:
 
 def _trial_s(candidate: _Candidate, target_s: Items[float]) -> float:
     """Return the expected seconds that trying a draft takes."""
-    offer = candidate.offer
-    count = min(_NUM_TRIED, len(offer.chances), len(target_s) - 1)
-    draft_s = count * offer.step_s[1] if offer.step_s else 0.0
+    count = min(_NUM_TRIED, len(candidate.offer.chances), len(target_s) - 1)
+    draft_s = count * candidate.offer.step_s[1] if candidate.offer.step_s else 0.0
     return target_s[count] - target_s[0] + draft_s + candidate.catch_up_s

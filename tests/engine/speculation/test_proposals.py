@@ -159,6 +159,31 @@ def test_a_draft_ends_where_the_draft_model_is_unsure() -> None:
     assert knowing.tokens_per_s(2000) > 1.15 * fixed.best()
 
 
+def steep(num_tokens: int) -> float:
+    """A processor on which a second token costs nearly as much as the first, and further ones a quarter."""
+    return 0.0108 if num_tokens == 1 else 0.0142 + 0.0025 * num_tokens
+
+
+def test_a_source_of_which_nothing_is_known_is_tried_within_a_few_steps() -> None:
+    """At the assumed rate drafts would not pay here. They do: every token is accepted."""
+    machine = Machine(steep, 1.0, ScriptedDraft(0.0019))
+    assert max(machine.run(12)) >= 3
+    assert machine.tokens_per_s(100) > 1.15 / steep(1)
+
+
+def test_the_first_drafts_have_their_full_length_however_unsure_the_draft_model_is() -> None:
+    """Its probabilities of 0.01 say nothing before a few of its tokens were verified: all of them are accepted."""
+    machine = Machine(steep, 1.0, ScriptedDraft(0.0019, probabilities=repeat(0.01)))
+    machine.run(30)
+    assert machine.tokens_per_s(100) > 1.1 / steep(1)
+
+
+def test_a_source_that_is_never_right_is_tried_once_and_costs_little() -> None:
+    machine = Machine(steep, 0.0, ScriptedDraft(0.0019))
+    assert sum(map(bool, machine.run(12))) <= 2
+    assert machine.tokens_per_s(1000) > 0.985 / steep(1)
+
+
 def test_it_comes_back_from_a_change() -> None:
     machine = Machine(tiles, 0.95)
     assert machine.run(50)[-1] >= 3
