@@ -331,8 +331,8 @@ class Proposals:
     ) -> None:
         """Draft for one sequence although that does not seem to pay, if that takes little of the time so far.
 
-        A sequence without any draft yet comes first, else the one that has had none for longest. None is tried if drafts
-        would not pay even with all of them accepted.
+        A sequence without any draft yet comes first, else the one that has had none for longest. None is tried if
+        drafts would not pay even with all of them accepted.
         """
         worth = [index for index, each in enumerate(candidates) if could_pay(each.offer, target_s, num_sequences)]
         if not worth:
