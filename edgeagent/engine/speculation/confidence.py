@@ -14,10 +14,13 @@ from edgeagent.engine.runner import Logits
 # Tokens are grouped by the draft model's probability for them.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 # The factor on the weight of verified tokens after each later one of about the same probability, and how many verified
-# tokens the draft model's own probability counts as.
-_MEMORY = 0.98
-_WEIGHT = 4.0
+# tokens the draft model's own probability counts as. It counts little: where it is wrong, a long draft multiplies the
+# error.
+_MEMORY = 0.99
+_WEIGHT_OF_PROBABILITY = 1.0
+# The assumed share of all tokens that are accepted, and how many verified tokens it counts as.
 _FIRST_RATE = 0.8
+_WEIGHT_OF_FIRST_RATE = 4.0
 # Drafts have their full length until this many of their tokens were verified.
 _ENOUGH = 8.0
 
@@ -38,7 +41,7 @@ class Confidence:
     @property
     def rate(self) -> float:
         """The share of all verified tokens that were accepted."""
-        return (sum(self._stood) + _WEIGHT * _FIRST_RATE) / (sum(self._judged) + _WEIGHT)
+        return (sum(self._stood) + _WEIGHT_OF_FIRST_RATE * _FIRST_RATE) / (sum(self._judged) + _WEIGHT_OF_FIRST_RATE)
 
     def probability(self, logits: Logits, token: int) -> float:
         """Return the probability of `token`, the likeliest one."""
@@ -51,7 +54,8 @@ class Confidence:
     def chance(self, probability: float) -> float:
         """Return the chance that a token of this probability is accepted if those before it are."""
         index = bisect(_EDGES, probability)
-        return (self._stood[index] + _WEIGHT * probability) / (self._judged[index] + _WEIGHT)
+        expected = self._stood[index] + _WEIGHT_OF_PROBABILITY * probability
+        return expected / (self._judged[index] + _WEIGHT_OF_PROBABILITY)
 
     def observe(self, probabilities: Items[float], num_stood: int) -> None:
         """Note how many leading tokens of a draft were accepted. Tokens after the first refused one do not count."""
