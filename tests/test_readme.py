@@ -104,6 +104,8 @@ def test_figures_name_their_commands_and_bars() -> None:
 def test_what_is_said_to_meet_its_bar_meets_it() -> None:
     compared = 0
     for row in rows_of(FIGURES):
+        if len(row) < 3:
+            continue
         bar = re.fullmatch(r"([≤≥]) ([\d.]+)(?: ms)?", row[-2])
         value = re.match(r"[\d.]+", row[-3] or row[1])
         if bar is None or value is None:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Prefixes:
-    """The prefix files in the owner's configuration, by model name."""
+    """Computes the prefixes that the owner configured for a model, each time the model has been loaded."""
 
     def __init__(self, service: Service, config: Config) -> None:
         self._service = service

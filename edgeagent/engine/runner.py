@@ -110,7 +110,7 @@ class Runner(Protocol):
         ...
 
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
-        """Load a saved range into a sequence that holds exactly the positions before it, up to `end`.
+        """Append a saved range, which ends at `end`, to a sequence that holds exactly the positions before it.
 
         Return False if the memory refuses it; then the sequence is unchanged.
         """

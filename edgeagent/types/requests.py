@@ -145,17 +145,18 @@ HOPS_HEADER = "X-EdgeAgent-Hops"
 
 
 class GenerateRequest(Struct, frozen=True):
-    """One generation, as typed at the edge and carried unchanged to the worker.
+    """One generation. `api` makes it from a client's body; later stages pass on copies with some fields set.
 
-    max_tokens None: until the context is full. logprobs None: off; n: the chosen token and the n likeliest others.
-    prefill_only: compute and cache the prompt, generate nothing. timeout_s limits the whole request. echo: send the
-    prompt's own text first, with log probabilities if `logprobs` is set; in that case the prompt is not read from the
-    cache. reports_progress: send PromptProgress while the prompt is computed. route: where the request and its
-    credential allow it to run (None: no limit). client: the name of the token's holder. so_far: the part of the answer
-    that the client already has; the rest continues it. keep_alive_s: how long the model stays loaded after its last use
-    from now on (None: unchanged). adapter: the adapter to compute with, "" for none; it is set when the request is
-    given to a worker, and until then only `model` names it. num_hops: how many other edgeagents forwarded the request.
-    draft_tokens: how many tokens are drafted at each step (0: none; None: the engine chooses).
+    max_tokens None: until the context is full. logprobs: for how many other tokens log probabilities are returned;
+    None: for none. prefill_only: compute and cache the prompt, generate nothing. timeout_s limits the whole
+    request. echo: send the prompt's own text first, with log probabilities if `logprobs` is set; in that case the
+    prompt is not read from the cache. reports_progress: send PromptProgress while the prompt is computed. route:
+    where the request and its credential allow it to run (None: no limit). client: the name of the token's holder.
+    so_far: the part of the answer that the client already has; the rest continues it. keep_alive_s: how long the
+    model stays loaded after its last use from now on (None: unchanged). adapter: the adapter to compute with, ""
+    for none; it is set when the request is given to a worker, and until then only `model` names it. num_hops: how
+    many other edgeagents forwarded the request. draft_tokens: how many tokens are drafted at each step (0: none;
+    None: the engine chooses).
     """
 
     id: str

@@ -59,7 +59,7 @@ class Load(Struct, frozen=True, tag="load"):
     - `writable` are the only folders that the sandbox lets the worker write to.
     - `shapes` are those of the model and its draft; empty if the model's header could not be read.
     - `room_bytes` is how much of the machine's memory the model may use; 0 means all that is free.
-    - `num_tries` is how many loads before this one ran out of memory.
+    - `num_tries`: the number of earlier loads that failed because memory ran out.
     - `kept` is what the last worker sent as `to_keep` or with Keep.
     - `adapters` are the paths of the model's LoRA adapters by name. `unusable_adapters` has the reasons why others
       cannot be used.

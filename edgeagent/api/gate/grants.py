@@ -49,7 +49,7 @@ class Grant:
             raise revoked()
 
     def revoke(self) -> None:
-        """End all that is held, soon; a failure of that does not reach the caller."""
+        """Mark the grant as revoked, and schedule the `end` calls of all work that it holds; they run later."""
         self.is_revoked = True
         for end in self._ends:
             asyncio.get_running_loop().call_soon(end)

@@ -48,7 +48,7 @@ class Pulls:
 
 
 class _CancelledPull(Exception):
-    """Cancel the pull: its client is gone."""
+    """Raised in the pull's thread to end it, because its client has left or its token was removed."""
 
 
 class _Running:

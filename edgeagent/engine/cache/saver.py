@@ -313,9 +313,9 @@ class Saver:
         return None if is_held else end
 
     def _keep(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
-        """Give a sequence's priority to its blocks, and pin them for its lane, once the whole sequence is in blocks.
+        """Raise the blocks of a sequence that is wholly in blocks to its priority, unless it is VOLATILE.
 
-        If this sequence may be written, so may these blocks, even those that were VOLATILE before.
+        Blocks that were VOLATILE may be written then too. If it is idle and has a lane, pin its blocks for the lane.
         """
         length = self._cells.length(seq_id)
         keys = list(chain.keys_until(length))

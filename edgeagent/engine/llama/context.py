@@ -365,7 +365,7 @@ class LlamaRunner:
         return int(lib.llama_state_seq_get_size_ext(self._context, seq_id, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
 
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
-        """Load a saved range into a sequence that holds exactly the positions before it, up to `end`.
+        """Append a saved range, which ends at `end`, to a sequence that holds exactly the positions before it.
 
         Return False if llama.cpp refuses it (no room, other settings); then the sequence is unchanged.
         """

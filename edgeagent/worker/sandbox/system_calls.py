@@ -1,9 +1,9 @@
 """The names of the system calls that a worker may not use, and their numbers on each architecture.
 
-The list has refused calls, not allowed ones. GPU drivers (NVIDIA's is closed source) use undocumented calls, and a list
-of allowed calls that lacks one of them would break machines that we cannot test. So whole classes of calls are refused,
-each because of what an intruder could do with it. Calls newer than this file fail as if the kernel did not have them,
-which programs must handle anyway.
+This is a deny list: a call that is not on it is allowed. GPU drivers (NVIDIA's is closed source) use undocumented
+calls, and a list of allowed calls that lacks one of them would break machines that we cannot test. So whole
+classes of calls are refused, each because of what an intruder could do with it. Calls newer than this file fail
+as if the kernel did not have them, which programs must handle anyway.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class Prepared:
         return self.earlier.num_elsewhere - self._num_too_many
 
     def settle(self, sequence: Sequence, context_length: int) -> None:
-        """Correct the length limit, once the open text was generated again with another number of tokens.
+        """Correct the sequence's length limit when the open text has been generated again.
 
-        Do nothing before that, and at later calls.
+        It may have another number of tokens now. Only the first call after that has an effect.
         """
         if self.seam is None or not self.seam.is_over or self.seam.is_settled:
             return
