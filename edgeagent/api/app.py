@@ -59,6 +59,7 @@ def create_app(
     frontends keep everything in memory.
     """
     grants = Grants(keys)
+    frontends = frontends or make_frontends(config)
     app = FastAPI(
         title="edgeagent",
         docs_url=None,
@@ -69,7 +70,7 @@ def create_app(
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
             Middleware(Envelope, answer_unhandled=_answer_unhandled),
-            Middleware(Security, policy=Policy(config.server, keys), grants=grants),
+            Middleware(Security, policy=Policy(config.server, keys, has_pages=frontends.serves_pages), grants=grants),
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
         ],
     )
@@ -78,7 +79,7 @@ def create_app(
         config=config,
         service=live,
         probe=Probe(live),
-        frontends=frontends or make_frontends(config),
+        frontends=frontends,
         stop=stop,
         num_connections=num_connections,
         trouble=trouble,

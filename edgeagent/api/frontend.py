@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from edgeagent.config import Config
 
@@ -15,6 +15,9 @@ class Frontend:
 
     A class is registered in `api.routers`; each daemon has one object of it, which routes get by its class.
     """
+
+    serves_pages: ClassVar[bool] = False
+    """Whether it serves web pages with scripts: then the daemon's own origin may ask it. No protocol does so far."""
 
     @classmethod
     def of(cls, config: Config, folder: Path | None) -> Self:
@@ -54,6 +57,11 @@ class Frontends:
         found = self._frontends[kind]
         assert isinstance(found, kind)
         return found
+
+    @property
+    def serves_pages(self) -> bool:
+        """Whether one of them serves web pages."""
+        return any(each.serves_pages for each in self._frontends.values())
 
     @property
     def trouble(self) -> str | None:

@@ -62,6 +62,12 @@ def num_tokens_on_disk(state_dir: Path) -> int:
     return sum(part.num_tokens for part in cache_folder.list_parts(state_dir / "cache"))
 
 
+def target_parts(folder: Path) -> list[cache_folder.FolderShare]:
+    """Return the parts of the model itself. Its draft has parts of its own, once it was tried."""
+    parts = cache_folder.list_parts(folder)
+    return [part for part in parts if part.about is not None and part.about.model == "builtin"]
+
+
 def wait_for_disk(state_dir: Path, num_tokens: int) -> None:
     """Wait until this many tokens of prompts are on disk."""
     deadline = time.monotonic() + WAIT_S
@@ -146,8 +152,7 @@ def test_a_cache_folder_that_is_deleted_comes_back(tmp_path: Path) -> None:
         wait_for_disk(cache.parent, 256)
         wait_until_healthy_with(lambda: len(list(cache.glob("*.kv"))))
         assert {"lock", "state.json"} <= {path.name for path in cache.iterdir()}
-    (part,) = cache_folder.list_parts(cache)
-    assert part.about is not None and part.about.model == "builtin"
+    assert len(target_parts(cache)) == 1
     with serving(cache.parent, "builtin") as daemon:
         assert ask(daemon, "When do you open?")[1] >= 256
 
@@ -160,8 +165,9 @@ def test_nobody_finds_what_was_anothers_nor_what_was_not_to_be_kept(tmp_path: Pa
         for fields in ({"store": False}, {"no_store": True}):
             ask(daemon, "A secret: xylophone.", secret, **fields)
         ask(daemon, "When do you open?", mine)
-    (part,) = cache_folder.list_parts(state_dir / "cache")
-    assert part.about is not None and part.about.client == "me"
+    parts = cache_folder.list_parts(state_dir / "cache")
+    assert {part.about and part.about.client for part in parts} == {"me"}
+    (part,) = target_parts(state_dir / "cache")
     assert part.num_tokens > 256
     files = [path.read_bytes() for path in (state_dir / "cache").iterdir()]
     assert not [content for content in files if b"museum" in content or b"xylophone" in content]

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from edgeagent.api.frontend import Frontend, Frontends
+from edgeagent.api.routers import FRONTENDS
 from edgeagent.config import Config, ServerConfig
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import TOKEN, Running, exchange, has_ipv6_loopback, running
@@ -23,6 +25,22 @@ async def daemon() -> AsyncIterator[Running]:
         allowed_origins=(PAGE, "null"), allowed_hosts=("box.example", "FD00:0::1", "proxy.example:8443")
     )
     async with running(FakeBackend(), Config(server=server)) as daemon:
+        yield daemon
+
+
+class Pages(Frontend):
+    """A protocol that serves web pages."""
+
+    serves_pages = True
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def with_pages() -> AsyncIterator[Running]:
+    server = ServerConfig(
+        allowed_origins=(PAGE, "null"), allowed_hosts=("box.example", "FD00:0::1", "proxy.example:8443")
+    )
+    frontends = Frontends([*(kind.of(Config(), None) for kind in FRONTENDS), Pages()])
+    async with running(FakeBackend(), Config(server=server), frontends=frontends) as daemon:
         yield daemon
 
 
@@ -88,7 +106,7 @@ BAD_ORIGINS = [
     "",
     "*",
     "http://evil.example",
-    # The daemon's own Host is 127.0.0.1:{port} here, and only a page of just that origin is its own.
+    "http://127.0.0.1:{port}",
     "https://127.0.0.1:{port}",
     "ws://127.0.0.1:{port}",
     "HTTP://127.0.0.1:{port}",
@@ -273,17 +291,9 @@ async def test_an_allowed_page(daemon: Running) -> None:
     assert (await upgrade(daemon, host, f"Origin: {PAGE}")).status == 101
 
 
-@pytest.mark.parametrize(
-    ("host", "origin"),
-    [
-        ("127.0.0.1:{port}", "http://127.0.0.1:{port}"),
-        ("localhost:{port}", "http://localhost:{port}"),
-        ("LOCALHOST:{port}", "http://localhost:{port}"),
-        ("[::1]:{port}", "http://[::1]:{port}"),
-    ],
-)
-async def test_a_page_of_the_daemon_itself_needs_no_configuration(daemon: Running, host: str, origin: str) -> None:
-    lines = [f"Host: {host}", f"Origin: {origin}", f"Referer: {origin}/docs", "Sec-Fetch-Site: same-origin"]
+async def test_a_page_of_the_daemon_itself_needs_no_configuration(with_pages: Running) -> None:
+    daemon, origin = with_pages, "http://127.0.0.1:{port}"
+    lines = ["Host: 127.0.0.1:{port}", f"Origin: {origin}", f"Referer: {origin}/docs", "Sec-Fetch-Site: same-origin"]
     reply = await get(daemon, *lines)
     assert reply.status == 200
     # What has the same origin needs no leave to read.
@@ -298,14 +308,17 @@ async def test_a_page_of_the_daemon_itself_needs_no_configuration(daemon: Runnin
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/json"])
-async def test_a_page_of_the_daemon_itself_posts_json(daemon: Running, kind: str) -> None:
-    reply = await post(daemon, HI, "Origin: http://127.0.0.1:{port}", f"Content-Type: {kind}")
+async def test_a_page_of_the_daemon_itself_posts_json(with_pages: Running, kind: str) -> None:
+    reply = await post(with_pages, HI, "Origin: http://127.0.0.1:{port}", f"Content-Type: {kind}")
     assert reply.status == (200 if kind == "application/json" else 415)
 
 
 @pytest.mark.parametrize(
     ("host", "origin"),
     [
+        # Another program may listen under these names, on the other loopback address.
+        ("localhost:{port}", "http://localhost:{port}"),
+        ("[::1]:{port}", "http://[::1]:{port}"),
         ("localhost:{port}", "http://LOCALHOST:{port}"),
         ("localhost:{port}", "http://localhost.:{port}"),
         ("localhost:{port}", "http://127.0.0.1:{port}"),
@@ -323,7 +336,8 @@ async def test_a_page_of_the_daemon_itself_posts_json(daemon: Running, kind: str
         ("proxy.example:8443", "https://proxy.example:8443"),
     ],
 )
-async def test_only_a_page_at_the_very_host_is_the_daemons_own(daemon: Running, host: str, origin: str) -> None:
+async def test_only_a_page_at_the_very_address_is_the_daemons_own(with_pages: Running, host: str, origin: str) -> None:
+    daemon = with_pages
     for reply in (
         await get(daemon, f"Host: {host}", f"Origin: {origin}"),
         await get(daemon, f"Host: {host}", f"Referer: {origin}/"),
@@ -333,8 +347,17 @@ async def test_only_a_page_at_the_very_host_is_the_daemons_own(daemon: Running, 
         assert "access-control-allow-origin" not in reply.headers
 
 
+@pytest.mark.parametrize("origin", [origin for origin in BAD_ORIGINS if origin != "http://127.0.0.1:{port}"])
+async def test_other_origins_are_refused_where_pages_are_served(with_pages: Running, origin: str) -> None:
+    lines = ["Host: 127.0.0.1:{port}", f"Origin: {origin}"]
+    assert (await get(with_pages, *lines)).status == 403
+    assert (await upgrade(with_pages, *lines)).status == 403
+
+
 async def test_a_page_of_the_daemon_itself_needs_the_token_that_all_need() -> None:
-    async with running(FakeBackend(), Config(server=ServerConfig(token_required=True))) as daemon:
+    config = Config(server=ServerConfig(token_required=True))
+    frontends = Frontends([*(kind.of(config, None) for kind in FRONTENDS), Pages()])
+    async with running(FakeBackend(), config, frontends=frontends) as daemon:
         own = ["Host: 127.0.0.1:{port}", "Origin: http://127.0.0.1:{port}"]
         assert (await get(daemon, *own)).status == 401
         assert (await upgrade(daemon, *own)).status == 401

@@ -52,11 +52,15 @@ class Hosts:
     def own_origin(self, host: str, scope: Scope) -> bytes | None:
         """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if it has none there.
 
-        A host that the owner allows may be a proxy's, whose scheme and port are unknown here, and its name may be
-        rebound to this machine. Origins of pages there must be configured. A Unix socket has no port, so no origin.
+        Only the address that the connection came in on counts. A name may also lead elsewhere: `localhost` to another
+        program on [::1], a name that the owner allows to a proxy. A Unix socket has no port, so no origin.
         """
         match = _HOST.fullmatch(host.lower())
-        if match is None or is_unix(scope) or not self._is_served(match[1], match[2], scope):
+        server = scope.get("server")
+        if match is None or not server or is_unix(scope) or not self._is_port_own(match[2], scope):
+            return None
+        address = _address(match[1].strip("[]"))
+        if address is None or address != _address(server[0]):
             return None
         is_default = match[2] is None or int(match[2]) == _DEFAULT_PORTS[scope["scheme"]]
         return f"{_PAGE_SCHEMES[scope['scheme']]}://{match[1]}{'' if is_default else f':{match[2]}'}".encode()

@@ -73,7 +73,9 @@ class RefusalError(Exception):
 class Policy:
     """The access rules for one daemon."""
 
-    def __init__(self, server: ServerConfig, keys: Keys) -> None:
+    def __init__(self, server: ServerConfig, keys: Keys, *, has_pages: bool = False) -> None:
+        """`has_pages`: the daemon serves web pages, so its own origin is allowed."""
+        self._has_pages = has_pages
         self._hosts = Hosts(server)
         # Every sandboxed page and local file has the origin `null`: it identifies no page.
         self._origins = frozenset(origin.encode() for origin in server.allowed_origins if origin != "null")
@@ -96,7 +98,7 @@ class Policy:
         return Admission(verdict, asker.shown, origin)
 
     def _check_host(self, scope: Scope) -> bytes | None:
-        """Return the origin of the daemon's own pages at the Host, which must be the daemon's own."""
+        """Return the origin of the daemon's own pages, if it has any, at the Host, which must be the daemon's own."""
         hosts = values(scope, b"host")
         if len(hosts) != 1:
             raise RefusalError(Forbidden(f"a request needs exactly one Host header, not {len(hosts)}"))
@@ -104,7 +106,7 @@ class Policy:
         if not self._hosts.is_own(host, scope):
             error = f"the Host {host[:128]!r} is not this daemon's; use 127.0.0.1, or add it to server.allowed_hosts"
             raise RefusalError(Forbidden(error), subject=f"the Host {host[:128]!r}")
-        return self._hosts.own_origin(host, scope)
+        return self._hosts.own_origin(host, scope) if self._has_pages else None
 
     def _check_page(self, scope: Scope, own: bytes | None) -> bytes | None:
         """Return the allow-listed origin of the page; None for no page, and for one of the daemon's `own` origin."""

@@ -41,9 +41,12 @@ class Responses(Frontend):
 
     async def close(self) -> None:
         """End the background responses, and release the file."""
-        if self._tasks:
-            _, unended = await asyncio.wait(self._tasks, timeout=TASKS_S)
-            for task in unended:
-                task.cancel()
-            await asyncio.gather(*unended, return_exceptions=True)
-        await self.store.close()
+        try:
+            if self._tasks:
+                _, unended = await asyncio.wait(self._tasks, timeout=TASKS_S)
+                for task in unended:
+                    task.cancel()
+                if unended:
+                    await asyncio.wait(unended, timeout=TASKS_S)
+        finally:
+            await self.store.close()

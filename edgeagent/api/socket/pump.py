@@ -128,12 +128,16 @@ class Pump(ABC, Generic[FrameT, ActionT]):
             await asyncio.wait((reader, writer, stalled), return_when=asyncio.FIRST_COMPLETED)
         finally:
             metrics.open_websockets.dec()
-            self.disconnect()
             if age is not None:
                 age.cancel()
             self._stall.cancel()
-            await _cancel([reader, writer, stalled, *self._tasks])
-            self.close()
+            try:
+                self.disconnect()
+            finally:
+                try:
+                    await _cancel([reader, writer, stalled, *self._tasks])
+                finally:
+                    self.close()
         for task in (reader, writer):
             if not task.cancelled() and isinstance(error := task.exception(), Exception):
                 told("a WebSocket", error)

@@ -17,7 +17,7 @@ from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import steps_of
 from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fetch, OwnAction, Queue, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, read_frame
-from edgeagent.api.responses.socket.lanes import Expiry, LaneTurn
+from edgeagent.api.responses.socket.lanes import Ending, Expiry, LaneTurn
 from edgeagent.api.responses.socket.merging import TextMerging
 from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.socket.actions import Send
@@ -59,7 +59,7 @@ class Connection(Pump[Frame, OwnAction]):
             partition=self._partition,
         )
         # Each until its task has ended and its terminal event is written.
-        self._requests: dict[str, LaneTurn] = {}
+        self._requests: dict[str, LaneTurn | Ending] = {}
 
     def read(self, text: str) -> Frame:
         """Return what a text frame says."""
@@ -96,6 +96,7 @@ class Connection(Pump[Frame, OwnAction]):
                 self._accept(live)
                 if response is not None:
                     live.kept = self._store.add(response, to_json(live.turn.events.response))
+                self._shrink(live)
             case Cancel(live):
                 self._service.cancel(live.id)
             case Drop(live):
@@ -106,7 +107,9 @@ class Connection(Pump[Frame, OwnAction]):
 
     async def before_end(self, entry: Send) -> None:
         """Wait until the response is stored, and write the measured delivery into its terminal event."""
-        live = self._requests[entry.request_id]
+        live = self._requests.get(entry.request_id)
+        if live is None:
+            return
         if live.kept is not None:
             # A client that has seen the end may continue from it, even if this process dies.
             await asyncio.wait({live.kept}, timeout=KEEP_S)
@@ -130,8 +133,10 @@ class Connection(Pump[Frame, OwnAction]):
     def close(self) -> None:
         """Release the requests, whose tasks have ended."""
         for live in list(self._requests.values()):
-            self._release(live)
-            self._settle(live)
+            if isinstance(live, LaneTurn):
+                self._release(live)
+        for each in list(self._requests.values()):
+            self._settle(each)
 
     def _count(self, event: Json) -> None:
         """Count how a create ended: by its response's status, or by that of the error that came instead."""
@@ -154,14 +159,21 @@ class Connection(Pump[Frame, OwnAction]):
         live.task = None
         self._live.hide(live)
         self._forget_ended(live)
+        self._shrink(live)
 
-    def _settle(self, live: LaneTurn) -> None:
+    def _shrink(self, live: LaneTurn) -> None:
+        """Keep only what the writer needs of a turn that is over: a client that does not read pins no inputs."""
+        if live.is_ending and live.task is None and not live.is_visible:
+            ending = self._requests[live.id] = Ending(live)
+            self._live.accept(ending)
+
+    def _settle(self, live: LaneTurn | Ending) -> None:
         """Note that a request's terminal event is written, or is not to come."""
         live.is_ending = False
         self._live.deliver(live)
         self._forget_ended(live)
 
-    def _forget_ended(self, live: LaneTurn) -> None:
+    def _forget_ended(self, live: LaneTurn | Ending) -> None:
         if not live.is_visible and not live.is_ending:
             self._requests.pop(live.id, None)
             self._live.deliver(live)  # one that was refused has no terminal event

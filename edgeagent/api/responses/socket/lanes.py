@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edgeagent.api.gate.grants import revoked
+from edgeagent.api.live_requests import LiveRequest
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.socket.frames import RefusedFrame
@@ -112,6 +113,17 @@ class LaneTurn(LiveTurn):
     def is_under_way(self) -> bool:
         """Whether its terminal event is still to come."""
         return self.lane.live is self
+
+
+class Ending(LiveRequest):
+    """What is left of a turn that is over while its terminal event waits to be written."""
+
+    def __init__(self, live: LaneTurn) -> None:
+        super().__init__(live.id, live.partition)
+        self.is_running = live.is_running
+        self.is_ending = True
+        self.kept = live.kept
+        self.delivery_time = live.delivery_time
 
 
 @dataclass(slots=True, eq=False)
