@@ -5,7 +5,6 @@ A WebSocket's session drives its own turns, since their events are those of seve
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -54,6 +53,4 @@ async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGene
 
 async def _keep(turn: Turn, context: Context) -> None:
     """Store a turn that is over, unless its client forbade it; from here on it can be continued after a restart too."""
-    adding = context.frontends.get(Responses).store.add(turn.stored(), to_json(turn.events.response))
-    # A client that leaves, or a stop, must not take back a write that waits for the disk.
-    await asyncio.shield(adding)
+    await context.frontends.get(Responses).store.add(turn.stored(), to_json(turn.events.response))

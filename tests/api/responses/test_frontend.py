@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from pathlib import Path
 
 import pytest
 
 from edgeagent.api.responses import frontend
 from edgeagent.api.responses.frontend import Responses
-from edgeagent.api.responses.storage.store import ResponseStore
+from edgeagent.api.responses.storage import database
+from edgeagent.api.responses.storage.history import StoredResponse
+from edgeagent.api.responses.storage.store import FILE, ResponseStore
 
 
 async def test_work_in_the_background_ends_before_the_store_is_closed() -> None:
@@ -37,3 +41,29 @@ async def test_what_hangs_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     await asyncio.sleep(0)
     await responses.close()
     assert is_cancelled.is_set()
+
+
+async def test_a_stop_finishes_the_writes_that_wait_for_a_slow_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(frontend, "TASKS_S", 0.02)
+    responses = Responses(ResponseStore(tmp_path / FILE))
+    await responses.store.body("resp_first", "")  # the file is open
+    written = []
+    add = database.ResponseDatabase.add
+
+    def slow(self: database.ResponseDatabase, response: StoredResponse, body: bytes) -> None:
+        time.sleep(0.05)
+        add(self, response, body)
+        written.append(response.id)
+
+    monkeypatch.setattr(database.ResponseDatabase, "add", slow)
+
+    async def keep(number: int) -> None:
+        await responses.store.add(StoredResponse(f"resp_{number}", (), ()), b"{}")
+
+    for number in range(4):
+        responses.carry_on(keep(number))
+    await asyncio.sleep(0)
+    await responses.close()
+    assert written == [f"resp_{number}" for number in range(4)]

@@ -74,12 +74,15 @@ class ResponseStore:
         return await self._ask(lambda shelf: shelf.get(response_id, partition))
 
     def add(self, response: StoredResponse, body: bytes) -> asyncio.Future[None]:
-        """Keep a response and its JSON, unless its client forbade it; done once it outlives this process."""
+        """Keep a response and its JSON, unless its client forbade it; done once it outlives this process.
+
+        A caller that is cancelled does not take it back: a write may wait for a slow disk, and for those before it.
+        """
         if not response.is_storable:
             done = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
-        return self._ask(lambda shelf: shelf.add(response, body))
+        return asyncio.shield(self._ask(lambda shelf: shelf.add(response, body)))
 
     async def body(self, response_id: str, partition: str) -> bytes | None:
         """Return the JSON of a response of this partition."""

@@ -1,0 +1,33 @@
+"""What a client that does not read keeps in the daemon's memory: terminal events, not the inputs of ended turns."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+
+from websockets.asyncio.client import connect
+
+from edgeagent.api.responses.turn import Turn
+from tests.api.serving import slow_socket
+from tests.backends.fake import FakeBackend
+from tests.daemon.running import running
+
+MAX_ALIVE = 17  # one for each lane, and the one that is being read
+
+
+async def test_turns_that_were_cancelled_are_forgotten_although_their_ends_are_not_read() -> None:
+    async with running(FakeBackend()) as daemon:
+        slow = await slow_socket(f"127.0.0.1:{daemon.port}")
+        url = f"ws://127.0.0.1:{daemon.port}/v1/responses"
+        async with connect(url, sock=slow, max_queue=1, max_size=None, ping_interval=None, close_timeout=0) as socket:
+            socket.transport.pause_reading()
+            for number in range(50):
+                lane = f"lane-{number % 16}"
+                create = {"type": "response.create", "stream_id": lane, "store": False, "input": "x" * 20_000}
+                await socket.send(json.dumps(create))
+                await socket.send(json.dumps({"type": "response.cancel", "stream_id": lane}))
+            await asyncio.sleep(0.3)
+            gc.collect()
+            assert sum(type(each) is Turn for each in gc.get_objects()) <= MAX_ALIVE
+            socket.transport.abort()
