@@ -188,7 +188,7 @@ class Connection(Pump[Frame, OwnAction]):
             async with aclosing(steps_of(live.turn, self._service)) as steps:
                 async for step in steps:
                     self.perform(self._session.step(live, step))
-                    if self.is_full:
+                    if self.is_full and live.is_under_way:
                         await self.room()
             # Without effect after a terminal event. It keeps the rule if a backend breaks its own.
             self.perform(self._session.failed(live, InternalError("the backend ended without finishing")))
