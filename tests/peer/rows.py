@@ -46,7 +46,7 @@ QUICK = Size(context=768, prefix=100, answer=8, rate=12, restart=300)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A scenario with its load, and the server to compare with. If `is_fresh`, servers start anew for each round."""
+    """A scenario with its load, and the server to compare with. If `is_fresh`, servers are restarted for each round."""
 
     name: str
     scenario: str

@@ -13,6 +13,7 @@ from fastapi import FastAPI, WebSocket
 
 from edgeagent.api.socket.actions import GOING_AWAY, POLICY_VIOLATION, Close, Send
 from edgeagent.api.socket.frames import read_object
+from edgeagent.api.socket.outbox import Outbox
 from edgeagent.api.socket.pump import Pump
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError
@@ -118,3 +119,12 @@ async def echoing(max_age_s: float = 0.0) -> AsyncIterator[str]:
         finally:
             server.should_exit = server.force_exit = True
             await serving
+
+
+async def drain(outbox: Outbox) -> list[Json]:
+    """Close an outbox; return the events that waited in it."""
+    outbox.push(Close(1000, ""))
+    events: list[Json] = []
+    while isinstance(entry := await outbox.take(), Send):
+        events.append(entry.event)
+    return events

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeagent.api.socket.actions import Close, Send
+from edgeagent.api.socket.actions import Send
 from edgeagent.api.socket.outbox import MAX_FLOOD_BYTES, MAX_PENDING_BYTES, Outbox
-from edgeagent.api.wire.shape import Json
-from tests.api.socket.echo import WordMerging
+from tests.api.socket.echo import WordMerging, drain
 
 
 def say(outbox: Outbox, text: str) -> None:
     outbox.push(Send({"type": "word", "text": text}))
-
-
-async def drain(outbox: Outbox) -> list[Json]:
-    outbox.push(Close(1000, ""))
-    events: list[Json] = []
-    while isinstance(entry := await outbox.take(), Send):
-        events.append(entry.event)
-    return events
 
 
 async def test_order_is_kept_and_what_waits_is_merged() -> None:

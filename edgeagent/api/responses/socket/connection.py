@@ -17,7 +17,7 @@ from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import steps_of
 from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fetch, OwnAction, Queue, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, read_frame
-from edgeagent.api.responses.socket.lanes import Ending, Expiry, LaneTurn
+from edgeagent.api.responses.socket.lanes import Expiry, LaneTurn, UnwrittenEnd
 from edgeagent.api.responses.socket.merging import TextMerging
 from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.socket.actions import Send
@@ -59,7 +59,7 @@ class Connection(Pump[Frame, OwnAction]):
             partition=self._partition,
         )
         # Each until its task has ended and its terminal event is written.
-        self._requests: dict[str, LaneTurn | Ending] = {}
+        self._requests: dict[str, LaneTurn | UnwrittenEnd] = {}
 
     def read(self, text: str) -> Frame:
         """Return what a text frame says."""
@@ -163,17 +163,18 @@ class Connection(Pump[Frame, OwnAction]):
 
     def _shrink(self, live: LaneTurn) -> None:
         """Keep only what the writer needs of a turn that is over: a client that does not read pins no inputs."""
-        if live.is_ending and live.task is None and not live.is_visible:
-            ending = self._requests[live.id] = Ending(live)
-            self._live.accept(ending)
+        is_kept = self._requests.get(live.id) is live  # not yet reduced, nor written
+        if is_kept and live.is_ending and live.task is None and not live.is_visible:
+            unwritten = self._requests[live.id] = UnwrittenEnd(live)
+            self._live.accept(unwritten)
 
-    def _settle(self, live: LaneTurn | Ending) -> None:
+    def _settle(self, live: LaneTurn | UnwrittenEnd) -> None:
         """Note that a request's terminal event is written, or is not to come."""
         live.is_ending = False
         self._live.deliver(live)
         self._forget_ended(live)
 
-    def _forget_ended(self, live: LaneTurn | Ending) -> None:
+    def _forget_ended(self, live: LaneTurn | UnwrittenEnd) -> None:
         if not live.is_visible and not live.is_ending:
             self._requests.pop(live.id, None)
             self._live.deliver(live)  # one that was refused has no terminal event

@@ -115,7 +115,7 @@ class LaneTurn(LiveTurn):
         return self.lane.live is self
 
 
-class Ending(LiveRequest):
+class UnwrittenEnd(LiveRequest):
     """What is left of a turn that is over while its terminal event waits to be written."""
 
     def __init__(self, live: LaneTurn) -> None:

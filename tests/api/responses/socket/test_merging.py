@@ -11,6 +11,7 @@ from edgeagent.api.socket.actions import Close, Send
 from edgeagent.api.socket.outbox import Outbox
 from edgeagent.api.wire.shape import Json
 from edgeagent.types import Delta, ReasoningDelta, SamplingParams, TextDelta, TokenLogprob
+from tests.api.socket.echo import drain
 from tests.backends.fake import finished
 
 
@@ -30,14 +31,6 @@ class Response:
 
     def step(self, *deltas: Delta) -> None:
         self.push(self.events.step(deltas))
-
-
-async def drain(outbox: Outbox) -> list[Json]:
-    outbox.push(Close(1000, ""))
-    events: list[Json] = []
-    while isinstance(entry := await outbox.take(), Send):
-        events.append(entry.event)
-    return events
 
 
 async def test_waiting_text_becomes_one_event_and_numbers_have_no_gap() -> None:
