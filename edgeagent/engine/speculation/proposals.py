@@ -29,7 +29,7 @@ _SHARE_OF_TRIALS = 0.01
 _SHARE_OF_FIRST_TRIALS = 0.02
 # A source of which nothing is known, also from earlier processes, is tried at once if that takes no longer.
 _UNKNOWN_TRIAL_S = 0.1
-# A trial drafts this many tokens. Fewer hardly pay, and more would make trials expensive.
+# A trial, and an unknown draft model, drafts this many tokens. Fewer hardly pay, and more would be expensive.
 _NUM_TRIED = 3
 # After this many steps with drafts, one step is made without, so that its cost stays known.
 _PLAIN_EVERY = 128
@@ -271,11 +271,11 @@ class Proposals:
         num_drafting, found = sum(count > 0 for _, count in guesses), []
         for sequence, count in guesses:
             if count:
-                confidence = self._confidence_of(sequence)
-                room = sequence.max_length - len(sequence.tokens) - 1
+                confidence, room = self._confidence_of(sequence), sequence.max_length - len(sequence.tokens) - 1
                 needs = plan.needs(confidence.rate, count, num_drafting, room) if confidence.is_known else []
                 self._states[sequence.id].ending = Ending(confidence, needs)
-                count = max(count, len(needs) + 1)
+                is_tried = plan.gain and not confidence.is_known
+                count = min(count, _NUM_TRIED) if is_tried else max(count, len(needs) + 1)
             found.append((sequence, count))
         return found
 
