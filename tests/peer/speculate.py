@@ -46,7 +46,7 @@ class Scene:
     num_hot: int = 0
     num_prompt: int = 64
     num_output: int = 128
-    copies: bool = False  # the answer is the prompt with every fortieth token changed
+    change_every: int = 0  # the answer is the prompt with one of so many tokens changed (0: the model's own answer)
     is_cached: bool = False  # the same prompts each time, which stay in the cells
 
     def temperature(self, stream: int) -> float:
@@ -61,7 +61,8 @@ class Scene:
 
 ONE, FOUR, SIXTEEN = Scene("one stream"), Scene("four streams, two at temperature 2", 4, 2), Scene("16 streams", 16)
 DEEP, SHORT = Scene("6,000 tokens deep", num_prompt=6000, is_cached=True), Scene("answers of 20 tokens", num_output=20)
-COPY = Scene("a copy of 512 tokens with changes", num_prompt=512, num_output=512, copies=True)
+COPY = Scene("a copy of 512 tokens, one changed", num_prompt=512, num_output=512, change_every=512)
+EDIT = Scene("a copy of 512 tokens, every fortieth changed", num_prompt=512, num_output=512, change_every=40)
 
 
 class Scripted(Sampler):
@@ -116,10 +117,12 @@ class Ours:
     def _sampler(self, scene: Scene, stream: int, prompt: Sequence[int]) -> Sampler:
         params = SamplingParams(temperature=scene.temperature(stream), seed=stream, top_k=0, top_p=1.0, min_p=0.0)
         resolved = resolve(params, self.host.model.default_sampling())
-        if not scene.copies:
+        if not scene.change_every:
             return Sampler(resolved, VOCAB)
         sampler = Scripted(resolved, VOCAB)
-        sampler.script = iter([*(7 if index % 40 == 39 else token for index, token in enumerate(prompt)), *([9] * 64)])
+        changed = scene.change_every // 2
+        copy = [7 if index % scene.change_every == changed else token for index, token in enumerate(prompt)]
+        sampler.script = iter([*copy, *([9] * 64)])
         return sampler
 
 
@@ -243,7 +246,8 @@ def main() -> None:
             "off": lambda: Ours(target, None),
             "ngram": lambda: Ours(target, None, ngrams=True),
         }
-        print(table("a text that repeats itself", {COPY.name: compare(contenders, COPY, arguments.rounds)}), flush=True)
+        rows = {scene.name: compare(contenders, scene, arguments.rounds) for scene in (COPY, EDIT)}
+        print(table("a text that repeats itself", rows), flush=True)
 
 
 if __name__ == "__main__":

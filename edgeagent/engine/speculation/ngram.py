@@ -6,6 +6,7 @@ It needs no draft model. It pays if an answer repeats its prompt: edits, quotes,
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,6 +22,9 @@ _MAX_MATCH = 32
 _MAX_INDEXED = 8192
 # Up to this many tokens are indexed without arrays.
 _FEW = 16
+# If an answer replaced tokens of the text that it repeats, a draft continues there until this many tokens after the
+# last match. By then the last tokens match again, or the answer does not repeat that text.
+_MAX_REPLACED = 4
 
 
 class NgramIndex:
@@ -83,23 +87,56 @@ def _match(tokens: Items[int], place: int) -> int:
     return length
 
 
+@dataclass(slots=True)
+class _Text:
+    """What is known of one sequence: its index, and where the latest match was.
+
+    `distance`: how many tokens lie between the present end and the place that it repeats (0: no match yet).
+    """
+
+    index: NgramIndex = field(default_factory=NgramIndex)
+    distance: int = 0
+
+
 class NgramDrafter:
     """Proposes from the sequences' own tokens."""
 
     def __init__(self) -> None:
-        self._indexes: dict[str, NgramIndex] = {}
+        self._texts: dict[str, _Text] = {}
 
     def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return the tokens that followed an earlier occurrence of the last tokens, and how many tokens matched."""
-        index = self._indexes.setdefault(sequence.id, NgramIndex())
-        if not index.extend(sequence.tokens):
+        """Return the tokens that followed an earlier occurrence of the last tokens, and how many tokens matched.
+
+        If an answer replaced a token or two of the text that it repeats, the draft continues behind them in that
+        text. Then the number of matching tokens is 0.
+        """
+        text, tokens = self._texts.setdefault(sequence.id, _Text()), sequence.tokens
+        if not text.index.extend(tokens):
             return (), 0
-        place, length = index.find(sequence.tokens)
-        return tuple(_following(sequence.tokens, place, max_tokens)) if length else (), length
+        place, length = text.index.find(tokens)
+        if length:
+            text.distance = len(tokens) - place
+        elif text.distance and _continues(tokens, text.distance):
+            place = len(tokens) - text.distance
+        else:
+            return (), 0
+        return tuple(_following(tokens, place, max_tokens)), length
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence."""
-        self._indexes.pop(sequence.id, None)
+        self._texts.pop(sequence.id, None)
+
+
+def _continues(tokens: Items[int], distance: int) -> bool:
+    """Whether the tokens, but for the last few, equal those `distance` tokens earlier."""
+    end = len(tokens)
+    for replaced in range(1, _MAX_REPLACED + 1):
+        later, earlier = end - replaced, end - replaced - distance
+        if earlier < _LENGTH:
+            return False
+        if tokens[later - _LENGTH : later] == tokens[earlier - _LENGTH : earlier]:
+            return True
+    return False
 
 
 def _following(tokens: Items[int], place: int, count: int) -> list[int]:

@@ -38,7 +38,7 @@ _STEPS_PER_LOOKUP = 16
 # While no draft pays, check again only after this many steps, or when a text begins to repeat itself.
 _REST = 8
 # Sources by the least length of a match in a sequence's own text: after a longer match, more tokens are accepted.
-_NGRAM_SOURCES = ((12, "ngram, 12 and more"), (6, "ngram, 6 to 11"), (0, "ngram, up to 5"))
+_NGRAM_SOURCES = ((12, "ngram, 12 and more"), (6, "ngram, 6 to 11"), (1, "ngram, up to 5"), (0, "ngram, replaced"))
 MODEL = "draft model"
 _NOTHING = Offer(())
 

@@ -27,6 +27,21 @@ def test_the_longest_match_wins_and_the_latest_of_equals() -> None:
     assert drafter.find(sequence([7, 1, 2, 3, 40, 8, 1, 2, 3, 41, 9, 1, 2, 3]), 1) == ((41,), 3)
 
 
+def test_a_copy_goes_on_behind_replaced_tokens() -> None:
+    text = list(range(1, 40))
+    drafter, copy = NgramDrafter(), [*text, *text[:10]]
+    assert drafter.find(sequence(copy), 2) == ((11, 12), 10)
+    for replaced in ([70], [70, 12], [70, 71], [70, 71, 13, 14]):
+        end = 10 + len(replaced)
+        assert drafter.find(sequence([*copy, *replaced]), 2) == ((text[end], text[end + 1]), 0)
+    assert drafter.find(sequence([*copy, 70, 71, 72, 73, 74]), 2) == ((), 0), "this is not a copy any longer"
+    assert drafter.find(sequence([*copy, 70, 12, 13, 14]), 2) == ((15, 16), 3), "the tokens match again"
+
+
+def test_a_text_without_a_match_is_not_taken_for_a_copy() -> None:
+    assert NgramDrafter().find(sequence([*range(1, 40), *range(1, 11), 70]), 2) == ((), 0)
+
+
 def test_nothing_repeated_suggests_nothing() -> None:
     drafter = NgramDrafter()
     assert drafter.find(sequence([1, 2, 3, 4, 5, 6, 7]), 4) == ((), 0)
