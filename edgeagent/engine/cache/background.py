@@ -1,13 +1,13 @@
-"""Decides when prefixes are read out of the cells: all of them in idle time, a few while requests run.
+"""Decides when prefixes are read out of the KV cells into blocks: all of them in idle time, a few while requests run.
 
-While requests run, reading out may take a hundredth of the steps' time, so that it does not affect the rate. It follows
-one step in many, so that it does not affect the tail of the gaps between tokens. Nothing is read out like this while a
-client waits for a first token.
+While requests run, read-outs take a hundredth of the steps' time, so they hardly lower the token rate. Read-outs
+follow one step in 25, so few gaps between tokens become longer. A step that takes 100 times as long as a read-out may
+also be followed by a read-out. These read-outs stop while a client waits for a first token.
 
-Idle prefixes may slow every step: with plain attention, each token is multiplied with all cells in use. The time lost
-to them is a debt, and reading out may take as long as the debt. So the lost time and the read-outs together take at
-most twice as long as the better of two choices: to read a prefix out at once, or to leave it in the cells for good
-(the ski rental problem).
+Idle prefixes may slow every step, since plain attention multiplies each token with all cells in use. The time lost to
+them is counted as a debt. Read-outs may take as much time as the debt, even while a client waits for a first token.
+This is the ski rental problem. There are two choices: read a prefix out at once, or leave it in the cells for good. The
+lost time and the read-outs together take at most twice as long as the better choice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IDLE_BUDGET_S = 0.003  # per call of `run_idle`; then commands are read
 
 
 class BackgroundWork:
-    """Reads out one saver's prefixes in spare time."""
+    """Tells one saver when to read prefixes out: in idle time, or for a short time between steps."""
 
     def __init__(self, saver: Saver, clock: Callable[[], float] = time.monotonic) -> None:
         self._saver = saver
@@ -47,8 +47,8 @@ class BackgroundWork:
     def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
         """Do the background work that is allowed after a step of `step_s` seconds with `num_tokens` tokens.
 
-        A pause for the debt may last `pause_s`, or as long as one block takes. `is_awaited`: a client waits for a first
-        token.
+        `pause_s`: how long read-outs that pay the debt may delay the next step. The first block may take longer.
+        `is_awaited`: a client waits for a first token.
         """
         if not self._saver.has_something:
             self._credit_s = self._debt_s = self._num_steps = 0
@@ -70,7 +70,10 @@ class BackgroundWork:
             self._credit_s = self._num_steps = 0
 
     def _pay(self, most_s: float) -> None:
-        """Read out idle prefixes for at most the debt and `most_s`; the first block alone may exceed `most_s`."""
+        """Read out idle prefixes until the debt is paid or `most_s` seconds are over.
+
+        The first block may take longer than `most_s`.
+        """
         left_s = most_s
         while not self._is_saved and (save_s := max(_LEAST_S, self._saver.next_save_s)) <= self._debt_s:
             if save_s > left_s and left_s < most_s:

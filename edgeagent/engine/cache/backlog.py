@@ -1,4 +1,4 @@
-"""Blocks of host memory that the tier below has accepted and not yet written."""
+"""Tracks the blocks of host memory that the tier below has accepted and not yet written."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier
 
 
 class Backlog:
-    """Blocks pending in a tier below, in the order in which it accepted them. Always empty if there is no such tier.
+    """The blocks that are pending in the tier below, in the order in which that tier accepted them.
 
-    It evicts nothing.
+    Always empty if there is no tier below. This class only tracks blocks; it evicts none.
     """
 
     def __init__(self, below: LowerTier | None) -> None:
@@ -26,16 +26,16 @@ class Backlog:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all blocks that were pending at the last `settle`, or were offered since."""
+        """Bytes of all tracked blocks. Blocks written since the last `settle` still count."""
         return self._num_bytes
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the tier below is not writing at the moment."""
+        """Whether the tier below cannot write at the moment."""
         return self._below is not None and self._below.is_stalled
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """Offer a block whose parent was offered before; return False if it is not accepted."""
+        """Offer a block to the tier below; return False if it is not accepted. Offer its parent first."""
         if self._below is None or not self._below.offer(block, importance):
             return False
         self.forget(block.key)
@@ -48,13 +48,13 @@ class Backlog:
         self._num_bytes -= self._sizes.pop(key, 0)
 
     def withdraw(self, key: BlockKey) -> None:
-        """Take back an offer, if it is pending."""
+        """Withdraw a pending block from the tier below, and stop tracking it."""
         if self._below is not None:
             self._below.withdraw(key)
         self.forget(key)
 
     def settle(self) -> list[BlockKey]:
-        """Forget the blocks that the tier below has written or dropped; return them."""
+        """Stop tracking the blocks that the tier below has written or dropped; return their keys."""
         done = [key for key in self if not self._is_pending(key)]
         for key in done:
             self.forget(key)
@@ -65,11 +65,11 @@ class Backlog:
         return self._below is not None and self._below.num_bytes(key) is not None
 
     def is_taken(self, key: BlockKey) -> bool:
-        """Whether the tier below holds a block, or has accepted it."""
+        """Whether the tier below holds a block, or has accepted it and will write it."""
         return self._is_pending(key) or self.is_there(key)
 
     def is_pending(self, key: BlockKey) -> bool:
-        """Whether a block was offered here and is still pending."""
+        """Whether a block is tracked here and still pending."""
         return key in self._sizes and self._is_pending(key)
 
     def _is_pending(self, key: BlockKey) -> bool:

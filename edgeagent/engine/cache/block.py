@@ -1,14 +1,16 @@
 """Blocks: pieces of computed prefixes outside the KV cells, their keys, and the interface of tiers.
 
 This is the interface between the engine, which makes and restores blocks, host memory (`engine.cache.host`) and disk
-(`engine.cache.disk`). It knows neither llama.cpp nor files.
+(`engine.cache.disk`). This module knows neither llama.cpp nor files.
 
-A prefix is a chain of blocks, which are restored in order. Each block covers consecutive tokens. Where memory is
-attention alone, a block has at most the number of tokens that `choose_block_tokens` returns. Where a state belongs to
-the block, it has any number of tokens, and may reach back to the beginning. A block's key is a keyed hash of its
-parent's key and its own tokens, so one key stands for the whole prefix that ends with the block. A chain begins at the
-root key of a cache partition. Blocks are found by their tokens, in one tree that the cells and all tiers share
-(`engine.cache.radix_tree`).
+A prefix is a chain of blocks, which are restored in order. Each block covers consecutive tokens. For models with
+attention only, a block has at most the number of tokens that `choose_block_tokens` returns. For models with a recurrent
+state, a block also holds the state after its last token. Such a block may have any number of tokens, even all tokens of
+the prefix.
+
+A block's key is a keyed hash of its parent's key and its own tokens. So one key stands for the whole prefix that ends
+with the block. The first block's parent is the root key of a cache partition. Blocks are found by their tokens, in one
+tree that the cells and all tiers share (`engine.cache.radix_tree`).
 """
 
 from __future__ import annotations
@@ -35,14 +37,15 @@ MIN_BLOCK_TOKENS = 32
 MAX_BLOCK_TOKENS = 256
 _BLOCK_BYTES = 4 << 20
 MIN_PART = 16
-"""No block is shorter: fewer tokens than this are computed in the step that the rest of the prompt needs anyway."""
+"""The fewest tokens of a block. Fewer are not worth a restore: they are computed along with the rest of the prompt."""
 
 
 def choose_block_tokens(token_bytes: float) -> int:
-    """Return how many tokens a full block has if each takes `token_bytes`: a power of two, of 4 MiB at most.
+    """Return how many tokens a full block has if each token takes `token_bytes`: a power of two.
 
-    Large enough that the costs of a file, a hash and a call of llama.cpp are small; small enough for fine-grained
-    queues, read-ahead and cuts. A block of MIN_BLOCK_TOKENS may be larger than 4 MiB.
+    A full block takes at most 4 MiB, unless MIN_BLOCK_TOKENS tokens already take more. Larger blocks would make queues,
+    read-ahead and cuts too coarse. With smaller blocks, the fixed costs of files, hashes and calls of llama.cpp would
+    weigh more.
     """
     num_tokens = MAX_BLOCK_TOKENS
     while num_tokens > MIN_BLOCK_TOKENS and num_tokens * token_bytes > _BLOCK_BYTES:
@@ -71,9 +74,9 @@ class Importance(IntEnum):
 class CachePriority:
     """The importance of a sequence's blocks. The blocks of its instructions are more important than the others.
 
-    `num_system`: tokens of the system prompt and the tool definitions; 0 if there are none or the number is unknown.
-    `lane`: the conversation whose latest response the sequence is. Its blocks stay until the conversation's next
-    response. "" if it belongs to no lane.
+    `num_system`: tokens of the instructions, which are the system prompt and the tool definitions; 0 if there are none
+    or the number is unknown. `lane`: the conversation whose latest response is this sequence. The sequence's blocks
+    stay until the conversation's next response. "" if the sequence belongs to no conversation.
     """
 
     importance: Importance = Importance.IDLE
@@ -81,22 +84,22 @@ class CachePriority:
     lane: str = ""
 
     def cut(self, block_tokens: int) -> int:
-        """Return where to end a block early, so that other prompts with these instructions share it; 0 if nowhere."""
+        """Return the end of the instructions if a block should end there, to be shared by other prompts; else 0."""
         return self.num_system if self.num_system % block_tokens >= MIN_PART else 0
 
     def at(self, end: int) -> Importance:
-        """Return the importance of a block that ends at a position."""
+        """Return the importance of a block that ends at position `end`."""
         is_system = end <= self.num_system and self.importance is not Importance.VOLATILE
         return max(self.importance, Importance.SYSTEM) if is_system else self.importance
 
     def block_end(self, start: int, block_tokens: int) -> int:
-        """Return where a full block that begins at `start` ends, for memory that is attention alone."""
+        """Return where a full block that begins at `start` ends. For models with attention only."""
         cut = self.cut(block_tokens)
         is_near = start + MIN_PART <= cut < start + block_tokens
         return cut if is_near else start + block_tokens
 
     def has_block_end(self, before: int, now: int, block_tokens: int) -> bool:
-        """Whether a block ends in (before, now], for memory that is attention alone."""
+        """Whether a full block ends at a position in (before, now]. For models with attention only."""
         cut = self.cut(block_tokens)
         first = cut if now > cut else 0
         return before < cut <= now or (now - first) // block_tokens > (before - first) // block_tokens
@@ -107,8 +110,9 @@ class Head:
     """A block without its payload: the fields that lookups need.
 
     `root` is the root key of its partition. It distinguishes partitions (for quota and purge) without naming a client.
-    `start` is the position of `tokens[0]` in the prefix. `is_draft`: the block belongs to a draft model. Such blocks
-    also have their own roots; the flag only selects which of a worker's two caches is told of the block.
+    `start` is the position of `tokens[0]` in the prefix. `is_draft`: the block belongs to a draft model. Draft models
+    also have root keys of their own. The flag only tells whether a block found on disk goes to the cache of the
+    worker's draft model or to that of its target model.
     """
 
     root: BlockKey
@@ -121,13 +125,13 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Block(Head):
-    """One piece of a prefix; useless without all its ancestors."""
+    """One piece of a prefix, with its payload. It can only be restored after all its ancestors."""
 
     payload: Payload
 
     @property
     def num_bytes(self) -> int:
-        """Bytes it takes, tokens included."""
+        """Bytes of the payload and the token ids."""
         return len(self.payload) + self.tokens.itemsize * len(self.tokens)
 
 
@@ -145,33 +149,36 @@ _DEPTH_THAT_DOUBLES = 4096
 
 
 def value_of(block: Block, importance: Importance) -> float:
-    """Return a block's value per byte: the cost to compute it again, in tokens at depth 0, times its importance."""
+    """Return a block's value per byte: the cost to compute it again, times a factor for its importance.
+
+    The unit of the cost is a token at position 0. Tokens at later positions cost more, because of attention.
+    """
     cost = len(block.tokens) * (1 + block.start / _DEPTH_THAT_DOUBLES)
     return _FACTORS[importance] * cost / max(1, block.num_bytes)
 
 
 class PayloadCodec(Protocol):
-    """Makes payloads smaller before tiers keep them. One thread calls it."""
+    """Makes payloads smaller before they are kept in tiers. Only one thread may call it."""
 
     def pack(self, payload: Payload) -> Payload:
-        """Return what to keep of a payload."""
+        """Return the packed form of a payload, which tiers keep."""
         ...
 
     def unpack(self, payload: Payload) -> Payload:
-        """Return a payload for the cells; valid until the next call. Raise InternalError if it is damaged."""
+        """Undo `pack`. The result is valid until the next call. Raise InternalError if the packed form is damaged."""
         ...
 
 
 class BlockTier(Protocol):
-    """A place that keeps blocks below the cells.
+    """A tier of the cache below the KV cells, such as host memory or a disk. It keeps blocks.
 
-    All methods but `read` and `close` are called on the engine's thread between two tokens: they answer from an index
-    in memory in microseconds, do no I/O and never wait. `read` may be slow. Unless the tier is memory, it is called on
-    the loader's thread, at the same time as other methods.
+    The engine's thread calls all methods except `read` and `close` between two tokens. These methods answer from an
+    index in memory in microseconds, do no I/O and never wait. `read` may be slow. For host memory, the engine's thread
+    calls `read`. For other tiers, the loader's thread calls it, while other methods may run.
     """
 
     def num_bytes(self, key: BlockKey) -> int | None:
-        """Return how many bytes a read of this block moves; None if it is not held."""
+        """Return how many bytes a read of this block moves; None if the tier does not hold the block."""
         ...
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
@@ -181,31 +188,33 @@ class BlockTier(Protocol):
     def read(self, key: BlockKey) -> Block | None:
         """Return a checked and authenticated block; None if it is gone or damaged.
 
-        The caller compares the block's tokens with those it wanted before any of the payload goes to llama.cpp. A block
-        that fails its check is never found again.
+        A damaged block is never found again. The caller must compare the block's tokens with the wanted tokens before
+        it passes the payload to llama.cpp.
         """
         ...
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """Accept a block to keep; return False if it is not accepted, and may be offered again. Never waits.
+        """Offer a block to keep; return False if the tier does not accept it now. Never waits.
 
-        Parents are offered before their children. A block without its parent is useless and not accepted.
+        A block that was not accepted may be offered again. Offer parents before their children: a block whose parent is
+        missing is not accepted.
         """
         ...
 
     def discard(self, key: BlockKey) -> None:
-        """Drop a block, if it is held, because a longer one replaces it. It has no children. Never waits."""
+        """Drop a block without children that a longer block replaces. Ignore unknown keys. Never waits."""
         ...
 
     def purge(self, root: BlockKey | None = None) -> int:
-        """Forget all blocks of a partition, or of all partitions if None; return how many.
+        """Forget all blocks of a partition (None: of all partitions); return how many.
 
-        Later lookups find none of them, not even those being read or written now. Their bytes are freed soon.
+        Later lookups find none of these blocks, even if a block is being read or written now. Their bytes are freed
+        soon.
         """
         ...
 
     def stats(self) -> CacheStatus:
-        """Return counts for observers."""
+        """Return counts for status reports."""
         ...
 
     def close(self) -> None:
@@ -214,16 +223,17 @@ class BlockTier(Protocol):
 
 
 class LowerTier(BlockTier, Protocol):
-    """A tier that stores a block some time after it has accepted it: a disk.
+    """A slow tier, such as a disk, that writes an accepted block later.
 
-    Until then the block is pending. The tier that offered it holds it in memory and counts its bytes.
+    Until it is written, the block is pending. The tier above, which offered the block, keeps it in memory and counts
+    its bytes.
     """
 
     def take_found(self, max_heads: int, *, is_draft: bool = False) -> Iterable[Head]:
-        """Return heads of blocks that the tier holds and this process did not offer, parents first.
+        """Return heads of blocks that other or earlier processes wrote, parents first.
 
-        They were written by earlier processes, or by others. `is_draft` selects the blocks of draft models or those of
-        targets. Each head is returned once, and a call returns at most `max_heads`. A block may be gone by then.
+        Each head is returned once. A call returns at most `max_heads`. `is_draft` selects the blocks of draft models;
+        if False, those of target models. A returned head's block may already be gone.
         """
         ...
 
@@ -232,29 +242,29 @@ class LowerTier(BlockTier, Protocol):
         ...
 
     def withdraw(self, key: BlockKey) -> None:
-        """Take back the offer of a block whose memory is needed. Its children were taken back before."""
+        """Cancel the write of a pending block, since its memory is needed. Withdraw children before their parents."""
         ...
 
     @property
     def is_stalled(self) -> bool:
-        """Whether no pending block is being written at the moment."""
+        """Whether pending blocks cannot be written at the moment."""
         ...
 
     def wait_written(self) -> bool:
-        """Wait until fewer blocks are pending. Only for the end of the process.
+        """Wait until fewer blocks are pending, and return True. Only for the end of the process.
 
-        Return False if nothing is pending, nothing is being written, or the time to close is over.
+        Return False if no block is pending, if blocks cannot be written, or if the time limit for closing has passed.
         """
         ...
 
 
 def to_array(tokens: Sequence[int]) -> array[int]:
-    """Return tokens as a compact array of integers. An array is returned unchanged, not copied."""
+    """Return tokens as an array of C integers. An array is returned as it is, not copied."""
     return tokens if isinstance(tokens, array) else array("i", tokens)
 
 
 def common_length(a: array[int], b: array[int]) -> int:
-    """Return how many leading elements are equal."""
+    """Return how many leading elements of two arrays are equal."""
     length = min(len(a), len(b))
     if a[:length] == b[:length]:
         return length
@@ -263,7 +273,7 @@ def common_length(a: array[int], b: array[int]) -> int:
 
 
 def block_key(secret: bytes, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
-    """Return the key of the block with these tokens behind `parent`, in the installation with this secret."""
+    """Return the key of the block with these tokens after `parent`, in the installation with this secret."""
     hasher = hashlib.blake2b(parent, digest_size=KEY_BYTES, key=secret, person=b"edgeagent block")
     hasher.update(to_array(tokens).tobytes())
     return hasher.digest()
@@ -272,9 +282,9 @@ def block_key(secret: bytes, parent: BlockKey, tokens: Sequence[int]) -> BlockKe
 class Keyring:
     """Makes block keys by BLAKE2b, keyed with a secret of this installation.
 
-    `fingerprint` must differ whenever a payload would mean something else: model content, llama.cpp build, KV types,
-    RoPE, flash attention and other settings of the context. Without the secret no two prefixes with the same
-    key can be made, and a key does not reveal its prompt. `secret` has 16 to 64 bytes.
+    `fingerprint` must cover everything that changes the meaning of a payload: the model's content, the llama.cpp build,
+    KV types, RoPE, flash attention and other settings of the context. `secret` has 16 to 64 bytes. An attacker without
+    the secret cannot construct two prefixes with the same key, or learn a prompt from its key.
     """
 
     def __init__(self, fingerprint: bytes, secret: bytes) -> None:
@@ -283,11 +293,11 @@ class Keyring:
         self._secret = secret
 
     def root(self, partition: str) -> BlockKey:
-        """Return the key that a partition's chains begin with."""
+        """Return a partition's root key, which is the parent of the first block of each chain."""
         name = partition.encode()
         content = len(self._fingerprint).to_bytes(4, "little") + self._fingerprint + name
         return hashlib.blake2b(content, digest_size=KEY_BYTES, key=self._secret, person=b"edgeagent root").digest()
 
     def key(self, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
-        """Return the key of the block with these tokens behind `parent`."""
+        """Return the key of the block with these tokens after `parent`."""
         return block_key(self._secret, parent, tokens)

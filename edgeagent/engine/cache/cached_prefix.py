@@ -1,4 +1,4 @@
-"""Descriptions of a cached prefix: where its parts are, and how far it is restored. Plain data.
+"""Plain data that describes a cached prefix: where its parts are, and how far it is restored.
 
 PrefixStore makes these and moves the cells and blocks that they describe. Other modules read them.
 """
@@ -24,7 +24,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class BlockReference:
-    """A block to restore at position `start`. The first `num_tokens` of its `length` tokens are wanted."""
+    """A block to restore at position `start`, and the tier that holds it.
+
+    Of the block's `length` tokens, the first `num_tokens` are wanted.
+    """
 
     tier: BlockTier
     key: BlockKey
@@ -35,18 +38,21 @@ class BlockReference:
 
     @property
     def end(self) -> int:
-        """Where its wanted tokens end."""
+        """The position after the last wanted token."""
         return self.start + self.num_tokens
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of its tokens are wanted."""
+        """Whether all tokens of the block are wanted."""
         return self.num_tokens == self.length
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The cached part of a prompt: `source` in cells, then the blocks `to_restore`. `known`: all its blocks."""
+    """The cached part of a prompt: first the cells of `source`, then the blocks `to_restore`.
+
+    `known`: all blocks that were found for the prompt, also those that need no restore.
+    """
 
     root: BlockKey
     source: Source
@@ -55,7 +61,7 @@ class CachedPrefix:
 
     @property
     def end(self) -> int:
-        """How many tokens need not be computed."""
+        """How many leading tokens of the prompt need not be computed."""
         return self.to_restore[-1].end if self.to_restore else self.source.length
 
 
@@ -74,12 +80,15 @@ class Restoring:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens were restored."""
+        """How many tokens were restored so far."""
         return sum(self.num_restored.values())
 
 
 class Chain:
-    """The blocks at the beginning of a sequence: the key and the end of each. The next block begins at that end."""
+    """The blocks at the beginning of a sequence: the key and the end of each.
+
+    Each block begins where the previous block ends.
+    """
 
     def __init__(self, blocks: Iterable[tuple[int, BlockKey]] = ()) -> None:
         self._ends: list[int] = []
@@ -90,7 +99,7 @@ class Chain:
 
     @property
     def end(self) -> int:
-        """How many tokens the blocks have together."""
+        """How many tokens the blocks have together; the next block begins there."""
         return self._ends[-1] if self._ends else 0
 
     @property
@@ -115,6 +124,6 @@ class Chain:
         return self._keys[: bisect.bisect_right(self._ends, length)]
 
     def take_unkept(self, length: int) -> list[tuple[int, BlockKey]]:
-        """Return (end, key) of the blocks up to `length` that were not returned before."""
+        """Return (end, key) of the blocks that end at `length` or before. Each block is returned by one call only."""
         first, self._num_kept = self._num_kept, max(self._num_kept, bisect.bisect_right(self._ends, length))
         return list(zip(self._ends[first : self._num_kept], self._keys[first : self._num_kept], strict=True))

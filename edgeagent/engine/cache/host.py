@@ -1,6 +1,6 @@
-"""Blocks in host memory: limited in bytes and shared fairly; evicted blocks are offered to the tier below first.
+"""Keeps blocks in host memory, within a limit of bytes that partitions share fairly. Decides which to evict first.
 
-It decides which blocks are kept and which are evicted first. It knows neither cells nor files.
+A block is offered to the tier below before it is evicted. This module knows neither cells nor files.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier,
 from edgeagent.engine.cache.pins import Pins
 from edgeagent.types import CacheStatus
 
-# The factor on the priority of a block that the tier below also holds, since it can be read again.
+# The factor on the value of a block that the tier below also holds, since the block can be read again.
 _KEPT_BELOW = 0.5
-# Blocks that wait for the tier below are not evicted up to this part of all bytes.
+# Blocks that wait for the tier below are not evicted as long as they take at most this part of all bytes.
 PENDING_SHARE = 0.5
 # A partition that was unused for this long has no claim to a share.
 _STALE_S = 600.0
@@ -34,14 +34,14 @@ class _Entry:
     block: Block
     importance: Importance
     priority: float = 0.0
-    item: _Item | None = None  # its place in its partition's heap, while it may be evicted
+    item: _Item | None = None  # its item in its partition's heap, while it may be evicted
     is_offered: bool = False  # the tier below accepted it
     is_below: bool = False  # the tier below held it when last checked
 
 
 @dataclass(slots=True)
 class _Partition:
-    """The evictable blocks of a partition by priority. A heap item that is not its entry's `item` is outdated."""
+    """The blocks that may be evicted, as a heap by priority. An item is outdated if its entry has another `item`."""
 
     heap: list[_Item]
     num_bytes: int = 0
@@ -52,13 +52,14 @@ class HostTier:
     """A BlockTier in memory.
 
     It evicts only leaves and blocks that the tier below also holds, so every block's ancestors stay within reach.
-    Blocks that wait for the tier below stay until they are written, up to half of all bytes. Partitions with more than
-    an equal share lose blocks first, in the order of GreedyDual-Size (Cao and Irani 1997): a block's priority is its
-    value per byte, plus the highest priority of a block evicted before its last use. Pinned blocks are not evicted.
-    Blocks that are pinned for lanes are not evicted either; they may take half of all bytes.
+    Pinned blocks are never evicted. Neither are blocks that are pinned for lanes, which may take half of all bytes, and
+    blocks that wait for the tier below, as long as they take at most half of all bytes.
 
-    `can_cut`: the memory can be cut anywhere. Then a block whose tokens are the beginning of a longer sibling's is
-    removed.
+    Partitions with more than an equal share lose blocks first, in the order of GreedyDual-Size (Cao and Irani 1997): a
+    block's priority is its value per byte, plus the highest priority of all blocks evicted before its last use.
+
+    `can_cut`: a prefix of this model can be cut at any token. Then a block is removed if a longer sibling begins with
+    all its tokens.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class HostTier:
         return None if entry is None else entry.block.num_bytes
 
     def read(self, key: BlockKey) -> Block | None:
-        """See BlockTier. It takes no time here."""
+        """See BlockTier. This does not wait."""
         entry = self._entries.get(key)
         if entry is None:
             self._num_misses += 1
@@ -131,14 +132,14 @@ class HostTier:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a block found no room, and must wait until the tier below has written more blocks."""
+        """Whether the last block found no room, because the tier below must write other blocks first."""
         if self._is_waiting:
             self._look_below()
         return self._is_waiting
 
     @property
     def was_waiting(self) -> bool:
-        """`is_waiting` as it was known, without asking the tier below again."""
+        """The last known value of `is_waiting`. The tier below is not asked again."""
         return self._is_waiting
 
     def discard(self, key: BlockKey) -> None:
@@ -150,10 +151,10 @@ class HostTier:
             self._below.discard(key)
 
     def promote(self, keys: Iterable[BlockKey], importance: Importance) -> None:
-        """Note that a request used these blocks, parents first, and that they are at least this important.
+        """Note that a request used these blocks, parents first. Raise them to at least this importance.
 
         Blocks more important than ONCE are offered to the tier below. A VOLATILE block stays VOLATILE, even if the
-        request may be written to disk: the block may have more tokens than the request.
+        request may be written to disk: some of the block's tokens may not belong to the request.
         """
         for key in keys:
             entry = self._entries.get(key)
@@ -161,9 +162,9 @@ class HostTier:
                 self._raise(entry, entry.importance if entry.importance is Importance.VOLATILE else importance)
 
     def keep(self, keys: Iterable[BlockKey], importance: Importance) -> None:
-        """As `promote`, for blocks that may be written: all their tokens are in a sequence that may be written.
+        """Like `promote`, but raise VOLATILE blocks too.
 
-        So even a VOLATILE block gets the importance.
+        All tokens of these blocks must belong to a sequence that may be written to disk.
         """
         for key in keys:
             entry = self._entries.get(key)
@@ -171,7 +172,7 @@ class HostTier:
                 self._raise(entry, importance)
 
     def hold(self, lane: str, keys: Iterable[BlockKey]) -> None:
-        """Pin blocks, parents first, for a lane until it pins others or other lanes need the room."""
+        """Pin blocks, parents first, for a lane. The blocks stay until it pins others, or other lanes need the room."""
         blocks = [self._entries[key].block for key in keys if key in self._entries]
         if blocks:
             freed = self._pins.pin(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
@@ -234,7 +235,7 @@ class HostTier:
         self._queue(entry)
 
     def _queue(self, entry: _Entry) -> None:
-        """Put a block into the heap of blocks that may be evicted, unless it must stay."""
+        """Put a block into its partition's heap if it may be evicted; else mark its heap item as outdated."""
         entry.item = None
         if not self._may_go(entry):
             return
@@ -255,7 +256,7 @@ class HostTier:
         return entry is not None and entry.item == item
 
     def _make_room(self, block: Block) -> bool:
-        """Evict until a block fits; return False if it does not fit now."""
+        """Evict other blocks until this one fits; return False if it does not fit now."""
         if block.num_bytes > self.max_bytes:
             return False
         self._is_waiting = False
@@ -273,7 +274,10 @@ class HostTier:
         return True
 
     def _is_needed(self, victim: _Entry) -> bool:
-        """Whether a block cannot be evicted after all: the tier below has lost it, or has only now accepted it."""
+        """Whether a chosen block must stay. If the block was not in the tier below, offer it there first.
+
+        A block stays until that tier has written it. A block with children also stays if that tier has lost it.
+        """
         key = victim.block.key
         if victim.is_below and not self._backlog.is_there(key):
             victim.is_below = victim.is_offered = False
@@ -287,7 +291,7 @@ class HostTier:
         return False
 
     def _look_below(self) -> None:
-        """Update which blocks the tier below has written or dropped."""
+        """Note which blocks the tier below has written or dropped since the last call."""
         for key in self._backlog.settle():
             self._is_waiting = False
             entry = self._entries[key]
@@ -296,7 +300,7 @@ class HostTier:
 
     @property
     def _has_to_give_way(self) -> bool:
-        """Whether blocks that wait for the tier below take too many bytes, so that they may be evicted."""
+        """Whether waiting blocks may be evicted: the tier below cannot write, or waiting blocks take too many bytes."""
         return self._backlog.is_stalled or self._backlog.num_bytes > self.max_bytes * PENDING_SHARE
 
     def _choose_pending(self, block: Block) -> _Entry | None:
@@ -309,9 +313,9 @@ class HostTier:
         return min(leaves, key=lambda entry: entry.priority, default=None)
 
     def _choose_victim(self, block: Block) -> _Entry | None:
-        """Return the block of the lowest priority to evict for `block`; None if no block may be evicted.
+        """Return the block to evict to make room for `block`: that of the lowest priority. None if all must stay.
 
-        Partitions that exceed their share, with `block` included, lose blocks first. The parent of `block` stays.
+        Partitions that exceed their share when `block` is added lose blocks first. The parent of `block` stays.
         """
         now_s = self._clock()
         stale = {root for root, partition in self._partitions.items() if now_s - partition.used_s >= _STALE_S}
@@ -342,7 +346,7 @@ class HostTier:
         return found
 
     def _hand_down(self, entry: _Entry) -> None:
-        """Offer a block to the tier below, after its ancestors."""
+        """Offer a block to the tier below, after ancestors that are not there yet. VOLATILE blocks are not offered."""
         if self._below is None:
             return
         chain = []
@@ -363,7 +367,7 @@ class HostTier:
             self._queue(each)
 
     def _drop_beginnings(self, block: Block) -> None:
-        """Forget a block's siblings whose tokens are the beginning of its own, unless they have children."""
+        """Remove the siblings whose tokens are the beginning of `block`, unless they have children or are important."""
         is_volatile = self._entries[block.key].importance is Importance.VOLATILE
         for key in tuple(self._children[block.parent]):
             sibling = self._entries[key]

@@ -1,8 +1,8 @@
 """Counts the KV cells in use when sequences share prefixes.
 
-It repeats llama.cpp's own count, which llama.cpp's API no longer reports. Computing a token takes a cell. Sharing a
-prefix tags the source's cells for the target. Trimming frees the cells that no other sequence holds. Like llama.cpp,
-this count takes the lowest free cells, so it also estimates which used cell is the highest.
+llama.cpp counts its cells too, but its API no longer reports the number. Computing a token takes one cell. When two
+sequences share a prefix, both hold the same cells. Trimming a sequence frees the cells that no other sequence holds.
+Like llama.cpp, this module takes the lowest free cells first, so it can estimate which used cell is the highest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class KvCells:
-    """The cells of each holder. A cell is used while at least one holder has it."""
+    """The cells of each holder, which is a sequence id. A cell is used while at least one holder has it."""
 
     def __init__(self, num_cells: int) -> None:
         self.num_cells = num_cells
@@ -24,22 +24,22 @@ class KvCells:
 
     @property
     def num_free(self) -> int:
-        """Cells without a holder."""
+        """How many cells have no holder."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Cells with a holder."""
+        """How many cells have a holder."""
         return self.num_cells - len(self._free)
 
     @property
     def span(self) -> int:
-        """Cells from the first to the last used one, which a step attends to."""
+        """How many cells a step attends to: all from cell 0 to the highest used one."""
         used = np.flatnonzero(self._num_holders)
         return int(used[-1]) + 1 if len(used) else 0
 
     def highest(self, holder: int, length: int | None = None) -> int:
-        """Return the highest of a holder's first `length` cells (None: of all); -1 if there are none."""
+        """Return the highest cell index among a holder's first `length` cells (None: all); -1 if there are none."""
         cells = self._cells.get(holder)
         return int(np.frombuffer(cells, np.int32)[:length].max()) if cells and length != 0 else -1
 
@@ -61,7 +61,7 @@ class KvCells:
             cells.append(cell)
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Let an empty target hold the source's first `length` cells too."""
+        """Let `target`, which must be empty, hold the first `length` cells of `source` too."""
         assert not self._cells.get(target), f"holder {target} is not empty"
         cells = self._cells[source][:length]
         if cells:
@@ -69,7 +69,7 @@ class KvCells:
         self._cells[target] = cells
 
     def trim(self, holder: int, length: int) -> None:
-        """Remove a holder's cells after the first `length`."""
+        """Take all cells but the first `length` from a holder."""
         cells = self._cells.get(holder)
         if cells is None or len(cells) <= length:
             return

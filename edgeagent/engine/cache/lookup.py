@@ -1,4 +1,4 @@
-"""Finds the blocks that restore a prefix, in all tiers. It moves nothing between tiers and cells."""
+"""Finds the blocks that restore a prefix, in all tiers. It moves no block into or out of the cells."""
 
 from __future__ import annotations
 
@@ -38,14 +38,17 @@ _MIN_SWEEP = 256
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Blocks that follow a chain: the next one that a child may extend, and one that has all tokens asked for."""
+    """Blocks that follow a chain; None where there is no such block.
+
+    `extendable`: the next block, if other blocks may follow it. `complete`: a block that has all looked-up tokens.
+    """
 
     extendable: BlockReference | None
     complete: BlockReference | None
 
 
 class BlockCache:
-    """The blocks of one model by their tokens, in host memory and in the tier below, if there is one."""
+    """Finds one model's blocks by their tokens, in host memory and in the tier below, if there is one."""
 
     def __init__(
         self,
@@ -59,18 +62,18 @@ class BlockCache:
         is_draft: bool = False,
         codec: PayloadCodec | None = None,
     ) -> None:
-        """`can_cut`: the memory may be cut anywhere after a restore. `block_tokens`: tokens of a full block.
+        """`can_cut`: a restored prefix can be cut at any token. `block_tokens`: tokens of a full block.
 
         `token_bytes`: bytes per token in a block; 0 if unknown, or if a block is only a state. `is_draft`: the blocks
-        belong to a draft model, whose target uses the tier below too. `codec` packs payloads; None keeps them as they
-        are.
+        belong to a draft model. Its target model then uses the same tier below. `codec` packs payloads; if None, they
+        are kept as they are.
         """
         self.block_tokens = block_tokens
         self.token_bytes = token_bytes
         self.host = host
         self.below = below
         self.tree = RadixTree()
-        """The tree of these blocks, and of the sequences in the cells of the runner that uses them."""
+        """The tree of these blocks, and of the sequences in the runner's cells."""
         self._keyring = keyring
         self._can_cut = can_cut
         self._is_draft = is_draft
@@ -82,23 +85,23 @@ class BlockCache:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether host memory can keep any block."""
+        """Whether any blocks are kept: the limit of host memory is above 0."""
         return self.host.max_bytes > 0
 
     def root(self, partition: str) -> BlockKey:
-        """Return the root key of a partition. The tree knows the partition by this key too."""
+        """Return the root key of a partition, which is also its name in the tree."""
         root = self._roots.get(partition)
         if root is None:
             root = self._roots[partition] = self._keyring.root(partition)
         return root
 
     def walk(self, root: BlockKey, tokens: Sequence[int]) -> Walk:
-        """Look up tokens in the tree. `find` returns the blocks for the result."""
+        """Return the path of these tokens through the tree. Pass it to `find` to get the blocks."""
         self.refresh(_MAX_HEADS)
         return self.tree.walk(root, tokens)
 
     def find(self, walk: Walk) -> list[BlockReference]:
-        """Return the chain that restores the most of the looked-up tokens with the fewest blocks."""
+        """Return the chain of blocks that restores the most tokens of a walk, with as few blocks as possible."""
         last_to: dict[int, BlockReference | None] = {0: None}  # the last block of the shortest chain that ends there
         num_blocks = {0: 0}
         for place in walk.blocks():
@@ -116,9 +119,9 @@ class BlockCache:
         return references[::-1]
 
     def continuation(self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
-        """Look up the tokens `own` after a chain that ends at `at` with the block `key` (None: an empty chain).
+        """Find blocks with the tokens `own` that follow a chain. The chain ends at `at` with the block `key`.
 
-        A child may extend a block that is full, ends at `cut`, or has children already.
+        If `key` is None, the chain is empty. A block is extendable if it is full, ends at `cut`, or has children.
         """
         if key is not None and key not in self.tree.blocks:
             return Continuation(None, None)
@@ -136,7 +139,11 @@ class BlockCache:
         return Continuation(extendable, complete)
 
     def extendable(self, references: Sequence[BlockReference], cut: int = 0) -> list[BlockReference]:
-        """Return the blocks of a chain that a child may extend; a partial last block is left out."""
+        """Return the blocks of a chain that other blocks may follow.
+
+        The last block is left out if only a part of it is wanted, or if it is not full, does not end at `cut` and has
+        no children.
+        """
         if not references:
             return []
         *before, last = references
@@ -144,14 +151,14 @@ class BlockCache:
         return list(references) if last.is_whole and is_end else before
 
     def is_held(self, key: BlockKey) -> bool:
-        """Whether lookups find a block and a tier holds it.
+        """Whether a block is in the tree and a tier holds it.
 
-        A block that comes back in the tier below is not found until it is added to the tree again.
+        If another process writes a lost block again, the block is held only after `refresh` has added it to the tree.
         """
         return key in self.tree.blocks and any(tier.num_bytes(key) is not None for tier in self._tiers)
 
     def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: Payload) -> Block:
-        """Return a block of the tokens `own` after `parent` (None: the root)."""
+        """Return a new block with the tokens `own`. Its parent is `parent`, or the root if None."""
         parent = parent or root
         key = self._keyring.key(parent, own)
         if self._codec is not None:
@@ -159,7 +166,7 @@ class BlockCache:
         return Block(root, parent, key, start, own, payload, is_draft=self._is_draft)
 
     def unpack(self, block: Block) -> Payload:
-        """Return a block's payload for the cells; valid until the next call. Raise InternalError if it is damaged."""
+        """Return a block's unpacked payload, valid until the next call. Raise InternalError if it is damaged."""
         return block.payload if self._codec is None else self._codec.unpack(block.payload)
 
     def add(self, block: Block, importance: Importance) -> bool:
@@ -188,21 +195,22 @@ class BlockCache:
         return sum(tier.purge(root) for tier in self._tiers)
 
     def epoch(self, root: BlockKey) -> int:
-        """Return a number that rises with each purge of a partition. Blocks read before a purge must not be kept."""
+        """Return a number that rises with each purge of a partition. A block read before that must not be kept."""
         return self._num_purges[None] + self._num_purges[root]
 
     def use(self, references: Sequence[BlockReference]) -> None:
-        """Note that a request uses these blocks."""
+        """Note that a request uses these blocks, so that they stay longer."""
         keys = [reference.key for reference in references]
         self.host.promote(keys, Importance.REUSED)
         if self.below is not None:
             self.below.touch(keys)
 
     def _part(self, walk: Walk, num_blocks: dict[int, int], end: int) -> BlockReference | None:
-        """Return the block that reaches furthest along a walk beyond `end`, cut where it leaves the walk.
+        """Return the block that shares the most tokens with a walk beyond `end`, cut to the shared tokens.
 
-        It begins at one of the positions in `num_blocks`. Among blocks that reach equally far, prefer one in host
-        memory, then one after the fewest blocks, then one with the fewest tokens to cut off.
+        The block begins at one of the positions in `num_blocks`, which maps positions to the number of blocks before.
+        Among blocks that share equally many tokens, prefer one in host memory, then one with the fewest blocks before
+        it, then the shortest one.
         """
         best: BlockReference | None = None
         best_rank: tuple[bool, int, int] | None = None
@@ -247,8 +255,8 @@ def make_blocks(
 ) -> BlockCache:
     """Return a model's BlockCache as configured.
 
-    `share`: its part of the host memory for blocks. A tier `below` needs a keyring that outlives the process. For
-    `token_bytes`, `is_draft` and `codec` see BlockCache.
+    `share`: the model's part of the host memory for blocks, 0 to 1. A tier `below` needs a keyring that outlives the
+    process. BlockCache describes `token_bytes`, `is_draft` and `codec`.
     """
     # A block of windowed layers has only the cells in the window at its end, so it cannot be cut.
     can_cut = memory_kind is MemoryKind.FULL_ATTENTION

@@ -1,6 +1,6 @@
-"""Pins blocks for lanes: the latest response of a conversation stays until its next one.
+"""Pins blocks for lanes. A lane is a conversation; its latest response stays cached until the next one.
 
-It limits the bytes of all pins together. It evicts nothing and knows only the keys and sizes of blocks.
+All pinned blocks together are limited in bytes. This module evicts nothing. It knows only the keys and sizes of blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Pin:
 class Pins:
     """Pinned blocks by lane, at most `max_bytes` together.
 
-    The least recently used lane of the largest partition is unpinned first.
+    If they take more, the least recently used lane of the partition with the most pinned bytes is unpinned first.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -36,9 +36,9 @@ class Pins:
         return key in self._num_pins
 
     def pin(self, lane: str, root: BlockKey, sizes: Mapping[BlockKey, int]) -> set[BlockKey]:
-        """Replace a lane's pinned blocks by these blocks of one partition; return the blocks that are now unpinned.
+        """Pin these blocks of one partition for a lane, instead of its earlier ones. Return the unpinned keys.
 
-        Blocks that together exceed the limit of all lanes are not pinned.
+        If these blocks alone take more than `max_bytes`, none of them is pinned.
         """
         freed = self._unpin(lane)
         if sizes and sum(sizes.values()) <= self._max_bytes:
@@ -51,20 +51,20 @@ class Pins:
         return freed - self._num_pins.keys()
 
     def release(self, root: BlockKey | None) -> set[BlockKey]:
-        """Unpin all blocks of a partition (None: of all partitions); return them."""
+        """Unpin all blocks of a partition (None: of all partitions); return their keys."""
         lanes = [lane for lane, pin in self._pins.items() if root in (None, pin.root)]
         freed: set[BlockKey] = set()
         return freed.union(*[self._unpin(lane) for lane in lanes])
 
     def forget(self, key: BlockKey) -> None:
-        """Note that a block was replaced by a longer one."""
+        """Forget a block that was removed. Blocks that are not pinned are ignored."""
         if key in self._num_pins:
             del self._num_pins[key]
             sizes = [pin.sizes.pop(key) for pin in self._pins.values() if key in pin.sizes]
             self._num_bytes -= sizes[0]
 
     def _choose_lane(self, latest: str) -> str:
-        """Return the least recently used lane of the partition with the most bytes, but not `latest`.
+        """Return the least recently used lane, except `latest`, of the partition with the most pinned bytes.
 
         If that partition has no other lane, return the least recently used lane of all partitions.
         """

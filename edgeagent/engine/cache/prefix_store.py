@@ -1,8 +1,9 @@
-"""The prefix cache as the engine and the drafters see it: KV cells of one runner, and the blocks below them.
+"""The interface of the prefix cache for the engine and the drafters. It covers one runner's KV cells and the blocks.
 
-The life of a prefix: `match` finds it, `claim` makes it a live sequence, `reload` restores its blocks into the cells,
-`save` reads out a state that could not be read later, and `release` leaves it in the cells as an idle prefix. Saver
-reads idle prefixes out of the cells when there is time. Slots, BlockCache and the tiers keep them.
+The life of a prefix: `match` finds it, and `claim` makes it a live sequence. `reload` restores its blocks into the
+cells. `save` reads out what can be read only now, such as a recurrent state. `release` leaves the prefix in the
+cells as an idle prefix. Saver reads idle prefixes out of the cells when there is time. Slots keeps the prefixes in the
+cells; BlockCache and the tiers keep the blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from edgeagent.types import CacheStatus
 
 
 class PrefixStore:
-    """The prefixes of one runner: live in its cells, idle in its cells, and in blocks."""
+    """The prefixes of one runner: live and idle sequences in its cells, and blocks."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class PrefixStore:
         costs: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` keeps the prefixes that are evicted from the cells; if None, they are lost."""
+        """`blocks` keeps prefixes that are evicted from the cells. If None, evicted prefixes are lost."""
         self.costs = costs or CostModel(runner.max_batch)
         """The measured costs of the runner's steps."""
         self._runner = runner
@@ -51,9 +52,9 @@ class PrefixStore:
     # A prefix, from the lookup to the end of its sequence.
 
     def match(self, partition: str, tokens: Sequence[int], max_length: int) -> CachedPrefix:
-        """Return how much of a prompt to take from cells, and the blocks to restore after that. No side effect.
+        """Return the cached part of a prompt, at most `max_length` tokens: a part in cells, then blocks to restore.
 
-        Blocks that would take longer to restore than to compute are left out.
+        Blocks are left out if computing their tokens would be faster than the restore. No prefix is changed.
         """
         root = self._blocks.root(partition)
         walk = self._blocks.walk(root, tokens[:max_length])
@@ -72,13 +73,13 @@ class PrefixStore:
         return CachedPrefix(root, before, beyond, references)
 
     def num_shared(self, partition: str, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens an earlier prefix shares, whether or not a restore can end there."""
+        """Return how many leading tokens an earlier prefix shares. It may be impossible to restore all of them."""
         return self._blocks.walk(self._blocks.root(partition), tokens).depth
 
     def claim(self, tokens: array[int], found: CachedPrefix) -> Restoring | None:
-        """Make a live sequence with the prefix that `match` has just found; None if every sequence id is live.
+        """Make a live sequence that begins with the prefix `found`; return None if every sequence id is live.
 
-        Call `reload` until it returns True.
+        Call it right after `match`. Then call `reload` until it returns True.
         """
         seq_id = self._cells.claim(found.root, found.source)
         if seq_id is None:
@@ -96,21 +97,27 @@ class PrefixStore:
         return self._restorer.advance(restoring, budget_s)
 
     def stop_reload(self, restoring: Restoring) -> None:
-        """Drop the blocks that are not restored yet."""
+        """Cancel the rest of a restore. The part that was restored stays."""
         self._restorer.stop(restoring)
 
     def wait_for_blocks(self, restorings: Sequence[Restoring], timeout_s: float) -> None:
-        """Wait until another block is read, at most `timeout_s`, if none of these can continue before that."""
+        """Wait up to `timeout_s` until another block is read. Return at once if one restore can continue now."""
         self._restorer.wait(restorings, timeout_s)
 
     def save(self, seq_id: int, since: int, priority: CachePriority, *, is_boundary: bool = False) -> None:
-        """Save the part of a live sequence that cannot be read out later. `since`: its length before the last step."""
+        """Save the part of a live sequence that can be read out only now. `since`: the length before the last step.
+
+        `is_boundary`: other prompts may diverge at the sequence's present end, so all of the sequence is saved.
+        """
         now = self._cells.length(seq_id)
         if is_boundary or priority.has_block_end(since, now, self._blocks.block_tokens):
             self._saver.save_live(seq_id, priority, is_boundary=is_boundary)
 
     def release(self, seq_id: int, restoring: Restoring | None, *, keep: bool, priority: CachePriority) -> None:
-        """End a live sequence. Its prefix stays in the cells if `keep`. `restoring`: its unfinished restore, if any."""
+        """End a live sequence. If `keep`, its prefix stays in the cells as an idle prefix.
+
+        `restoring`: the sequence's restore, which ends early if it is unfinished; None if it has none.
+        """
         if restoring is not None:
             self._restorer.stop(restoring)
         # The runner may hold tokens that are not recorded: drafts after an end token, or tokens of an interrupted step.
@@ -130,50 +137,56 @@ class PrefixStore:
         return self._cells.length(seq_id)
 
     def can_hold(self, num_tokens: int) -> bool:
-        """Whether evicting idle prefixes could free `num_tokens` cells. Cells that prefixes share are not counted."""
+        """Whether `num_tokens` cells are free or could be freed by evicting idle prefixes.
+
+        Cells that several sequences share are not counted, so the result may be False although there is room.
+        """
         return self._cells.can_hold(num_tokens)
 
     def reserve(self, num_cells: int) -> bool:
-        """Evict idle prefixes until `num_cells` are free; False if live sequences hold too many."""
+        """Evict idle prefixes until `num_cells` are free. Return False if live sequences hold too many cells."""
         return self._cells.reserve(num_cells)
 
     def evict_one(self) -> bool:
-        """Evict the least recently used idle prefix; False if there is none."""
+        """Evict the least recently used idle prefix; return False if there is none."""
         return self._cells.evict_one()
 
     def append(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Record tokens that the runner has computed for a live sequence; their cells were reserved."""
+        """Record tokens that the runner has computed for a live sequence. Call `reserve` before the computation."""
         self._cells.append(seq_id, tokens)
 
     def rewind(self, seq_id: int) -> int:
-        """Cut the runner's memory of a live sequence to the recorded length; return its length, which may be 0."""
+        """Cut the runner's memory of a live sequence to the recorded length; return that, or 0 if it cannot be cut."""
         return self._cells.rewind(seq_id)
 
     def cut(self, seq_id: int, length: int) -> int:
-        """Remove a live sequence's tokens from `length` on; return its new length, which may be 0."""
+        """Cut a live sequence to `length` tokens, or to 0 if its memory cannot be cut there; return the new length."""
         return self._cells.cut(seq_id, length)
 
     def reset(self, seq_id: int) -> None:
-        """Empty a live sequence."""
+        """Remove all tokens of a live sequence."""
         self._cells.reset(seq_id)
 
     # Idle prefixes: when they are read out, and when they leave the cells.
 
     @property
     def checkpoint_interval(self) -> int:
-        """How many prompt tokens to leave between two saved states, so that those of a full context fit host memory."""
+        """How many prompt tokens to leave between two saved states.
+
+        The states of a full context then take at most an eighth of host memory.
+        """
         return self._saver.checkpoint_interval
 
     def make_way(self, num_tokens: int) -> None:
-        """Read out idle prefixes that would slow a prompt's next `num_tokens` by more than reading them out takes."""
+        """Read out idle prefixes that would slow a prompt's next `num_tokens` for longer than the read-out takes."""
         self._saver.make_way(num_tokens)
 
     def shed(self) -> None:
-        """Remove idle prefixes that are in blocks from the cells."""
+        """Free the cells of idle prefixes that are saved in blocks."""
         self._saver.shed()
 
     def forget_idle(self) -> None:
-        """Drop all idle sequences from the cells without reading them out. Blocks stay."""
+        """Free the cells of all idle prefixes without reading them out. Blocks stay."""
         self._saver.forget_partition(None)
 
     @property
@@ -191,14 +204,14 @@ class PrefixStore:
         self._background.run_idle()
 
     def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
-        """Do the background work that is allowed after a step; see BackgroundWork."""
+        """Do the background work that is allowed after a step. BackgroundWork describes the arguments."""
         self._background.run_beside(step_s, num_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     # All prefixes.
 
     @property
     def max_pending_bytes(self) -> int:
-        """Most bytes of blocks in host memory that wait for the tier below."""
+        """How many bytes of host memory may be taken by blocks that wait for the tier below."""
         return int(self._blocks.host.max_bytes * PENDING_SHARE)
 
     def stats(self) -> CacheStatus:
@@ -206,7 +219,7 @@ class PrefixStore:
         return self._blocks.host.stats()
 
     def refresh(self) -> None:
-        """Add all blocks on disk to the tree; lookups add only a few each."""
+        """Add all blocks on disk to the tree. Otherwise each lookup adds up to 200."""
         self._blocks.refresh()
 
     def purge(self, partition: str | None) -> int:
@@ -217,7 +230,7 @@ class PrefixStore:
         return self._blocks.purge(root)
 
     def close(self) -> None:
-        """Save prefixes to a tier below, if there is one, and stop reading blocks.
+        """Save all prefixes to the tier below, if there is one. Stop reading blocks.
 
         The tier below stays open until `close_below`.
         """
@@ -226,7 +239,7 @@ class PrefixStore:
         self._restorer.close()
 
     def close_below(self) -> None:
-        """Close the tier below, after all stores that use it."""
+        """Close the tier below. First close all prefix stores that use it."""
         if self._blocks.below is not None:
             self._blocks.below.close()
 
@@ -234,10 +247,10 @@ class PrefixStore:
         self._saver.save_evicted(seq_id)
 
     def _is_better_lower(self, source: Source, references: Sequence[BlockReference]) -> bool:
-        """Whether to restore a prefix into lower cells although the cells hold it, because there is a gap below it.
+        """Whether to restore a prefix into lower cells instead of using it where it is, above a gap of unused cells.
 
-        Each step attends to the unused cells of a gap too, and a restore is paid only once. So it is worth a restore to
-        avoid a gap that is longer than the prefix.
+        Each step attends to the unused cells of the gap too, while a restore happens once. So a restore is worth its
+        time if the gap has more cells than the prefix.
         """
         if source.seq_id is None or not self._saver.is_saved(source.seq_id):
             return False
@@ -260,6 +273,6 @@ def make_prefix_store(
     is_draft: bool = False,
     codec: PayloadCodec | None = None,
 ) -> PrefixStore:
-    """Return the prefix store of a runner as configured. `make_blocks` describes the arguments for blocks."""
+    """Return a prefix store for a runner, as configured. `make_blocks` describes the arguments after `costs`."""
     blocks = make_blocks(runner.memory_kind, config, keyring, below, share, token_bytes, is_draft=is_draft, codec=codec)
     return PrefixStore(runner, blocks, costs)

@@ -1,9 +1,9 @@
 """A radix tree over token ids: which sequences and which blocks hold which prefix.
 
 The prefix of each sequence and block is a path from the root of its partition to a node. Edges are compressed: a node
-owns the tokens between its parent and itself, for all prefixes whose path goes through it. So one walk along some
-tokens finds them in KV cells, host memory and disk. The tree knows nothing of cells, memories, tiers or time. Its users
-must remove sequences and blocks that are gone.
+holds the tokens between its parent and itself, for all prefixes that go through it. So one walk along a prompt's tokens
+finds its prefixes in KV cells, host memory and disk. The tree knows nothing of cells, memories, tiers or time. Its
+users must remove sequences and blocks that no longer exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_VISITS = 256
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A block's place: its tokens are those from `start` to `end` of a prefix."""
+    """Where a block lies in a prefix: it has the prefix's tokens from `start` to `end`."""
 
     key: BlockKey
     parent: BlockKey
@@ -31,7 +31,7 @@ class Place:
 
 
 class Node:
-    """A position where a prefix ends or prefixes diverge."""
+    """A node of the tree: a position where a prefix ends, or where prefixes diverge."""
 
     __slots__ = ("blocks", "children", "depth", "parent", "sequences", "tokens")
 
@@ -46,11 +46,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The path of looked-up tokens through a tree.
+    """The path of looked-up tokens through a tree: the result of a lookup.
 
-    `nodes` are the nodes that lie wholly on the path. `depth` tokens are in the tree, and all prefixes below `deepest`
-    share them. The tree must not change while a walk is used, except that blocks may be removed before `sequences` is
-    called.
+    `depth`: how many of the tokens are in the tree, counted from the root. `nodes`: the nodes whose edges match the
+    tokens completely. `deepest`: the last node whose edge matches at least in part; all prefixes below it share the
+    `depth` tokens.
+
+    The tree must not change while a walk is used, with one exception: `sequences` may be called after blocks were
+    removed.
     """
 
     nodes: list[Node]
@@ -58,7 +61,10 @@ class Walk:
     deepest: Node
 
     def sequences(self, max_length: int) -> Iterator[tuple[int, int]]:
-        """Yield (shared length, seq_id) of sequences that share any of the first `max_length` tokens, longest first."""
+        """Yield (shared length, seq_id) of all sequences that share leading tokens, the longest shared length first.
+
+        At most `max_length` tokens count as shared.
+        """
         seen: frozenset[int] = frozenset()
         ends = ((node, node.depth) for node in reversed(self.nodes))
         for node, depth in itertools.chain(((self.deepest, self.depth),), ends):
@@ -70,13 +76,13 @@ class Walk:
                 seen = node.sequences
 
     def blocks(self) -> Iterator[Place]:
-        """Yield the blocks that are wholly on the path, in the order of their ends."""
+        """Yield the blocks whose tokens are all on the path, in the order of their ends."""
         return (place for node in self.nodes for place in node.blocks.values())
 
     def across(self, min_depth: int) -> Iterator[tuple[Place, int]]:
-        """Yield blocks that leave the path in their middle, each with the depth at which it leaves; the deepest first.
+        """Yield (block, depth) of blocks that share only their first tokens with the path, up to position `depth`.
 
-        Blocks that leave at `min_depth` or before are left out.
+        The greatest depths come first. Only depths greater than `min_depth` are searched.
         """
         # A sequence adds a node where it ends and one where it leaves the others.
         max_visits = _MAX_VISITS + 2 * len(self.nodes[0].sequences)
@@ -86,7 +92,10 @@ class Walk:
                     yield place, depth
 
     def _beside(self, min_depth: int) -> Iterator[tuple[Node, int]]:
-        """Yield (node, depth) of nodes that share the path up to `depth` > `min_depth` and end there or later."""
+        """Yield (node, depth) of nodes whose prefixes share exactly `depth` tokens with the path.
+
+        The greatest depths come first. Only depths greater than `min_depth` are searched.
+        """
         if self.depth <= min_depth:
             return
         yield from ((node, self.depth) for node in _subtree([self.deepest]))
@@ -113,7 +122,7 @@ def _subtree(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 class RadixTree:
-    """Prefixes of sequences, by id, and of blocks, by key. Partitions are named by their root keys."""
+    """A tree of the prefixes of sequences and blocks. A partition is named by its root key."""
 
     def __init__(self) -> None:
         self._roots: dict[BlockKey, Node] = {}
@@ -124,9 +133,9 @@ class RadixTree:
         self._num_children: Counter[BlockKey] = Counter()
 
     def walk(self, partition: BlockKey, tokens: Sequence[int], behind: BlockKey | None = None) -> Walk:
-        """Follow `tokens` through a partition as far as they match, from its root or from the end of block `behind`.
+        """Look up `tokens` in a partition. If `behind` is a block's key, begin at the end of that block.
 
-        This has no side effect.
+        This does not change the tree.
         """
         node = self._roots.get(partition) if behind is None else self.blocks[behind]
         if node is None:
@@ -150,7 +159,7 @@ class RadixTree:
         return self._sequences[seq_id].depth
 
     def tokens(self, seq_id: int, start: int = 0, end: int | None = None) -> array[int]:
-        """Return a sequence's tokens, or those from `start` to `end`."""
+        """Return a sequence's tokens from `start` to `end`; None means to the sequence's end."""
         parts = []
         node: Node | None = self._sequences[seq_id]
         end = self.length(seq_id) if end is None else end
@@ -165,7 +174,7 @@ class RadixTree:
         return whole
 
     def partition(self, seq_id: int) -> BlockKey:
-        """Return the partition a sequence is in."""
+        """Return the root key of the partition that a sequence belongs to."""
         return self._partitions[seq_id]
 
     def insert(self, seq_id: int, partition: BlockKey) -> None:
@@ -173,7 +182,7 @@ class RadixTree:
         self._begin(seq_id, partition, self._root(partition))
 
     def fork(self, seq_id: int, source: int, length: int) -> None:
-        """Record a new sequence with another's first `length` tokens."""
+        """Record a new sequence with the first `length` tokens of the sequence `source`."""
         self._begin(seq_id, self._partitions[source], self._node_at(self._sequences[source], length))
 
     def extend(self, seq_id: int, tokens: Sequence[int]) -> None:
@@ -218,7 +227,7 @@ class RadixTree:
         return True
 
     def discard(self, key: BlockKey) -> None:
-        """Forget a block, if it is known. Its children stay, since another block may have its tokens."""
+        """Forget a block, if it is known. Its children stay, since another block may have the same tokens."""
         node = self.blocks.pop(key, None)
         if node is not None:
             parent = node.blocks.pop(key).parent
@@ -234,7 +243,7 @@ class RadixTree:
             self.discard(key)
 
     def has_children(self, key: BlockKey) -> bool:
-        """Whether a block has children."""
+        """Whether other blocks in the tree have this block as their parent."""
         return self._num_children[key] > 0
 
     def _root(self, partition: BlockKey) -> Node:
@@ -252,19 +261,19 @@ class RadixTree:
             node = node.parent
 
     def _leave(self, seq_id: int, node: Node | None, end: Node | None) -> None:
-        """Remove a sequence from a node and its ancestors, up to `end`, which keeps it."""
+        """Remove a sequence from a node and its ancestors, except `end` and those above it."""
         while node is not None and node is not end:
             node.sequences -= {seq_id}
             node = node.parent
 
     def _node_at(self, node: Node, length: int) -> Node:
-        """Return the node at `length` tokens on the path to a node; create it if there is none."""
+        """Return the node at depth `length` on the path from the root to `node`. Create it if there is none."""
         while node.parent is not None and node.depth - len(node.tokens) >= length:
             node = node.parent
         return node if node.depth == length else self._split(node, len(node.tokens) - (node.depth - length))
 
     def _descend(self, node: Node, tokens: Sequence[int], sequences: frozenset[int]) -> Node:
-        """Return the node where `tokens` after a node end; create missing nodes. Add `sequences` to each on the way."""
+        """Follow `tokens` down from a node; create missing nodes. Return the last. Add `sequences` to all of them."""
         rest, at = to_array(tokens), 0
         while at < len(rest):
             child = node.children.get(rest[at])
@@ -280,7 +289,7 @@ class RadixTree:
         return node
 
     def _split(self, child: Node, length: int) -> Node:
-        """Split a child's edge after `length` tokens; return the new node."""
+        """Split the edge to a child after `length` tokens; return the new node between parent and child."""
         parent = child.parent
         assert parent is not None
         upper = Node(parent, child.tokens[:length], parent.depth + length)
@@ -292,7 +301,7 @@ class RadixTree:
         return upper
 
     def _compact(self, node: Node) -> None:
-        """Remove nodes where no prefix ends or diverges, from `node` upwards."""
+        """Remove unneeded nodes from `node` upwards, until one where a prefix ends or prefixes diverge."""
         while len(node.children) < 2 and not node.blocks:
             child = next(iter(node.children.values()), None)
             if len(node.sequences) > (0 if child is None else len(child.sequences)):

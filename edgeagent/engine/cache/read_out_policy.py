@@ -1,4 +1,4 @@
-"""Decides whether to read out idle prefixes while other sequences need cells or time. It only predicts costs."""
+"""Decides if an idle prefix is read out of the cells while requests run. The decision compares predicted costs."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ _WEIGHT = 0.05  # of one prompt in the average
 
 
 class ReadOutPolicy:
-    """The costs of one runner's idle prefixes: of reading one out, of leaving it in the cells, of losing it.
+    """Predicts what it costs to read out one runner's idle prefix, to leave it in the cells, or to lose it.
 
-    In idle time all prefixes are read out. These rules are for the time when a client waits:
+    In idle time, all prefixes are read out. While a client waits, these rules apply:
 
-    1. If a live sequence needs the cells, the prefix must leave them. It is read out first if it is pinned, or if
-       reading takes no longer than the time to compute it again times the probability that it is requested again. The
-       probability is the recent share of prompt tokens that were found cached. For instructions and for the latest
-       response of a lane it is 1.
-    2. If a prompt is about to be computed and the cells suffice, the prefix is read out first if that takes no longer
-       than the time by which the prefix would slow the prompt (`crowding_s`). Otherwise it stays until there is time,
-       or until it has slowed steps by as much time (see `background`).
-    3. Before a first measurement, reading out counts as free, and so does leaving a prefix in the cells.
+    1. A live sequence needs the prefix's cells. A pinned prefix is read out first. Any other prefix is read out first
+       if that takes no longer than p times the time to compute it again; otherwise it is lost. Here p is the
+       probability that the prefix is requested again. It is estimated as the recent share of prompt tokens that were
+       found cached. For instructions and for the latest response of a lane, p is 1.
+    2. A prompt is about to be computed, and there are enough free cells. The prefix is read out first if that takes no
+       longer than the time by which it would slow the prompt (`crowding_s`). Otherwise it stays until there is idle
+       time, or until it has slowed steps by the time that a read-out takes (see `background`).
+    3. Before the first measurement, reading out costs nothing, and so does leaving a prefix in the cells.
     """
 
     def __init__(self, costs: CostModel) -> None:
-        """`costs` are those of the runner's steps."""
+        """`costs`: the measured costs of the runner's steps."""
         self._costs = costs
         self._rate = TransferRate()
         self._hit_rate = _FIRST_HIT_RATE
 
     def observe_read(self, num_bytes: int, seconds: float) -> None:
-        """Note how long reading out a block took, including all related work."""
+        """Note how many seconds it took to read out a block and to add it to host memory."""
         self._rate.observe(num_bytes, seconds)
 
     def observe_prompt(self, num_tokens: int, num_cached: int) -> None:
-        """Note how much of a prompt was found cached."""
+        """Note how many tokens of a prompt were found cached."""
         self._hit_rate += _WEIGHT * (num_cached / max(1, num_tokens) - self._hit_rate)
 
     def read_s(self, num_bytes: float) -> float:
-        """Return the expected seconds of reading out this many bytes."""
+        """Return the expected seconds to read out this many bytes."""
         return self._rate.seconds(num_bytes)
 
     def crowding_s(self, num_tokens: int, num_idle: int) -> float:
-        """Return the expected seconds that this many idle cells add to a step; 0 if that was never measured."""
+        """Return the expected seconds that `num_idle` idle cells add to a step of `num_tokens`; 0 if never measured."""
         return self._costs.crowding_s(num_tokens, num_idle)
 
     def is_worth_reading(self, num_bytes: float, start: int, end: int, priority: CachePriority) -> bool:
-        """Whether to read out tokens from `start` to `end` that must leave the cells now, instead of dropping them."""
+        """Whether to read out the tokens from `start` to `end` before their cells are freed: rule 1 of this class."""
         if priority.importance is Importance.PINNED:
             return True
         again_s = self._costs.prefill_s(end - start, start)

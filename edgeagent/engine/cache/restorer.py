@@ -24,7 +24,7 @@ _MAX_AHEAD_BYTES = 64 << 20
 
 
 class BlockLoader:
-    """Reads blocks of a slow tier by key. The engine's thread calls the public methods; another thread reads."""
+    """Reads blocks of a slow tier on its own thread. The engine's thread calls the public methods."""
 
     def __init__(self, tier: BlockTier) -> None:
         self._tier = tier
@@ -34,12 +34,12 @@ class BlockLoader:
         self._num_wanted: dict[BlockKey, int] = {}
         self._sizes: dict[BlockKey, int] = {}
         self.num_bytes = 0
-        """Bytes of all blocks that are requested and not taken yet."""
+        """Bytes of all blocks that were requested and not yet taken or forgotten."""
         self._thread = threading.Thread(target=self._run, name="block loader", daemon=True)
         self._thread.start()
 
     def request(self, key: BlockKey, num_bytes: int) -> None:
-        """Request a block of `num_bytes`. The caller must end each request by one `take` or `forget`."""
+        """Start to read a block, which has `num_bytes`. End each request by one call of `take` or `forget`."""
         self._num_wanted[key] = self._num_wanted.get(key, 0) + 1
         if self._num_wanted[key] == 1:
             self._sizes[key] = num_bytes
@@ -47,18 +47,18 @@ class BlockLoader:
             self._asked.put(key)
 
     def is_loaded(self, key: BlockKey) -> bool:
-        """Whether a requested block was read, or could not be read."""
+        """Whether the read of a requested block has ended, successfully or not."""
         self._collect(timeout_s=None)
         return key in self._loaded
 
     def take(self, key: BlockKey) -> Block | None:
-        """Return a loaded block; None if the tier could not read it."""
+        """End a request and return its block; None if the read failed. The read must have ended (`is_loaded`)."""
         block = self._loaded[key]
         self.forget(key)
         return block
 
     def forget(self, key: BlockKey) -> None:
-        """Take back a request."""
+        """End a request without its block."""
         self._num_wanted[key] -= 1
         if self._num_wanted[key] == 0:
             del self._num_wanted[key]
@@ -66,11 +66,11 @@ class BlockLoader:
             self._loaded.pop(key, None)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until another block is loaded, at most `timeout_s`."""
+        """Wait up to `timeout_s` until another block is loaded."""
         self._collect(timeout_s)
 
     def close(self) -> None:
-        """End the thread, after the reads that are queued."""
+        """End the thread after all queued reads."""
         self._asked.put(None)
         self._thread.join()
 
@@ -111,15 +111,15 @@ class Restorer:
         self._rate = TransferRate()
 
     def begin(self, restoring: Restoring) -> None:
-        """Request the first blocks that must be read from the tier below."""
+        """Begin a restore: start to read its first blocks from the tier below."""
         restoring.unasked.extend(each for each in restoring.references if each.tier is self._blocks.below)
         self._read_ahead(restoring)
 
     def advance(self, restoring: Restoring, budget_s: float) -> bool:
         """Restore blocks for about `budget_s`, at least one block; return True when no block remains.
 
-        If no block is read yet, return without waiting. If a block is gone or does not fit, the restore ends early: the
-        restored part is correct, and the rest is computed.
+        If the next block is not read yet, return False without waiting. If a block is gone or cannot be restored, the
+        restore ends early. The restored part is correct, and the engine computes the rest.
         """
         started_s = self._clock()
         while restoring.references:
@@ -137,7 +137,7 @@ class Restorer:
         return not restoring.references
 
     def stop(self, restoring: Restoring) -> None:
-        """Drop the blocks that are not restored yet."""
+        """Cancel the rest of a restore. The part that was restored stays."""
         restoring.references.clear()
         restoring.unasked.clear()
         for key in restoring.requested:
@@ -146,13 +146,13 @@ class Restorer:
         restoring.requested.clear()
 
     def wait(self, restorings: Sequence[Restoring], timeout_s: float) -> None:
-        """Wait until another block is read, at most `timeout_s`, if none of these can continue before that."""
+        """Wait up to `timeout_s` until another block is read. Return at once if one restore can continue now."""
         heads = [(each, each.references[0]) for each in restorings if each.references]
         if self._loader is not None and heads and not any(self._is_loaded(*head) for head in heads):
             self._loader.wait(timeout_s)
 
     def expected_s(self, references: Sequence[BlockReference]) -> float:
-        """Return the expected seconds of restoring these blocks."""
+        """Return the expected seconds to restore these blocks, including reads from the tier below."""
         seconds = self._rate.seconds(sum(reference.num_bytes for reference in references))
         if self._blocks.below is not None:
             num_read = sum(reference.num_bytes for reference in references if reference.tier is self._blocks.below)
@@ -171,7 +171,7 @@ class Restorer:
         )
 
     def _take(self, restoring: Restoring, reference: BlockReference) -> Block | None:
-        """Return a reference's block; None if it is gone. Add a block from the tier below to host memory."""
+        """Return the block of a reference; None if it is gone. Add a block of the tier below to host memory."""
         if reference.key not in restoring.requested:
             return reference.tier.read(reference.key)
         assert self._loader is not None
@@ -185,7 +185,7 @@ class Restorer:
         return block
 
     def _read_ahead(self, restoring: Restoring) -> None:
-        """Request a sequence's next blocks: at least one, and more as long as the limit for all sequences allows."""
+        """Start to read a sequence's next blocks: at least one, and more within the limit for all sequences."""
         while restoring.unasked and self._loader is not None:
             reference = restoring.unasked[0]
             if restoring.requested and self._loader.num_bytes + reference.num_bytes > _MAX_AHEAD_BYTES:
@@ -201,7 +201,7 @@ class Restorer:
             block.tokens[: reference.num_tokens] != restoring.tokens[reference.start : reference.end]
             or length != reference.length
         ):
-            return False  # another prefix under the same key: a forged block
+            return False  # the block has other tokens than its key promises: it is forged
         if not self._cells.reserve(length):
             return False
         started_s = self._clock()

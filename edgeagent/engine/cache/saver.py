@@ -1,9 +1,11 @@
 """Reads idle prefixes out of the cells into blocks, and removes them from the cells.
 
-Every used cell slows every token of every sequence, so cells are for live sequences. An idle prefix is read out in idle
-time, and leaves the cells when another sequence computes. Reading out happens on the engine's thread between two steps,
-a block at a time. The saver decides which prefixes stay in the cells, by the costs that `read_out_policy` predicts. It
-does not decide when there is time to read out, or which blocks are restored.
+Every used cell slows every token of every sequence, so cells should serve live sequences only. An idle prefix is read
+out in idle time. Its cells are freed when another sequence computes. Reading out happens on the engine's thread between
+two steps, a block at a time.
+
+The saver decides which prefixes stay in the cells, by the costs that `read_out_policy` predicts. `background` decides
+when there is time to read out. `prefix_store` decides which blocks are restored.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
 
-# A step attends to all cells up to the last used one. A restore is worth its time if it avoids this many unused cells.
+# A step attends to all cells up to the last used one. To avoid this many unused cells is worth the time of a restore.
 MAX_GAP = 512
 # Checkpoints of one full context take at most this part of host memory.
 _CHECKPOINT_SHARE = 8
-# Memory kept ready for the next read-outs: for 1/4 of the cells, at most 1/8 of host memory, within its free bytes.
+# Memory to keep ready for read-outs: enough for 1/4 of the cells, but at most 1/8 of the limit of host memory.
 _READY_CELLS = 4
 _READY_SHARE = 8
 
@@ -40,7 +42,7 @@ class _Saved(Enum):
 
 
 class Saver:
-    """Saves one runner's cells in blocks. It must be told of every sequence's start and end."""
+    """Saves one runner's prefixes in blocks. Call `begin` and `end` for every sequence."""
 
     def __init__(
         self,
@@ -76,35 +78,35 @@ class Saver:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing can be read out before the tier below has written more blocks."""
+        """Whether read-outs must wait until the tier below has written more blocks, to make room in host memory."""
         return self.has_something and self._blocks.host.is_waiting
 
     def crowding_s(self, num_tokens: int) -> float:
-        """Return the expected seconds that idle prefixes which are not in blocks add to a step of this many tokens."""
+        """Return the expected seconds that unsaved idle prefixes add to a step of this many tokens."""
         num_idle = sum(map(self._cells.num_unshared, self._unsaved))
         return self._policy.crowding_s(num_tokens, num_idle) if num_idle else 0.0
 
     @property
     def next_save_s(self) -> float:
-        """Expected seconds of reading out one block."""
+        """Expected seconds to read out the next block."""
         seq_id = next(iter(self._unsaved), None)
         if seq_id is None or not self._has_state:
             return self._policy.read_s(self._cell_bytes * self._blocks.block_tokens)
         return self._policy.read_s(self._unread_bytes(seq_id))
 
     def is_saved(self, seq_id: int) -> bool:
-        """Whether an idle sequence is in blocks, so that dropping its cells loses nothing."""
+        """Whether an idle sequence is saved in blocks, so that its cells may be freed."""
         return seq_id in self._saved
 
     @property
     def needs_memory(self) -> bool:
-        """Whether memory may have to be prepared before the first block is read out."""
+        """Whether `prepare` should be called before the first block is read out."""
         return bool(self._blocks.token_bytes)
 
     def begin(self, seq_id: int, known: Sequence[BlockReference]) -> None:
         """Note that a sequence was just claimed.
 
-        `known`: the blocks that its prompt begins with. Blocks that are saved from the sequence extend them.
+        `known`: the blocks that its prompt begins with. Blocks that are saved later follow them.
         """
         self._forget(seq_id)
         if not self._has_state:
@@ -120,7 +122,7 @@ class Saver:
             self._unsaved[seq_id] = None
 
     def save_one(self) -> None:
-        """Read one block out of the cells. Idle sequences come first, since they can then leave the cells."""
+        """Read one block out of the cells. Idle sequences come first, since their cells can then be freed."""
         if not self._unsaved:
             seq_id, priority = next(iter(self._growing.items()))
             if self._save_next(seq_id, priority, is_whole=False) is not _Saved.MORE:
@@ -134,7 +136,7 @@ class Saver:
             self._saved.add(seq_id)
 
     def prepare(self) -> bool:
-        """Prepare memory for a block that is read out later while a client waits; False if there is enough."""
+        """Prepare memory for one later read-out, which is then faster. Return False if no more memory is needed."""
         if self._has_state or not self._cell_bytes:
             return False
         host = self._blocks.host.stats()
@@ -143,10 +145,10 @@ class Saver:
         return self._runner.prepare(block_bytes, min(ready, host.max_bytes - host.num_bytes))
 
     def save_live(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
-        """Read out the part of a live sequence that cannot be read later; all of it at a boundary.
+        """Read out the part of a live sequence that can be read only now. At a boundary, read out all of it.
 
-        Attention can be read at any time. If there is a tier below, `save_one` reads full blocks out before the
-        sequence ends, when there is time.
+        Full attention can be read at any time, so nothing is read out now. If there is a tier below, `save_one` reads
+        full blocks out before the sequence ends, when there is time.
         """
         if not self._blocks.is_enabled:
             return
@@ -163,7 +165,7 @@ class Saver:
                 pass
 
     def make_way(self, num_tokens: int) -> None:
-        """Read out idle prefixes that would slow a prompt's next `num_tokens` by more than reading them out takes."""
+        """Read out idle prefixes that would slow a prompt's next `num_tokens` for longer than the read-out takes."""
         started_s, num_idle = self._clock(), 0
         for seq_id in tuple(self._unsaved):
             num_idle += self._cells.num_unshared(seq_id)
@@ -174,12 +176,12 @@ class Saver:
                 self.save_one()
 
     def shed(self) -> None:
-        """Remove idle prefixes that are in blocks from the cells."""
+        """Free the cells of idle prefixes that are saved in blocks."""
         for seq_id in tuple(self._saved):
             self._drop(seq_id)
 
     def compact(self) -> None:
-        """Remove saved idle prefixes from the cells, the highest first, until there is no large gap between used cells.
+        """Drop saved idle prefixes, the highest first, until at most MAX_GAP unused cells lie below the highest used.
 
         When such a prefix is needed again, it is restored into the lowest free cells.
         """
@@ -188,23 +190,26 @@ class Saver:
 
     @property
     def checkpoint_interval(self) -> int:
-        """How many prompt tokens to leave between two saved states, so that those of a full context fit host memory."""
+        """How many prompt tokens to leave between two saved states.
+
+        The states of a full context then take at most an eighth of host memory.
+        """
         budget = max(1, self._blocks.host.stats().max_bytes // _CHECKPOINT_SHARE)
         num_blocks = -(-self._runner.num_cells // MAX_BLOCK_TOKENS)
         return MAX_BLOCK_TOKENS * max(1, -(-self._state_bytes * num_blocks // budget))
 
     def forget_growing(self) -> None:
-        """Stop reading out live sequences until they grow again."""
+        """Stop reading out live sequences until the next `save_live`."""
         self._growing.clear()
 
     def forget_partition(self, root: BlockKey | None) -> None:
-        """Drop the idle sequences of a partition (None: of all partitions) without reading them out."""
+        """Free the cells of a partition's idle sequences (None: of all partitions) without reading them out."""
         for seq_id in self._cells.idle_ids:
             if root in (None, self._cells.root(seq_id)):
                 self._drop(seq_id)
 
     def save_evicted(self, seq_id: int) -> None:
-        """Read out an idle sequence that is about to be evicted, if the policy finds it worth the time."""
+        """Note that an idle sequence is about to be evicted. Read it out first if the policy decides so."""
         if seq_id in self._unsaved:
             start, end, priority = self._chain_end(seq_id), self._cells.length(seq_id), self._priorities[seq_id]
             if self._policy.is_worth_reading(self._unread_bytes(seq_id), start, end, priority):
@@ -212,7 +217,7 @@ class Saver:
         self._forget(seq_id)
 
     def close(self) -> None:
-        """Read out all unsaved prefixes, and offer all blocks to the tier below."""
+        """Read out all unsaved idle prefixes. Offer all blocks to the tier below."""
         for seq_id in tuple(self._unsaved):
             while self._save_all(seq_id) is _Saved.LATER and self._below_goes_on():
                 pass
@@ -220,13 +225,13 @@ class Saver:
         self._blocks.host.close()
 
     def _below_goes_on(self) -> bool:
-        """Wait until the tier below has written a block; return whether there may be room now."""
+        """Wait until the tier below has written a block; return whether host memory may have room now."""
         below = self._blocks.below
         # `wait_written` also returns False if all pending blocks were written before the call.
         return below is not None and (below.wait_written() or not self._blocks.host.is_waiting)
 
     def _unread_bytes(self, seq_id: int) -> float:
-        """Return about how many bytes of an idle sequence are not in blocks."""
+        """Return the estimated bytes of an idle sequence that are not in blocks."""
         return self._state_bytes + self._cell_bytes * (self._cells.length(seq_id) - self._chain_end(seq_id))
 
     def _chain_end(self, seq_id: int) -> int:
@@ -251,7 +256,7 @@ class Saver:
         self._saved.discard(seq_id)
 
     def _save_next(self, seq_id: int, priority: CachePriority, *, is_whole: bool) -> _Saved:
-        """Read the next block of a sequence out of the cells. Unless `is_whole`, only a full block is read."""
+        """Read the next block of a sequence out of the cells. A partial block is read only if `is_whole`."""
         chain = self._stateful_chain(seq_id) if self._has_state else self._chain(seq_id, priority)
         end = self._next_end(seq_id, chain, priority, is_whole=is_whole)
         if end is None:
@@ -281,7 +286,7 @@ class Saver:
         return _Saved.LATER if self._blocks.host.was_waiting else _Saved.REFUSED
 
     def _chain(self, seq_id: int, priority: CachePriority) -> Chain:
-        """Update and return the chain that a sequence's next block extends.
+        """Update and return the chain of blocks that a sequence's next block follows.
 
         Only blocks added since the last call are looked up, so a long context costs no more than a short one.
         """
@@ -301,7 +306,7 @@ class Saver:
         return self._blocks.continuation(self._cells.root(seq_id), chain.key, chain.end, own, priority.cut(size))
 
     def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, is_whole: bool) -> int | None:
-        """Return where the next block of a sequence ends; None if it is too short yet, or no tokens are left."""
+        """Return where a sequence's next block ends; None if it is still too short, or if all tokens are in blocks."""
         length = self._cells.length(seq_id)
         if self._has_state:
             return length if length >= MIN_PART and chain.end < length else None
@@ -313,9 +318,10 @@ class Saver:
         return None if is_held else end
 
     def _keep(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
-        """Raise the blocks of a sequence that is wholly in blocks to its priority, unless it is VOLATILE.
+        """Raise the importance of a sequence's blocks to that of the sequence. All its tokens are in blocks.
 
-        Blocks that were VOLATILE may be written then too. If it is idle and has a lane, pin its blocks for the lane.
+        VOLATILE blocks may be written to disk afterwards. If the sequence itself is VOLATILE, its blocks do not change.
+        If the sequence is idle and belongs to a lane, pin its blocks for the lane.
         """
         length = self._cells.length(seq_id)
         keys = list(chain.keys_until(length))
@@ -335,11 +341,11 @@ class Saver:
             self._blocks.host.hold(priority.lane, keys)
 
     def _stateful_chain(self, seq_id: int) -> Chain:
-        """Return the chain that a block with the sequence's current state should extend.
+        """Return the chain of blocks that a block with the sequence's current state should follow.
 
-        If blocks already end at the sequence's length, return their chain. Otherwise choose a chain whose end is so far
-        back that the block's cells take more bytes than its state: each block of a chain has a state, and a restore
-        reads them all.
+        If a chain already ends at the sequence's length, return it. Otherwise drop blocks from the chain's end until
+        the new block's cells take more bytes than its state. Each block of a chain has a state, and a restore reads
+        them all, so a chain of short blocks would be slow.
         """
         length = self._cells.length(seq_id)
         references = self._blocks.find(self._blocks.walk(self._cells.root(seq_id), self._cells.tokens(seq_id)))

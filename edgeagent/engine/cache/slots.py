@@ -1,12 +1,12 @@
 """Owns the runner's sequence ids, and finds prefixes in its cells that can be used again.
 
-A sequence id is free, live (a running sequence owns it) or idle (a finished one left its tokens there). Live and idle
-sequences are in the radix tree, which also has the blocks. A new prompt takes over or shares the longest prefix found
-there. When ids or cells run out, idle prefixes are evicted, least recently used first. `on_evict` is called before
-that, so that it can save the prefix.
+A sequence id is free, live or idle. A live id belongs to a running sequence. An idle id belongs to a finished sequence
+whose tokens are still in the cells. The radix tree contains the live and idle sequences, and also the blocks. A new
+prompt takes over or shares the longest prefix found there. When ids or cells run out, idle prefixes are evicted, least
+recently used first. Before each eviction, `on_evict` is called and can save the prefix.
 
-Invariant: live + idle + free ids = runner.num_sequences; sequences in the tree = live + idle; cells of each = its
-length.
+Invariants: there are runner.num_sequences ids in total. The tree contains exactly the live and idle sequences. Each
+sequence has as many cells as tokens.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from edgeagent.engine.runner import Runner
 
 
 class Slots:
-    """Sequence ids, cells and prefixes of one runner. Only this class copies, cuts and clears sequences there."""
+    """Sequence ids, cells and prefixes of one runner. Only this class copies, cuts and clears its sequences."""
 
     def __init__(self, runner: Runner, tree: RadixTree, on_evict: Callable[[int], None] | None = None) -> None:
-        """`on_evict` is called with the id of an idle sequence before the sequence is evicted."""
+        """`on_evict` is called with the id of each idle sequence before its eviction."""
         self._runner = runner
         self._on_evict = on_evict
         self._tree = tree
@@ -55,7 +55,7 @@ class Slots:
 
     @property
     def span(self) -> int:
-        """The estimated number of cells up to the highest used one."""
+        """The estimated number of cells that a step attends to: all up to the highest used one."""
         return self._cells.span
 
     def highest_cell(self, seq_id: int) -> int:
@@ -63,9 +63,10 @@ class Slots:
         return self._cells.highest(seq_id)
 
     def gap_below(self, seq_id: int, length: int) -> int:
-        """Return about how many unused cells would lie below the end of an idle sequence's first `length` tokens.
+        """Return about how many unused cells lie below the highest cell of an idle sequence's first `length` tokens.
 
-        Cells of other idle sequences count as unused. Return 0 if a live sequence reaches as far up anyway.
+        Cells of other idle sequences count as unused. Return 0 if a live sequence has an equally high cell or a higher
+        one: steps then attend to these cells in any case.
         """
         top = self._cells.highest(seq_id, length)
         if any(self._cells.highest(live) >= top for live in self._live):
@@ -73,7 +74,7 @@ class Slots:
         return max(0, top + 1 - length - sum(self._cells.length(live) for live in self._live))
 
     def tokens(self, seq_id: int, start: int = 0, end: int | None = None) -> array[int]:
-        """Return a sequence's tokens, or those from `start` to `end`."""
+        """Return a sequence's tokens from `start` to `end`; None means to the sequence's end."""
         return self._tree.tokens(seq_id, start, end)
 
     def root(self, seq_id: int) -> BlockKey:
@@ -81,10 +82,10 @@ class Slots:
         return self._tree.partition(seq_id)
 
     def match(self, walk: Walk, max_length: int) -> Source:
-        """Return the longest prefix of the looked-up tokens at which its sequence's memory can be cut. No side effect.
+        """Return the longest prefix of the looked-up tokens that a new sequence can begin with. No side effect.
 
-        Among equally long ones, prefer an idle sequence that ends there, since it is taken over without a copy, then
-        any other idle sequence.
+        The runner must be able to cut the prefix's sequence at the prefix's end. Among equally long prefixes, prefer an
+        idle sequence that ends there, since it needs no copy. Second, prefer other idle sequences.
         """
         best, best_rank = Source(), -1
         for length, seq_id in walk.sequences(max_length):
@@ -102,13 +103,16 @@ class Slots:
         return seq_id in self._idle
 
     def can_hold(self, num_tokens: int) -> bool:
-        """Whether evicting idle prefixes could free `num_tokens` cells. Cells that prefixes share are not counted."""
+        """Whether `num_tokens` cells are free or could be freed by evicting idle prefixes.
+
+        Cells that several sequences share are not counted, so the result may be False although there is room.
+        """
         return num_tokens <= self._cells.num_free + sum(self._cells.num_unshared(seq_id) for seq_id in self._idle)
 
     def claim(self, root: BlockKey, source: Source) -> int | None:
-        """Return a live sequence with a prefix that `match` has just found; None if every sequence id is live.
+        """Return the id of a live sequence that begins with the prefix `source`; None if every id is live.
 
-        The sequence is empty if the prefix cannot be copied.
+        Call it right after `match`. The sequence is empty if the prefix cannot be copied.
         """
         former = source.seq_id
         if former is not None and former in self._idle:
@@ -130,7 +134,7 @@ class Slots:
         return seq_id
 
     def reserve(self, num_cells: int) -> bool:
-        """Evict idle prefixes until `num_cells` are free; False if live sequences hold too many."""
+        """Evict idle prefixes until `num_cells` are free. Return False if live sequences hold too many cells."""
         while self._cells.num_free < num_cells:
             if not self._idle:
                 return False
@@ -138,7 +142,7 @@ class Slots:
         return True
 
     def evict_one(self) -> bool:
-        """Evict the least recently used idle prefix; False if there is none."""
+        """Evict the least recently used idle prefix; return False if there is none."""
         if self._idle:
             self._evict(next(iter(self._idle)))
             return True
@@ -150,20 +154,20 @@ class Slots:
         self._forget(seq_id)
 
     def cut(self, seq_id: int, length: int) -> int:
-        """Remove a live sequence's tokens from `length` on; return its new length, 0 if memory cannot be cut there."""
+        """Cut a live sequence to `length` tokens, or to 0 if its memory cannot be cut there; return the new length."""
         self._tree.truncate(seq_id, length)
         self._cells.trim(seq_id, length)
         return self.rewind(seq_id)
 
     def append(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Record tokens that the runner has computed for a live sequence; their cells were reserved."""
+        """Record tokens that the runner has computed for a live sequence. Call `reserve` before the computation."""
         self._cells.take(seq_id, len(tokens))
         self._tree.extend(seq_id, tokens)
 
     def rewind(self, seq_id: int) -> int:
-        """Cut the runner's memory of a live sequence to the recorded length, after refused drafts or an interruption.
+        """Cut the runner's memory of a live sequence to the recorded length. Return the sequence's new length.
 
-        Return the length it has afterwards: the recorded one, or 0 if the memory could not be cut.
+        This is needed after refused drafts or an interrupted step. The new length is 0 if the memory cannot be cut.
         """
         length = self._tree.length(seq_id)
         if self._runner.length(seq_id) == length or self._runner.rewind(seq_id, length):
@@ -172,13 +176,13 @@ class Slots:
         return 0
 
     def reset(self, seq_id: int) -> None:
-        """Empty a live sequence."""
+        """Remove all tokens of a live sequence."""
         self._runner.clear(seq_id)
         self._tree.truncate(seq_id, 0)
         self._cells.trim(seq_id, 0)
 
     def release(self, seq_id: int, *, keep: bool) -> None:
-        """End a live sequence. Its prefix stays in the cells as an idle one if `keep`."""
+        """End a live sequence. If `keep`, its prefix stays in the cells as an idle prefix."""
         self._live.remove(seq_id)
         if keep and self._tree.length(seq_id) > 0:
             self._idle[seq_id] = None

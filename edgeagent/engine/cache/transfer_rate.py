@@ -1,4 +1,4 @@
-"""Measures the speed of a repeated transfer."""
+"""Measures the speed of transfers between cells and blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _WEIGHT = 0.2  # of a new measurement
 
 
 class TransferRate:
-    """Predicts seconds from bytes. The prediction is 0 until a transfer was measured."""
+    """Predicts how many seconds a transfer takes. The prediction is 0 before the first measurement."""
 
     def __init__(self) -> None:
         self._seconds_per_byte = 0.0
@@ -17,5 +17,5 @@ class TransferRate:
         self._seconds_per_byte += weight * (seconds / max(1, num_bytes) - self._seconds_per_byte)
 
     def seconds(self, num_bytes: float) -> float:
-        """Return the expected seconds for this many bytes."""
+        """Return the expected seconds to transfer this many bytes."""
         return self._seconds_per_byte * num_bytes

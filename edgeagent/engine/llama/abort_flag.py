@@ -1,4 +1,4 @@
-"""The flag by which another thread interrupts a llama.cpp context's computation."""
+"""A flag with which another thread interrupts the computation of a llama.cpp context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeagent.engine.llama.bindings import abort_flags, lib
 
 
 class AbortFlag:
-    """One context's flag. Any thread may call `set`; only the computing thread calls the other methods."""
+    """The flag of one context. Any thread may call `set`. Only the computing thread may call the other methods."""
 
     def __init__(self, context: object) -> None:
         self._context = context
@@ -23,7 +23,7 @@ class AbortFlag:
         lib.llama_set_abort_callback(context, self._callback, ctypes.cast(self._flag, ctypes.c_void_p))
 
     def set(self) -> None:
-        """Interrupt the running computation, and the next ones, until `clear`."""
+        """Interrupt the running computation. Later computations are interrupted too, until `clear`."""
         self._flag[0] = b"\1"
 
     def clear(self) -> None:
@@ -31,7 +31,7 @@ class AbortFlag:
         self._flag[0] = b"\0"
 
     def ask(self, must_stop: Callable[[], bool]) -> None:
-        """Call `must_stop` before each graph node instead of reading the flag.
+        """Let llama.cpp call `must_stop` at each graph node instead of reading the flag. Stop if it returns True.
 
         Each call takes the interpreter's lock.
         """
@@ -46,6 +46,6 @@ class AbortFlag:
         lib.llama_set_abort_callback(self._context, self._callback, None)
 
     def forget(self) -> None:
-        """Note that the context is freed."""
+        """Forget the context. Call it after the context was freed."""
         abort_flags.remove(self._flag)
         self._callback = None  # the function passed to `ask` may refer to this object

@@ -1,4 +1,4 @@
-"""A LoRA adapter: a small file that changes what a model computes. It belongs to one loaded model."""
+"""A LoRA adapter: small additional weights, loaded from a file, that change what one loaded model computes."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Adapter:
         self._scales = (ctypes.c_float * 1)(_SCALE)
 
     def use(self, context: object) -> None:
-        """Apply the adapter to a context of this model."""
+        """Apply the adapter to a context of its model, instead of any other adapter."""
         lib.llama_set_adapters_lora(context, self._handles, 1, self._scales)

@@ -1,8 +1,8 @@
 """How many padding tokens make a CPU batch faster.
 
-llama.cpp's CPU kernels multiply the weights with several tokens at once, and with each remaining token separately.
-Attention works in tiles of 16 tokens. Milliseconds of a step with 3 / 4, 7 / 8 and 15 / 16 tokens, measured on a 0.5 B
-model, two cores, 500 tokens deep:
+llama.cpp's CPU kernels multiply the weights with several tokens at once, in tiles. They multiply each remaining token
+separately, which is slow. Attention works in tiles of 16 tokens. Milliseconds of a step with 3 / 4, 7 / 8 and 15 / 16
+tokens, measured on a 0.5 B model on two cores, with 500 tokens in the context:
 
 - Q4_0: 20 / 16, 27 / 23, 43 / 34
 - IQ4_NL: 22 / 20, 32 / 29, 52 / 44
@@ -23,24 +23,24 @@ _REPACKED = {2: "Q4_0", 25: "IQ4_NL"}
 
 
 def choose_tile(file_type: int | None) -> int:
-    """Return how many tokens a model's weights are multiplied with at once; 0 if padding would not help."""
+    """Return how many tokens a model's weights are multiplied with at once. Return 0 if padding would not help."""
     if file_type is None or file_type in _UNQUANTIZED:
         return 0
     return 4 if file_type in _REPACKED else 8
 
 
 def num_to_fill(num_tokens: int, tile: int, micro_batch: int) -> int:
-    """Return how many tokens (at most 3) to add to a batch of `num_tokens`, which is computed in micro-batches.
+    """Return how many padding tokens, 0 to 3, to add to a batch of `num_tokens`.
 
-    At least one is added if the last micro-batch would have a single token, which is rounded differently (see
-    engine.replay).
+    llama.cpp splits the batch into micro-batches. If the last one would have a single token, at least one is added,
+    since a single token is rounded differently (see engine.replay).
     """
     is_last_alone = num_tokens > 1 and num_tokens % micro_batch == 1
     return max(_num_to_round(num_tokens, tile), 1 if is_last_alone else 0)
 
 
 def _num_to_round(num_tokens: int, tile: int) -> int:
-    """Return how many tokens to add to `num_tokens`; 0 if that would not be faster."""
+    """Return how many padding tokens make a batch of `num_tokens` faster; 0 if none do."""
     if tile == 0:
         return 0
     added = -num_tokens % _LARGE_TILE

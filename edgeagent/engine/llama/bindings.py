@@ -1,8 +1,9 @@
-"""llama.cpp's C API as llama-cpp-python binds it, without that package's high-level half.
+"""llama.cpp's C API, from the ctypes module `llama_cpp.llama_cpp` of llama-cpp-python.
 
-Importing `llama_cpp` runs its `__init__`, which pulls in a disk cache that unpickles (CVE-2025-69872) and costs half a
-second. Only the ctypes module `llama_cpp.llama_cpp` is wanted, so the parent package is registered bare.
-Importing this module loads the native library: no module that the daemon process imports may import it.
+The rest of that package is not imported. Its `__init__` imports a disk cache that unpickles files (CVE-2025-69872), and
+takes half a second. So an empty `llama_cpp` package is registered, from which only the ctypes module is imported.
+
+Importing this module loads the native library, so no module that the daemon process imports may import it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _log_callback = lib.llama_log_callback(_log)  # kept alive: llama.cpp holds the 
 
 
 def listen() -> None:
-    """Receive llama.cpp's log messages here, instead of another listener."""
+    """Send llama.cpp's log messages to this module. This replaces any other listener."""
     lib.llama_log_set(_log_callback, None)
 
 
@@ -72,7 +73,7 @@ listen()
 
 
 def last_error() -> str:
-    """Return llama.cpp's error messages since the last call ("" if there are none)."""
+    """Return the last error messages that llama.cpp logged since the last call; "" if there are none."""
     messages = "; ".join(dict.fromkeys(_last_errors))
     _last_errors.clear()
     return messages
@@ -83,7 +84,7 @@ _INTEGRATED = 2
 
 
 class _DeviceProps(ctypes.Structure):
-    """ggml_backend_dev_props of ggml-backend.h."""
+    """The struct ggml_backend_dev_props of ggml-backend.h."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -98,10 +99,10 @@ class _DeviceProps(ctypes.Structure):
 
 @cache
 def _ggml(name: str) -> Any:
-    """Return one of ggml's shared libraries. Which library holds which symbol differs by platform.
+    """Return one of ggml's shared libraries by its name, such as "ggml-base". Its symbols differ by platform.
 
-    A wheel holds copies of a library under up to three names. llama.cpp has loaded one of them. Another copy would be
-    loaded separately, with its own registry and buffer types.
+    A wheel contains copies of a library under up to three names. llama.cpp has loaded one of these copies, and the same
+    copy must be returned: another one would have its own registry and buffer types.
     """
     folder = Path(sys.modules["llama_cpp"].__path__[0]) / "lib"
     if hasattr(os, "RTLD_NOLOAD"):
@@ -116,7 +117,7 @@ def _ggml(name: str) -> Any:
 
 
 def commit() -> str:
-    """Return the llama.cpp commit the library was built from (7 hex digits, "unknown" if the build did not say)."""
+    """Return the llama.cpp commit of the library, as 7 hex digits; "unknown" if the build did not record it."""
     function = _ggml("ggml-base").ggml_commit
     function.restype = ctypes.c_char_p
     return str(function().decode().removesuffix("-dirty"))
@@ -130,17 +131,17 @@ def _name_of() -> Any:
 
 
 def node_name(node: int) -> bytes:
-    """Return the name of a graph's node, e.g. l_out-0 for the output of the first layer."""
+    """Return the name of a graph node, given by its address: e.g. l_out-0 for the output of the first layer."""
     return bytes(_name_of()(node))
 
 
 Convert = Callable[[int, int, int], object]
-"""Converts a number of values from one address to another."""
+"""A function (source address, target address, number of values) that converts values to another type."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowConversions:
-    """ggml's functions that convert rows of numbers, which the bindings do not declare."""
+    """ggml's functions that convert values between types. llama-cpp-python does not declare them."""
 
     f16_to_f32: Convert
     f32_to_f16: Convert
@@ -150,7 +151,10 @@ class RowConversions:
 
 @cache
 def row_conversions() -> RowConversions:
-    """Return the conversions for this processor, or portable ones if the build has one library for each processor."""
+    """Return the conversions that are optimized for this processor.
+
+    Return portable ones if there is no library named ggml-cpu: some builds have one such library for each processor.
+    """
     declare = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     base = _ggml("ggml-base")
     from_q8_0 = declare(("dequantize_row_q8_0", base))
@@ -216,14 +220,14 @@ def devices() -> tuple[DeviceInfo, ...]:
 
 
 class BufferOverride(ctypes.Structure):
-    """llama_model_tensor_buft_override of llama.h: tensors whose name matches a pattern lie in this type of buffer."""
+    """The struct llama_model_tensor_buft_override of llama.h: the type of buffer for tensors whose name matches."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 @cache
 def cpu_buffer_type() -> int:
-    """Return ggml's type of buffers in the machine's memory."""
+    """Return a pointer to ggml's type of buffers in host memory."""
     function = _ggml("ggml-base").ggml_backend_cpu_buffer_type
     function.restype = ctypes.c_void_p
     return int(function())

@@ -1,9 +1,8 @@
-"""Halves the size of blocks: cells of type f16 are kept as q8_0 (32 values share a scale), all else as it is.
+"""Halves the size of blocks: stores cells of type f16 as q8_0 (32 values share a scale), and all else as it is.
 
-The layout of a payload is that of `llama_kv_cache::state_write` in llama.cpp: for each cache a header, one record for
-each cell, then the K rows of each layer and the V rows (or columns) of each layer, with their type in front. Nothing
-here depends on the model: a payload is packed only if every byte of it is where this layout says, and is kept as it is
-otherwise.
+A payload has the layout that `llama_kv_cache::state_write` in llama.cpp writes. For each cache there are a header, one
+record for each cell, the K rows of each layer, and the V rows (or columns) of each layer. The type of the values
+precedes the rows of each layer. Nothing here depends on the model. A payload with another layout is not packed.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ _FREE_BYTES = 32 << 20
 
 
 class _OtherLayout(Exception):
-    """The payload is laid out in another way than llama.cpp's cells."""
+    """The payload does not have the layout of llama.cpp's cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads numbers of a payload at known positions."""
+    """Reads numbers of a payload at given positions."""
 
     payload: memoryview
 
     def u32(self, at: int) -> int:
-        """Return the unsigned 32-bit number at a position. Raise _OtherLayout at the end of the payload."""
+        """Return the unsigned 32-bit number at a position. Raise _OtherLayout if it is beyond the payload."""
         return self._number("<I", at)
 
     def u64(self, at: int) -> int:
-        """Return the unsigned 64-bit number at a position. Raise _OtherLayout at the end of the payload."""
+        """Return the unsigned 64-bit number at a position. Raise _OtherLayout if it is beyond the payload."""
         return self._number("<Q", at)
 
     def _number(self, layout: str, at: int) -> int:
@@ -62,7 +61,7 @@ class _Reader:
 
 
 class CellPacker:
-    """Packs payloads and unpacks them. One thread calls it."""
+    """A PayloadCodec: packs payloads and unpacks them. Only one thread may call it."""
 
     def __init__(self) -> None:
         self._convert = row_conversions()
@@ -72,7 +71,7 @@ class CellPacker:
         self._buffers.max_free_bytes = _FREE_BYTES
 
     def pack(self, payload: Payload) -> Payload:
-        """Return a payload with its f16 cells as q8_0; the same payload if it has none."""
+        """Return a copy of a payload in which f16 cells are q8_0. Return the same payload if it has no such cells."""
         spans = _spans(memoryview(payload))
         if not spans:
             return payload
@@ -90,9 +89,9 @@ class CellPacker:
         return packed.toreadonly()
 
     def unpack(self, payload: Payload) -> Payload:
-        """Return what was packed, with rounded cells; valid until the next call.
+        """Return the payload from which a packed one was made, with rounded cells. It is valid until the next call.
 
-        A payload that is not packed is returned as it is. Raise InternalError if it is damaged.
+        A payload that is not packed is returned as it is. Raise InternalError if a packed payload is damaged.
         """
         if bytes(payload[: len(_MAGIC)]) != _MAGIC:
             return payload
@@ -109,7 +108,7 @@ class CellPacker:
         return target.data.toreadonly()
 
     def _to_q8_0(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> int:
-        """Convert f16 values to groups; return how many bytes the groups have."""
+        """Convert f16 values to q8_0 groups of 32 values; return how many bytes were written to `target`."""
         num_values, at, written = len(source) // 2, 0, 0
         values = self._values.ctypes.data
         while at < num_values:
@@ -121,7 +120,7 @@ class CellPacker:
         return written
 
     def _to_f16(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> int:
-        """Convert groups to the f16 values that `target` has room for; return how many bytes the groups have."""
+        """Convert q8_0 groups to f16 values until `target` is full; return how many bytes of `source` were read."""
         num_values, at, read = len(target) // 2, 0, 0
         values = self._values.ctypes.data
         while at < num_values:
@@ -134,15 +133,15 @@ class CellPacker:
 
 
 def _packed_bytes(num_bytes: int, spans: list[tuple[int, int]]) -> int:
-    """Return the size of a packed payload of `num_bytes`."""
+    """Return the size that a payload of `num_bytes` has after packing."""
     num_values = sum(length for _, length in spans) // 2
     return _HEADER.size + 16 * len(spans) + num_bytes - 2 * num_values + num_values // _GROUP * _GROUP_BYTES
 
 
 def _read_header(source: NDArray[np.uint8]) -> tuple[int, list[tuple[int, int]], int]:
-    """Return a payload's size before it was packed, its spans, and where its bytes begin.
+    """Return what a packed payload's header says: (size before packing, spans of f16 values, end of the header).
 
-    Raise InternalError if the header does not fit the bytes behind it.
+    Raise InternalError if the header does not match the bytes after it.
     """
     if len(source) >= _HEADER.size:
         _, num_bytes, num_spans = _HEADER.unpack_from(source.data)
@@ -159,7 +158,7 @@ def _read_header(source: NDArray[np.uint8]) -> tuple[int, list[tuple[int, int]],
 
 
 def _between(spans: list[tuple[int, int]], num_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of bytes that are in no span."""
+    """Yield (start, end) of the byte ranges of a payload that lie outside all spans."""
     at = 0
     for start, length in spans:
         if start > at:
@@ -170,7 +169,10 @@ def _between(spans: list[tuple[int, int]], num_bytes: int) -> Iterator[tuple[int
 
 
 def _spans(payload: memoryview) -> list[tuple[int, int]]:
-    """Return the start and length in bytes of each run of f16 values, whole groups only; [] for another layout."""
+    """Return (start, length) in bytes of each run of f16 values, in whole groups of 32 values.
+
+    Return [] if the payload has another layout.
+    """
     reader = _Reader(payload)
     for cell_bytes in _CELL_BYTES:
         spans: list[tuple[int, int]] = []
@@ -183,13 +185,16 @@ def _spans(payload: memoryview) -> list[tuple[int, int]]:
         except _OtherLayout:
             if num_caches == 0:
                 continue
-            # Behind the cells is a state, which is no such cache.
+            # A recurrent state follows the cells. It has another layout and is not packed.
         return [(start, length // (2 * _GROUP) * 2 * _GROUP) for start, length in spans if length >= 2 * _GROUP]
     return []
 
 
 def _cache_spans(reader: _Reader, at: int, cell_bytes: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return where one cache of a payload ends, and its f16 values. Raise _OtherLayout."""
+    """Return where the cache that begins at `at` ends, and the (start, length) in bytes of its runs of f16 values.
+
+    Raise _OtherLayout if the payload has another layout there.
+    """
     num_streams, num_cells = reader.u32(at), reader.u32(at + 4)
     if num_streams != 1:
         raise _OtherLayout

@@ -1,4 +1,4 @@
-"""The conditions of a calibration, by name: measurements under other conditions are not used."""
+"""The conditions under which a calibration is valid. Measurements made under other conditions are not used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERSION = 1
 
 
 def make_conditions(model: Model, config: EngineConfig, *, num_cells: int, num_threads: int) -> dict[str, str]:
-    """Return the conditions of a model's calibration: its shape, llama.cpp's build, the processor, the options."""
+    """Return a calibration's conditions by name: the model's shape, llama.cpp's build, the processor, the options."""
     architecture = model.metadata("general.architecture") or ""
     heads = [model.metadata(f"{architecture}.attention.{key}") for key in ("head_count", "head_count_kv")]
     return {

@@ -1,4 +1,4 @@
-"""The runner on llama.cpp: one context with a unified KV cache, driven through the low-level bindings."""
+"""The runner on llama.cpp. It has one context with a unified KV cache, and uses the low-level bindings."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ KV_TYPES = {  # ggml_type
     "bf16": 30,
 }
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-# llama.cpp allows 256 sequences per context. An idle sequence takes no extra memory of attention, but a whole state of
-# recurrent memory. So idle states are kept in host memory if possible.
+# llama.cpp allows 256 sequences per context. With attention, an idle sequence takes no extra memory. With recurrent
+# memory it takes a whole state, so idle states are kept in host memory if possible.
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
 _NUM_IDLE_STATES = 2
 _NUM_IDLE_STATES_WITHOUT_HOST = 8
@@ -47,12 +47,12 @@ _OUT_OF_CELLS = 1  # of llama_decode
 
 
 def num_cells_of(model: Model, config: EngineConfig) -> int:
-    """Return the cells that a model's context will have."""
+    """Return how many cells a model's context will have."""
     return config.ctx or min(model.context_length_trained or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
 
 
 def attention_candidates(model: Model, config: EngineConfig, num_cells: int | None = None) -> tuple[Attention, ...]:
-    """Return the forms of attention that a model's context may have, the default first."""
+    """Return the attention settings that a model's context can use, the default first."""
     return possible_attention(
         config,
         # llama.cpp reports the first layer's value, which may be 0 in a hybrid; heads are rarely narrower than 64.
@@ -63,7 +63,7 @@ def attention_candidates(model: Model, config: EngineConfig, num_cells: int | No
 
 
 def _make_context(model: Model, params: Any) -> tuple[Any, Any]:
-    """Return a context of a model and its memory. Raise ModelLoadFailed."""
+    """Make a context; return (context, memory). Raise ModelLoadFailed if llama.cpp cannot make it."""
     context = lib.llama_init_from_model(model.handle, params)
     if not context:
         why = last_error()
@@ -94,11 +94,10 @@ class LlamaRunner:
         attention: Attention | None = None,
         num_back: int = 0,
     ) -> None:
-        """Make the context, with the default attention if none was chosen.
+        """Make the context. Raise ModelLoadFailed if llama.cpp cannot (out of memory, impossible options).
 
-        If the memory is a state, keep the states before each sequence's last `num_back` tokens, as far as llama.cpp
-        can do that for this architecture. `max_drafts` is the number that is kept.
-        Raise ModelLoadFailed if llama.cpp cannot make the context (out of memory, impossible options).
+        `num_back`: by how many tokens a sequence should be able to go back. If the model has a recurrent state, this
+        needs earlier states, which llama.cpp keeps for some architectures. `max_drafts` is the number that is possible.
         """
         self.model = model
         self.attention = attention or attention_candidates(model, config, num_cells)[0]
@@ -171,13 +170,13 @@ class LlamaRunner:
     def set_num_threads(self, num_threads: int) -> None:
         """Use this many threads from the next decode on.
 
-        The number of threads changes the order in which llama.cpp sums attention, so logits differ as between kernels.
+        Logits then differ by rounding, since llama.cpp sums attention in another order.
         """
         self.num_threads = num_threads
         lib.llama_set_n_threads(self._context, num_threads, num_threads)
 
     def close(self) -> None:
-        """Free the context; the model stays."""
+        """Free the context. The model stays loaded."""
         if self._context:
             lib.llama_free(self._context)
             self._context = None
@@ -188,7 +187,7 @@ class LlamaRunner:
         self._adapters[adapter.id] = adapter
 
     def use_adapter(self, adapter: str) -> None:
-        """Compute batches with a registered adapter from now on; "" means none."""
+        """Compute later batches with this registered adapter; "" means without one."""
         if adapter:
             self._adapters[adapter].use(self._context)
         else:
@@ -199,14 +198,14 @@ class LlamaRunner:
         self.abort_flag.set()
 
     def clear_abort(self) -> None:
-        """Undo `request_abort`. Call it before commands are read, so that it does not undo a later abort."""
+        """Undo `request_abort`. Call it before reading commands, since a command may request a new abort."""
         self.abort_flag.clear()
 
     def decode(self, slices: Sequence[Slice]) -> None:
-        """Compute a batch of at most `max_batch` tokens and wait for it (GPU backends return early).
+        """Compute a batch of at most `max_batch` tokens, and wait until it is computed.
 
-        Raise DecodeCancelled (parts may be computed: trim to the known length), OutOfCells (nothing was computed), or
-        InternalError.
+        Raise OutOfCells (nothing was computed), or InternalError. Raise DecodeCancelled if it was interrupted: parts of
+        the batch may be computed, so cut each sequence to its known length.
         """
         self._past.begin()
         rows: dict[int, list[int | Logits]] = {}
@@ -224,7 +223,7 @@ class LlamaRunner:
         self._outputs = [row for part in slices for row in rows[part.seq_id]]
 
     def _decode_at_once(self, slices: Sequence[Slice]) -> dict[int, list[int | Logits]]:
-        """Compute slices in one call; return their rows of llama.cpp's buffer by sequence."""
+        """Compute slices in one call of llama_decode. Return each sequence's rows in llama.cpp's buffer of logits."""
         at = 0
         rows: dict[int, list[int | Logits]] = {}
         for part in slices:
@@ -243,12 +242,12 @@ class LlamaRunner:
             raise DecodeCancelled
         if status != 0:
             raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
-        # Otherwise the step's time would be counted where the logits are read, or in the next step.
+        # GPU backends return early. Without this, the step's time would be counted when its logits are read, or later.
         lib.llama_synchronize(self._context)
         return rows
 
     def _compute(self, num_tokens: int) -> int:
-        """Decode `num_tokens` of the batch, with a few padding tokens if that is faster; return the status."""
+        """Decode the batch's first `num_tokens`, with padding tokens if that is faster. Return llama.cpp's status."""
         num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch) if self._can_fill else 0
         end = num_tokens + num_added
         if num_added and end <= self.max_batch:
@@ -264,7 +263,7 @@ class LlamaRunner:
         return int(lib.llama_decode(self._context, self._batch))
 
     def logits(self, index: int) -> Logits:
-        """Return the index-th output of the last batch: a view of llama.cpp's buffer, not to be written."""
+        """Return the logits of output `index` of the last batch: a read-only view, valid until the next decode."""
         return self._row_at(self._outputs[index])
 
     def _row_at(self, row: int | Logits) -> Logits:
@@ -281,7 +280,7 @@ class LlamaRunner:
         return view
 
     def can_trim(self, seq_id: int, length: int) -> bool:
-        """Whether a sequence may be cut to `length` and continue there with correct logits."""
+        """Whether a sequence can be cut to `length` and continue there with correct logits."""
         held = self.length(seq_id)
         if length >= held:
             return length == held
@@ -295,7 +294,7 @@ class LlamaRunner:
                 return length == 0
 
     def trim(self, seq_id: int, length: int) -> bool:
-        """Forget positions from `length` on; False if this memory cannot (then nothing changed)."""
+        """Cut a sequence to `length`. If this memory cannot do that, change nothing and return False."""
         if not self.can_trim(seq_id, length):
             return False
         if length == 0:
@@ -303,19 +302,19 @@ class LlamaRunner:
         return bool(lib.llama_memory_seq_rm(self._memory, seq_id, length, -1))
 
     def rewind(self, seq_id: int, length: int) -> bool:
-        """Take back drafts of the latest batch, from `length` on; False if this memory cannot."""
+        """Cut a sequence to `length` by removing drafts of the latest batch. Return False if this memory cannot."""
         if self.memory_kind in CUTTABLE:
             return self.trim(seq_id, length)
         return self._past.go_back(seq_id, length, self.length(seq_id) - length)
 
     def clear(self, seq_id: int) -> None:
-        """Forget a whole sequence."""
+        """Remove all tokens of a sequence."""
         self._past.forget(seq_id)
         self._gapless_from.pop(seq_id, None)
         lib.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
     def copy(self, source: int, target: int, length: int) -> bool:
-        """Let an empty target share the first `length` positions of the source; False if this memory cannot do that."""
+        """Give an empty target the first `length` positions of the source. Return False if this memory cannot."""
         if not self.can_trim(source, length) or not self._past.settle(source):
             return False
         # Copy the whole sequence, then trim it: sliding windows hold only a part of [0, length), and recurrent states
@@ -326,7 +325,7 @@ class LlamaRunner:
         return self.trim(target, length)
 
     def can_save(self, seq_id: int, start: int, end: int) -> bool:
-        """Whether `save` can read this range and a restore of it will be exact. No side effect."""
+        """Whether `save` can read positions [start, end), and a restore of them will be exact. No side effect."""
         held = self.length(seq_id)
         match self.memory_kind:
             case MemoryKind.FULL_ATTENTION:
@@ -338,7 +337,7 @@ class LlamaRunner:
                 return end == held  # a state exists only for its current position
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
-        """Return the bytes of positions [start, end), including the state at `end` if the memory has one."""
+        """Return the bytes of positions [start, end). They include the recurrent state at `end`, if there is one."""
         if not self._past.settle(seq_id):
             raise InternalError("llama.cpp could not read the state of a sequence")
         lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
@@ -354,20 +353,20 @@ class LlamaRunner:
         return payload[:written].toreadonly()
 
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:
-        """Prepare memory for a later `save` of `num_bytes`; False if `max_bytes` are ready."""
+        """Prepare memory for a later `save` of `num_bytes`, up to `max_bytes` in total; False if none was prepared."""
         self._payloads.max_free_bytes = max_bytes
         return self._payloads.prepare(num_bytes)
 
     def state_bytes(self, seq_id: int) -> int:
-        """Return how many bytes of a saved range are a state, which is the same for all ranges; 0 if all are cells."""
+        """Return how many bytes of any saved range are its recurrent state; 0 if the memory has no state."""
         if self.memory_kind in CUTTABLE:
             return 0
         return int(lib.llama_state_seq_get_size_ext(self._context, seq_id, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
 
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
-        """Append a saved range, which ends at `end`, to a sequence that holds exactly the positions before it.
+        """Append a saved range that ends at `end`. The sequence must hold exactly the positions before the range.
 
-        Return False if llama.cpp refuses it (no room, other settings); then the sequence is unchanged.
+        If llama.cpp refuses the range (no room, other settings), leave the sequence unchanged and return False.
         """
         if not self._past.settle(seq_id):
             return False
@@ -384,15 +383,15 @@ class LlamaRunner:
         return is_whole
 
     def _window_begins(self, seq_id: int) -> int:
-        """Return the position from which on the windowed layers have all cells of a sequence.
+        """Return the first position from which on the windowed layers have all cells of a sequence.
 
-        Earlier cells may have been reused, or were outside the window when they were saved.
+        Earlier cells may be missing: they were reused, or were outside the window when the range was saved.
         """
         oldest = int(lib.llama_memory_seq_pos_min(self._memory, seq_id))
         return max(oldest, self._gapless_from.get(seq_id, 0))
 
     def length(self, seq_id: int) -> int:
-        """Return the number of positions held."""
+        """Return how many positions a sequence has."""
         return int(lib.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
 
     def is_end(self, token: int) -> bool:

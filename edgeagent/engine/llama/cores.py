@@ -1,7 +1,8 @@
 """Counts the cores to compute on: physical, fast cores that this process may use, within its CPU quota.
 
-llama.cpp's threads wait for each other after every operation: a thread that shares its core, runs on a slow core or is
-out of quota delays all others. The functions take a file system's root and a platform, which tests can replace.
+llama.cpp's threads wait for each other after every operation. So one thread that shares its core, runs on a slow core
+or has used up its quota delays all others. The functions take the root of the file system and the platform as
+arguments, so that tests can replace them.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def num_usable_cores(
 ) -> int:
     """Return how many threads to compute with, at least one.
 
-    `allowed`: the logical CPUs that the process may run on; if None, the system is asked. `sysctl`: returns the value
-    that macOS's kernel has under a name.
+    `allowed`: the logical CPUs that the process may run on; if None, the system is asked. `sysctl`: returns a value of
+    macOS's kernel by its name.
     """
     if platform == "linux":
         cpus = quick_cpus(root, _allowed_cpus() if allowed is None else allowed)
@@ -47,7 +48,7 @@ def num_usable_cores(
 
 
 def processor_name(root: Path = Path("/")) -> str:
-    """Return the processor's name, as far as the system reports it."""
+    """Return the processor's name. If the system does not report it, return its type, such as aarch64."""
     for line in (_read(root / "proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":
@@ -56,7 +57,7 @@ def processor_name(root: Path = Path("/")) -> str:
 
 
 def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
-    """Return the logical CPUs without those on efficient cores; all if there is only one kind.
+    """Return those of the logical CPUs that are not on efficient cores; all if there is only one kind of core.
 
     Linux lists the fast CPUs of Intel processors in /sys/devices/cpu_core, and gives a cpu_capacity for Arm processors.
     """
@@ -70,7 +71,7 @@ def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
 
 
 def num_physical_cores(root: Path, cpus: frozenset[int]) -> int:
-    """Return the number of cores of these logical CPUs."""
+    """Return how many physical cores these logical CPUs have."""
     topology = [root / f"sys/devices/system/cpu/cpu{cpu}/topology" for cpu in cpus]
     siblings = {_read(path / "core_cpus_list") or _read(path / "thread_siblings_list") for path in topology}
     if siblings and None not in siblings:
@@ -79,7 +80,7 @@ def num_physical_cores(root: Path, cpus: frozenset[int]) -> int:
 
 
 def cpu_quota(root: Path) -> float | None:
-    """Return the CPU time that the process's control groups grant it, in CPUs; None without a limit."""
+    """Return how many CPUs the process's control groups let it use, maybe a fraction; None without a limit."""
     mounts = root / "sys/fs/cgroup"
     quotas: list[float] = []
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
@@ -94,7 +95,7 @@ def cpu_quota(root: Path) -> float | None:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Return the numbers of a list such as 0-3,8; no numbers if it is not such a list."""
+    """Return the numbers in a list such as "0-3,8"; an empty set if the text is not such a list."""
     try:
         bounds = [part.partition("-") for part in text.strip().split(",") if part]
         return frozenset(cpu for first, _, last in bounds for cpu in range(int(first), int(last or first) + 1))
@@ -109,7 +110,7 @@ def _allowed_cpus() -> frozenset[int]:
 
 
 def _upwards(mount: Path, path: str) -> list[Path]:
-    """Return a control group's folder and its parents; in a container there may be only the mount itself."""
+    """Return a control group's folder and its parents up to the mount. In a container, only the mount may exist."""
     inside = PurePosixPath(path.lstrip("/"))
     return [mount / inside, *(mount / parent for parent in inside.parents)]
 
@@ -139,7 +140,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read_sysctl(name: str) -> int | None:
-    """Return a number from macOS's kernel; None if there is none of that name."""
+    """Return a number of macOS's kernel by its name; None if there is no such number."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     try:
         status = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)

@@ -1,6 +1,6 @@
 """Computes embeddings in a separate context, a chunk at a time, so that other requests can run in between.
 
-It knows token ids, not text. The context is made when it is needed, with the length that the text needs.
+This module knows token ids, not text. The context is made at the first text, and replaced for a longer text.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _RANKING = 4
 
 
 def choose_pooling(model: Model) -> Pooling | None:
-    """Return how a model's vectors are pooled; None if the model's texts cannot be embedded in chunks.
+    """Return how a model's token vectors are pooled; None if the model cannot embed a text in chunks.
 
-    They cannot for ranking models, and for models whose tokens attend to later tokens.
+    Ranking models cannot, and neither can models whose tokens attend to later tokens.
     """
     if model.pooling == _RANKING or not model.is_causal or model.has_encoder:
         return None
@@ -55,7 +55,7 @@ def choose_pooling(model: Model) -> Pooling | None:
 
 
 class Embedder:
-    """Computes one text's vector after another. Only the engine's thread may call it."""
+    """Computes the vectors of texts, one text after another. Only the engine's thread may call it."""
 
     def __init__(
         self, model: Model, config: EngineConfig, max_tokens: int, clock: Callable[[], float] = time.monotonic
@@ -76,13 +76,13 @@ class Embedder:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds a context, which takes memory."""
+        """Whether a context exists, which takes memory."""
         return self._context is not None
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Begin a text of 1 to `max_tokens` tokens. An unfinished text is dropped.
+        """Begin a text of 1 to `max_tokens` tokens. An unfinished earlier text is dropped.
 
-        Raise BackendUnavailable if there is no memory for it.
+        Raise BackendUnavailable if there is not enough memory.
         """
         assert 0 < len(tokens) <= self.max_tokens
         if len(tokens) > self._num_cells:
@@ -93,7 +93,7 @@ class Embedder:
         self._sum = np.zeros(self._model.embedding_length)
 
     def advance(self, budget_s: float, num_threads: int) -> Rows | None:
-        """Compute a chunk that takes about `budget_s`. After the last one, return the text's normalized vector.
+        """Compute a chunk in about `budget_s`. Return the text's normalized vector if it was the last chunk, else None.
 
         Raise InternalError if llama.cpp fails or returns NaN.
         """
@@ -153,7 +153,7 @@ class Embedder:
         return True
 
     def _decode(self, chunk: Sequence[int], *, is_pooled: bool) -> Rows | None:
-        """Compute the next chunk; return its tokens' vectors if they are needed."""
+        """Compute the next chunk. If `is_pooled`, return the vectors of its tokens, else None."""
         array = (ctypes.c_int32 * len(chunk))(*chunk)
         lib.llama_set_embeddings(self._context, is_pooled)
         status = lib.llama_decode(self._context, lib.llama_batch_get_one(array, len(chunk)))
@@ -182,7 +182,10 @@ class Embedder:
 
 
 def normalized(vector: NDArray[np.float64]) -> Rows:
-    """Return a vector normalized to length 1 (a mean and a sum have the same direction); a zero vector is unchanged."""
+    """Return a vector scaled to length 1. A zero vector is unchanged. A sum gives the same result as a mean.
+
+    Raise InternalError if the vector contains NaN or infinity.
+    """
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length):
         raise InternalError("the model's embedding holds NaN or infinity")
@@ -190,7 +193,7 @@ def normalized(vector: NDArray[np.float64]) -> Rows:
 
 
 def shortened(vector: Rows, dimensions: int | None) -> Rows:
-    """Return a vector's first `dimensions` numbers, normalized again; the whole vector if None."""
+    """Return a vector's first `dimensions` numbers, scaled to length 1. If None, return the whole vector."""
     if dimensions is None or dimensions == len(vector):
         return vector
     return normalized(vector[:dimensions].astype(np.float64))

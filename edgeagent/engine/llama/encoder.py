@@ -1,7 +1,8 @@
 """Computes the vectors or the ranks of whole texts, for models whose tokens attend to later tokens.
 
-Such a text cannot be computed in chunks. Several short texts are computed in one batch, which reads each weight only
-once. The module knows token ids, not text. The context is made when it is needed, as large as the longest text so far.
+These models cannot compute a text in chunks. Several short texts are computed in one batch, which reads each weight
+only once. This module knows token ids, not text. The context is made at the first batch, and replaced for a larger
+batch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _DEFAULT_CONTEXT = 8192
 
 
 def needs_whole_texts(model: Model) -> bool:
-    """Whether a model reads a text all at once, to embed it or to rank it, and cannot generate."""
+    """Whether a model must read a whole text at once, to embed or rank it. Such a model cannot generate."""
     if lib.llama_model_is_diffusion(model.handle):
         return False
     if model.has_encoder:
@@ -59,20 +60,20 @@ class Encoder:
         self._tokens_per_s = 0.0
         trained = model.context_length_trained or _DEFAULT_CONTEXT
         self.max_tokens = min(config.ctx or _DEFAULT_CONTEXT, trained)
-        """Tokens of the longest text: a model knows no positions beyond those that it was trained with."""
+        """Tokens of the longest text, limited by the positions that the model was trained with."""
         self.is_ranking = model.pooling == _RANK
         self.length = int(lib.llama_model_n_cls_out(model.handle)) if self.is_ranking else model.embedding_length
-        """How many numbers a text gets: the length of its vector, or one for each class of a ranking model."""
+        """Length of a text's row: that of its vector, or the number of classes of a ranking model."""
         by_logits = _MAX_LOGITS_BYTES // (_BYTES_A_LOGIT * model.num_tokens)
         self._batch_tokens = min(_BATCH_TOKENS, max(_MIN_TOKENS, by_logits), self.max_tokens)
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds a context, which takes memory."""
+        """Whether a context exists, which takes memory."""
         return self._context is not None
 
     def num_together(self, texts: Sequence[Sequence[int]]) -> int:
-        """Return how many of these texts, from the first on, to compute in one batch; at least one."""
+        """Return how many of the first texts to compute in one batch; at least one."""
         num_tokens = 0
         for index, text in enumerate(texts[:_MAX_TEXTS]):
             num_tokens += len(text)
@@ -81,11 +82,14 @@ class Encoder:
         return min(len(texts), _MAX_TEXTS)
 
     def expected_s(self, num_tokens: int) -> float:
-        """Return the expected seconds of a batch; 0 before the first batch was measured."""
+        """Return the expected seconds to compute a batch; 0 before the first measurement."""
         return num_tokens / self._tokens_per_s if self._tokens_per_s else 0.0
 
     def warm_up(self, num_threads: int) -> None:
-        """Encode a text with tokens from the whole vocabulary, so that all weights are in memory. Raise as `encode`."""
+        """Load all weights into memory and measure the rate, by encoding tokens from the whole vocabulary.
+
+        Raise the same errors as `encode`.
+        """
         num_tokens = min(_NUM_WARM_TOKENS, self.max_tokens)
         tokens = np.linspace(0, self._model.num_tokens - 1, num_tokens).astype(int).tolist()
         for _ in range(2):  # the first run reads the weights, so its time does not count
@@ -93,10 +97,11 @@ class Encoder:
             self.encode([tokens], num_threads)
 
     def encode(self, texts: Sequence[Sequence[int]], num_threads: int) -> Rows:
-        """Return a row for each text: its vector, of length 1, or the numbers of its classes.
+        """Return a row for each text: its vector, scaled to length 1, or the scores of a ranking model's classes.
 
-        Each text has 1 to `max_tokens` tokens, and there are at most `num_together` texts. Raise DecodeCancelled,
-        BackendUnavailable if there is no memory for them, or InternalError if llama.cpp fails or returns NaN.
+        Each text must have 1 to `max_tokens` tokens. Pass at most as many texts as `num_together` returns. Raise
+        DecodeCancelled after `request_abort`, BackendUnavailable if there is not enough memory, or InternalError if
+        llama.cpp fails or returns NaN.
         """
         num_tokens = sum(map(len, texts))
         if num_tokens > self._num_cells:
@@ -113,13 +118,13 @@ class Encoder:
         return rows if self.is_ranking else np.stack([normalized(row.astype(np.float64)) for row in rows])
 
     def request_abort(self) -> None:
-        """Make the running batch stop (CPU only). Any thread may call it."""
+        """Stop the running batch (CPU only). Any thread may call it."""
         flag = self._abort_flag
         if flag is not None:
             flag.set()
 
     def clear_abort(self) -> None:
-        """Undo `request_abort`. Call it before commands are read, so that it does not undo a later abort."""
+        """Undo `request_abort`. Call it before reading commands, since a command may request a new abort."""
         if self._abort_flag is not None:
             self._abort_flag.clear()
 
@@ -152,7 +157,10 @@ class Encoder:
         self._num_cells = num_cells
 
     def _check_memory(self, num_cells: int) -> None:
-        """Raise BackendUnavailable if the rows of logits alone would not fit: llama.cpp would write to all of them."""
+        """Raise BackendUnavailable if the free memory is less than the rows of logits take.
+
+        llama.cpp would write to all of these rows.
+        """
         needed_bytes = num_cells * self._model.num_tokens * _BYTES_A_LOGIT
         free_bytes = psutil.virtual_memory().available
         if needed_bytes > free_bytes:

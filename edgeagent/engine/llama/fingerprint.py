@@ -1,8 +1,8 @@
-"""A value that covers all that a cached block depends on: the model's content, the context's settings, the build.
+"""A fingerprint of everything that a cached block depends on: the model's content, the context's settings, the build.
 
-A block with another fingerprint has other keys and is never found, so it cannot be misread. The fingerprint leaves out
-the placement of layers and the length of the context, which depend on free memory: on each device the KV cells are the
-same except for rounding. It also leaves out the draft model, whose blocks have their own fingerprint.
+A block with another fingerprint has another key, so it is never found and cannot be misread. The fingerprint leaves out
+the placement of layers and the length of the context, since both depend on free memory. The KV cells are the same on
+each device, except for rounding. The draft model is left out too: its blocks have their own fingerprint.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The properties that blocks depend on, by name, as shown to users. `digest` covers all of them."""
+    """The properties that blocks depend on, by the names that users see. `digest` covers all of them."""
 
     fields: Mapping[str, str]
 
     @property
     def digest(self) -> bytes:
-        """Return 32 bytes that differ whenever a field does."""
+        """A hash of all fields, 32 bytes."""
         content = repr(sorted(self.fields.items())).encode()
         return hashlib.blake2b(content, digest_size=32, person=b"edgeagent model").digest()
 
@@ -47,10 +47,10 @@ def make_fingerprint(
     flash_attention: str,
     is_draft: bool = False,
 ) -> Fingerprint:
-    """Return the fingerprint of a loaded model with these files. `rope` names its rotary embedding's factors.
+    """Return the fingerprint of a loaded model with these files. `rope` names the RoPE factors in use.
 
-    `is_draft`: the model drafts for another. Then it does not share blocks with the same file as a target: draft steps
-    are rounded differently, and a target must give the same answer again.
+    `is_draft`: the model is used as a draft model. Its blocks are not shared with a target model from the same file:
+    draft steps are rounded differently, and a target model must give the same answer again.
     """
     hasher = hashlib.blake2b(digest_size=16)
     for file in files:
@@ -74,14 +74,14 @@ def make_fingerprint(
 
 
 def adapter_id(file: Path) -> str:
-    """Return a value that differs between adapters, and changes when the file changes."""
+    """Return an id of an adapter's file, as hex digits. It changes when the file changes."""
     hasher = hashlib.blake2b(digest_size=16, person=b"edgeagent lora")
     _add_file(hasher.update, file)
     return hasher.hexdigest()
 
 
 def describe_unused(folder: Path, model: str, mine: Fingerprint, keyring: Keyring) -> str | None:
-    """Return a log line about blocks of this model in a folder with another fingerprint; None if there are none."""
+    """Return a log line about a model's blocks on disk that have another fingerprint; None if there are none."""
     abouts = cache_folder.read_abouts(folder)
     others = {
         root: about
@@ -108,9 +108,9 @@ def _differs(name: str, theirs: Mapping[str, str], mine: Fingerprint) -> bool:
 
 
 def _add_file(update: Callable[[bytes], None], path: Path) -> None:
-    """Hash a model file without reading all of it: its size, its time, its header, and samples of its weights.
+    """Hash a model file without reading all of it: its size, its mtime, its header, and samples of its weights.
 
-    The time covers the bytes that are not read: after a change in place, cached blocks are not found.
+    The mtime stands for the bytes that are not read: if they change in place, the mtime changes too.
     """
     with path.open("rb", buffering=0) as file:
         status = path.stat()
@@ -123,6 +123,9 @@ def _add_file(update: Callable[[bytes], None], path: Path) -> None:
 
 
 def library_stamp() -> str:
-    """Return a value that differs between builds of one llama.cpp commit with different flags or patches."""
+    """Return the size and mtime of llama.cpp's library file.
+
+    They differ between builds of one commit with different flags or patches.
+    """
     status = Path(lib._lib._name).stat()
     return f"{status.st_size}:{status.st_mtime_ns}"

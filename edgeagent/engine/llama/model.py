@@ -1,4 +1,4 @@
-"""A loaded GGUF model: weights, vocabulary and metadata. It computes nothing: that is done in contexts."""
+"""A loaded GGUF model: weights, vocabulary and metadata. The computation is done in contexts, not here."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _NO_SPLIT = 0  # llama_split_mode
 
 
 def split_parts(path: Path) -> list[Path]:
-    """Return all files of a model, which may be split as NAME-00001-of-0000N.gguf."""
+    """Return all files of a model, given its file or one of its parts (NAME-00001-of-0000N.gguf)."""
     match = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.gguf", path.name)
     if match is None:
         return [path]
@@ -65,7 +65,10 @@ def split_parts(path: Path) -> list[Path]:
 
 
 def _load_failure(path: Path) -> ModelLoadFailed:
-    """Return the error for a file that llama.cpp does not load: ModelDamaged, unless the machine is at fault."""
+    """Return the error to raise for a file that llama.cpp cannot load.
+
+    ModelDamaged if the file is at fault, ModelOutOfMemory if memory is short, else ModelLoadFailed.
+    """
     why = last_error()
     is_of_file = "error loading model" in why and not any(word in why.lower() for word in _MACHINE_WORDS)
     kind = ModelDamaged if is_of_file else ModelOutOfMemory if is_short_of_memory(why) else ModelLoadFailed
@@ -78,7 +81,7 @@ def is_short_of_memory(why: str) -> bool:
 
 
 def _expert_overrides(num_layers: int) -> ctypes.Array[Any] | None:
-    """Return overrides for llama_model_params that keep the first layers' experts in the machine's memory."""
+    """Return overrides for llama_model_params that keep the first `num_layers` layers' experts in host memory."""
     if num_layers <= 0:
         return None
     overrides = (BufferOverride * (num_layers + 1))()  # an empty last one ends the array
@@ -104,7 +107,7 @@ def _metadata(handle: object, key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """The tokens that mark the text before a gap, the text after it, and the place where the gap is filled."""
+    """The tokens that mark the text before a gap, the text after the gap, and where the model fills the gap."""
 
     prefix: int
     suffix: int
@@ -112,10 +115,10 @@ class InfillTokens:
 
 
 class Model:
-    """Weights and vocabulary of one GGUF file. Satisfies text.vocabulary.Vocabulary.
+    """Weights and vocabulary of one GGUF file. Implements text.vocabulary.Vocabulary.
 
-    `config.gpu_layers` layers are put on GPUs, if there are any; -1 means all. Raises ModelLoadFailed if llama.cpp
-    refuses the file. Close it after all its contexts.
+    If there are GPUs, `config.gpu_layers` layers are put on them; -1 means all. Raises ModelLoadFailed if llama.cpp
+    cannot load the file. Close the model after all its contexts.
     """
 
     def __init__(self, path: Path, config: EngineConfig, on_progress: Callable[[float], None] | None = None) -> None:
@@ -151,7 +154,7 @@ class Model:
 
     @property
     def handle(self) -> object:
-        """llama.cpp's pointer, for making a context."""
+        """llama.cpp's pointer to the model, for making contexts."""
         return self._handle
 
     def close(self) -> None:
@@ -165,7 +168,7 @@ class Model:
     def tokenize(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
         """Return the token ids of a text.
 
-        With `parse_special`, control tokens' texts become those tokens. With `add_bos`, BOS comes first if the model
+        If `parse_special`, the text of a control token becomes that token. If `add_bos`, BOS comes first if the model
         wants one.
         """
         tokens = self._tokenize(text, parse_special=parse_special)
@@ -184,7 +187,7 @@ class Model:
         raise InternalError(f"llama.cpp could not tokenize a text of {len(encoded)} bytes")
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of a token; control tokens give their text."""
+        """Return the bytes of a token. For a control token, return its text, such as "<|im_start|>"."""
         piece = self._pieces.get(token)
         if piece is None:
             buffer = ctypes.create_string_buffer(64)
@@ -197,7 +200,7 @@ class Model:
 
     @cached_property
     def max_piece_bytes(self) -> int | None:
-        """The most bytes of text in one token; None if the tokenizer drops or rewrites text."""
+        """The most bytes of text that one token stands for. None if the tokenizer drops or rewrites text."""
         if lib.llama_vocab_type(self._vocab) not in _EXACT_VOCABULARIES:
             return None
         return max(4, max(len(self.piece(token)) for token in range(self.num_tokens)))  # one unknown character: 4
@@ -207,7 +210,7 @@ class Model:
         return bool(lib.llama_vocab_is_control(self._vocab, token))
 
     def is_user_defined(self, token: int) -> bool:
-        """Whether text becomes the token even without `parse_special`."""
+        """Whether `tokenize` turns the token's text into this token even without `parse_special`."""
         return bool(lib.llama_vocab_get_attr(self._vocab, token) & _USER_DEFINED)
 
     def is_end(self, token: int) -> bool:
@@ -243,7 +246,7 @@ class Model:
 
     @cached_property
     def frame_tokens(self) -> tuple[list[int], list[int]]:
-        """The tokens that the model's tokenizer puts before a whole text, and those that it puts after it."""
+        """Two lists: the tokens that the tokenizer adds before a whole text, and those that it adds after the text."""
         body, framed = self._tokenize("a", parse_special=False), self._tokenize("a", parse_special=False, frame=True)
         for start in range(len(framed) - len(body) + 1):
             if framed[start : start + len(body)] == body:
@@ -252,7 +255,7 @@ class Model:
 
     @cached_property
     def infill_tokens(self) -> InfillTokens | None:
-        """The tokens for a text with a gap; None if the model was not trained for that."""
+        """The tokens that mark a gap to fill in a text; None if the model was not trained to fill gaps."""
         marks = InfillTokens(
             lib.llama_vocab_fim_pre(self._vocab),
             lib.llama_vocab_fim_suf(self._vocab),
@@ -287,12 +290,12 @@ class Model:
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The model's own Jinja template."""
+        """The Jinja chat template in the model's file; None if there is none."""
         return self.metadata("tokenizer.chat_template")
 
     @cached_property
     def memory_kind(self) -> MemoryKind:
-        """The kind of its memory, which decides what can be removed from it."""
+        """The kind of the model's memory. It decides where a sequence can be cut."""
         if lib.llama_model_is_hybrid(self._handle):
             return MemoryKind.HYBRID
         if lib.llama_model_is_recurrent(self._handle):
@@ -301,7 +304,7 @@ class Model:
 
     @property
     def window(self) -> int:
-        """Tokens of the sliding window; 0 without one."""
+        """Tokens of the sliding window; 0 if there is none."""
         return int(lib.llama_model_n_swa(self._handle))
 
     @property
@@ -311,18 +314,21 @@ class Model:
 
     @property
     def context_length_unscaled(self) -> int:
-        """Tokens of context beyond which llama.cpp uses a model's RoPE factors for long texts, if it has any."""
+        """The context length, in tokens, beyond which llama.cpp uses the RoPE factors for long texts.
+
+        If the file does not name it, this is the length that the model was trained for.
+        """
         text = self.metadata(f"{self.metadata('general.architecture')}.rope.scaling.original_context_length") or ""
         return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else self.context_length_trained
 
     @property
     def embedding_length(self) -> int:
-        """The length of a token's vector."""
+        """Length of the vector that the model outputs for a token."""
         return int(lib.llama_model_n_embd_out(self._handle))
 
     @property
     def num_layers(self) -> int:
-        """Number of transformer (or other) blocks."""
+        """Number of layers, which are transformer blocks or others."""
         return int(lib.llama_model_n_layer(self._handle))
 
     @property
@@ -360,13 +366,13 @@ class Model:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether it reads its prompt with an encoder (T5 …). Such a model cannot generate here."""
+        """Whether the model reads its prompt with an encoder, like T5. Such a model cannot generate here."""
         return bool(lib.llama_model_has_encoder(self._handle))
 
     def default_sampling(self) -> SamplingParams:
-        """Return the sampling parameters that the file recommends, completed with llama.cpp's defaults.
+        """Return the sampling parameters that the file recommends. Others have llama.cpp's defaults.
 
-        An invalid value is ignored: otherwise clients would get an error for a value that they did not send.
+        An invalid value in the file is ignored. Otherwise clients would get an error for a value they did not send.
         """
         values: dict[str, float | int] = {}
         for key, (field, kind) in _SAMPLING_KEYS.items():

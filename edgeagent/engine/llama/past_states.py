@@ -1,13 +1,16 @@
-"""Takes refused drafts back in a recurrent memory, by going back to earlier states.
+"""Removes refused drafts from a recurrent memory, by going back to an earlier state.
 
-With n_rs_seq llama.cpp keeps the states before the last tokens of each sequence, for some architectures
-(llm_arch_supports_rs_rollback). llama_memory_seq_rm then goes back to one of them, but does not know which are valid:
+If n_rs_seq is set, llama.cpp keeps the states before the last tokens of each sequence. It does so only for some
+architectures (llm_arch_supports_rs_rollback). llama_memory_seq_rm can then go back to one of these states. But it does
+not know which of them are valid:
 
-- Only states from a sequence's latest micro-batch are valid, and it leaves none before its first token.
+- Only states from a sequence's latest micro-batch are valid. There is no valid state before the first token of that
+  micro-batch.
 - A later micro-batch with several sequences may move a sequence's present state without moving its earlier states.
-- After going back, the sequence's state lies in another place until the next decode. llama_memory_seq_cp ignores that.
+- After going back, the sequence's state is stored elsewhere until the next decode. llama_memory_seq_cp ignores this.
 
-In all three cases seq_rm returns True, and the logits are wrong. So this module tracks what may be taken back.
+In all three cases seq_rm returns True, and later logits are wrong. So this module tracks how far each sequence can go
+back.
 """
 
 from __future__ import annotations
@@ -27,17 +30,17 @@ _MIN_SPARE = 2
 
 
 def possible_depth(wanted: int, micro_batch: int) -> int:
-    """Return how many states, at most `wanted`, can be kept in addition to the present one."""
+    """Return how many earlier states llama.cpp can keep for each sequence, at most `wanted`."""
     return max(0, min(wanted, micro_batch - _MIN_SPARE))
 
 
 class PastStates:
-    """The states that the sequences of one context can go back to."""
+    """Tracks the earlier states that the sequences of one context can go back to."""
 
     def __init__(self, context: Any, memory: Any) -> None:
         self._context, self._memory = context, memory
         self.depth = int(lib.llama_n_rs_seq(context))
-        """The most tokens that a sequence can go back by; 0 if this architecture keeps no states."""
+        """By how many tokens a sequence can go back at most; 0 if llama.cpp keeps no states for this architecture."""
         self._micro_batch = int(lib.llama_n_ubatch(context))
         self._valid: dict[int, int] = {}  # tokens that may be taken back, by sequence
         self._moved: set[int] = set()  # sequences that went back and were not decoded since
@@ -45,8 +48,8 @@ class PastStates:
     def calls(self, slices: Sequence[Slice]) -> list[Sequence[Slice]]:
         """Split a batch into calls of llama_decode, so that all its drafts can be taken back afterwards.
 
-        Drafts come last. Drafts of equal length share a micro-batch. Otherwise each sequence has its own call: a
-        micro-batch of one sequence does not change the states of the others.
+        Slices with drafts come last. They share one call if they are equally long and fit one micro-batch. Otherwise
+        each of them has its own call, since a micro-batch of one sequence does not change other sequences' states.
         """
         drafting = [part for part in slices if part.num_drafts] if self.depth else []
         if not drafting:
@@ -57,11 +60,11 @@ class PastStates:
         return [*([others] if others else []), *([drafting] if is_one else [[part] for part in drafting])]
 
     def begin(self) -> None:
-        """Note that a batch is about to be computed: the states of the previous batch are lost."""
+        """Note that a batch is about to be computed. The earlier states from the previous batch are then invalid."""
         self._valid.clear()
 
     def note(self, slices: Iterable[Slice]) -> None:
-        """Note that a whole batch was computed."""
+        """Note that all slices of a batch were computed, so that their drafts can be taken back."""
         if self.depth == 0:
             return
         for part in slices:
@@ -70,7 +73,7 @@ class PastStates:
                 self._valid[part.seq_id] = min(part.num_drafts, self.depth)
 
     def go_back(self, seq_id: int, length: int, num_tokens: int) -> bool:
-        """Take back a sequence's last `num_tokens`, so that `length` remain; return False if that state is not kept."""
+        """Remove a sequence's last `num_tokens`, so that `length` remain. Return False if that state is not kept."""
         if not 0 < num_tokens <= self._valid.pop(seq_id, 0):
             return False
         if not lib.llama_memory_seq_rm(self._memory, seq_id, length, -1):
@@ -81,8 +84,8 @@ class PastStates:
     def settle(self, seq_id: int) -> bool:
         """Put a sequence's state where llama.cpp's other functions expect it. Call it before a copy, save or restore.
 
-        Afterwards nothing can be taken back. Return False if llama.cpp cannot read the state; then it stays where it
-        is. Raise InternalError if the state was lost.
+        The sequence cannot go back afterwards. Return False if llama.cpp cannot read the state. The state is then
+        unchanged. Raise InternalError if the state was lost.
         """
         self._valid.pop(seq_id, None)
         if seq_id not in self._moved:

@@ -1,7 +1,7 @@
-"""Reuses memory for payloads.
+"""Reuses memory for payloads, since the first use of a memory page takes several times as long as copying into it.
 
-The first use of a page takes several times as long as copying into it. Measured: to read a block of 4 MiB out of the
-cells takes 1.5 to 6 ms into fresh memory, and 0.5 ms into memory that was used before.
+Measured: reading a block of 4 MiB out of the cells takes 1.5 to 6 ms into fresh memory, and 0.5 ms into memory that was
+used before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Buffer = NDArray[np.uint8]
 class PayloadPool:
     """Lends buffers. A buffer returns to the pool when its last reference is dropped, on any thread.
 
-    `max_free_bytes` limits the free buffers.
+    The pool keeps free buffers of at most `max_free_bytes` together.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class PayloadPool:
 
     @property
     def num_free_bytes(self) -> int:
-        """Bytes of free buffers."""
+        """Bytes of all free buffers."""
         return sum(capacity * len(buffers) for capacity, buffers in tuple(self._free.items()))
 
     def take(self, num_bytes: int) -> memoryview:
@@ -51,7 +51,10 @@ class PayloadPool:
         return buffer.data
 
     def prepare(self, num_bytes: int) -> bool:
-        """Prepare one more free buffer of this many bytes, with its pages touched; False if there are enough."""
+        """Add a free buffer of this many bytes whose pages were already written to.
+
+        Return False if free buffers would exceed `max_free_bytes`, or if so small a buffer needs no preparation.
+        """
         capacity = _capacity(num_bytes)
         if num_bytes < _MIN_BYTES or self.num_free_bytes + capacity > self.max_free_bytes:
             return False
@@ -66,14 +69,14 @@ class PayloadPool:
 
 
 def _fresh(capacity: int) -> Buffer:
-    """Return new memory, in huge pages where the system has them: the kernel then maps it in a few large parts."""
+    """Return new memory, in huge pages if the system has them, since the kernel maps a few large pages faster."""
     if not hasattr(mmap, "MADV_HUGEPAGE") or capacity < _HUGE_PAGE:
         return np.empty(capacity, np.uint8)
     mapped = mmap.mmap(-1, capacity + _HUGE_PAGE)  # what is never touched takes no memory
     whole = np.frombuffer(mapped, np.uint8)
     start = -whole.ctypes.data % _HUGE_PAGE
     with contextlib.suppress(OSError):  # a kernel without them
-        # Not the part of a page at the end: it would take a whole one.
+        # Only whole huge pages: a part of one at the end would take a whole page.
         mapped.madvise(mmap.MADV_HUGEPAGE, start, capacity // _HUGE_PAGE * _HUGE_PAGE)
     return whole[start : start + capacity]
 

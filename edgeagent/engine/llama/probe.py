@@ -1,4 +1,4 @@
-"""A context that computes the first layers of a model and stops: the calibration's probe on llama.cpp (CPU only)."""
+"""The calibration's probe on llama.cpp (CPU only): it measures how long a model's first layers take."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def num_probe_cells(depth: int) -> int:
 
 
 class LlamaProbe:
-    """The context of one candidate. It computes no logits, since it stops after the first layers."""
+    """A context to measure one candidate for the attention settings. It stops after the first layers, before logits."""
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, depth: int) -> None:
-        """Make the context, with room for `depth` used cells and the measured work after them."""
+        """Make the context. It has room for `depth` used cells, and for the measured work after them."""
         self._num_streams = min(config.num_parallel, MAX_STREAMS)
         self._depth = depth
         self._state = ""
@@ -63,7 +63,10 @@ class LlamaProbe:
         return [Slice(0, self._runner.length(0), [0] * min(tokens_of(work), self._runner.max_batch), 0)]
 
     def _arrange(self, state: str) -> None:
-        """Mark cells as used, without computing any layer: no cells, cells of sequence 0, or of several others."""
+        """Mark cells as used, without computing any layer.
+
+        State "behind": cells of sequence 0. State "alone": none. Any other state: cells of several other sequences.
+        """
         if state == self._state:
             return
         self._state = state
@@ -83,7 +86,11 @@ class LlamaProbe:
             self._runner.decode([Slice(seq_id, start, [0] * length, 0)])
 
     def _on_node(self, node: int, is_asked: bool, _: Any) -> bool:
-        """Return whether to pause after a node (if `is_asked`), or whether to continue after the pause."""
+        """Answer llama.cpp's questions about a node of the graph.
+
+        If `is_asked`, return whether to call again after the node was computed. In that second call, return whether to
+        compute the remaining nodes.
+        """
         if self._num_layers == 0:
             return is_asked
         if is_asked:
@@ -94,7 +101,7 @@ class LlamaProbe:
 
 
 class _ProbeRunner(LlamaRunner):
-    """A runner whose graph is stopped by a callback."""
+    """A runner whose computation can be stopped by a callback."""
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, num_cells: int, on_node: Any) -> None:
         self._on_node = on_node

@@ -1,4 +1,4 @@
-"""Quantizes a model file with llama.cpp. It takes over llama.cpp's log: call it in a process that does nothing else."""
+"""Quantizes a model file with llama.cpp. It redirects llama.cpp's log, so use a process that does nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
 class Quantizer:
     """Quantizes one file into another.
 
-    `file_type`: a llama_ftype. `on_tensor`: called with the number of each tensor, and with that of all tensors.
+    `file_type`: a llama_ftype. `on_tensor`: called before each tensor with its number and the number of all tensors.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Quantizer:
         self._params.max_buf_size = _MAX_BUFFER_BYTES
 
     def size_bytes(self) -> int | None:
-        """Return how many bytes of tensors the result will have; None if llama.cpp does not report it."""
+        """Return how many bytes the result's tensors will have. Return None if llama.cpp does not report it."""
         report, self._on_tensor = self._on_tensor, lambda _done, _all: None
         self._run(Path("/dev/null"), is_dry=True)
         self._on_tensor = report
@@ -77,7 +77,7 @@ class Quantizer:
 
 
 def _told(line: str) -> str:
-    """Return a readable form of llama.cpp's error. Its C++ stream gives no reason if a write fails."""
+    """Return a readable form of an error in llama.cpp's log. If a write fails, the log does not give the reason."""
     if "iostream error" in line:
         return "the result cannot be written: the disk is full, or a limit for the size of files is reached"
     return line.removeprefix("llama_model_quantize: failed to quantize: ")

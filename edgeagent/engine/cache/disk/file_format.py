@@ -1,7 +1,8 @@
-"""The format of a block's file, and the check that this installation wrote it and nothing changed it.
+"""The format of a block's file, and the check that this installation wrote the file and that it is unchanged.
 
-A file has a header of fixed size, a nonce, a Poly1305 code over all the rest, the token ids and the payload. It is not
-compressed: on f16 KV of a real prompt zstd saves 15 %, and runs at 0.7 GB/s (compress) and 0.9 GB/s (decompress).
+A file has a header of fixed size, a nonce, a Poly1305 authentication code over everything else, the token ids and the
+payload. Files are not compressed: on f16 KV of a real prompt, zstd saves only 15 %. It compresses 0.7 GB/s and
+decompresses 0.9 GB/s.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class BadBlock(Exception):
-    """A file is damaged, or is not the block that its reader expects."""
+    """A file is damaged, or does not contain the block that its reader expects."""
 
 
 class Seal:
@@ -63,10 +64,10 @@ class Seal:
         return header + nonce + self._code(nonce, header, tokens, payload).finalize(), tokens, payload
 
     def decode(self, content: bytes, key: BlockKey) -> Block:
-        """Return the block with this key from a file's content; raise BadBlock if the content is anything else.
+        """Return the block with this key from a file's content. Raise BadBlock if the content is anything else.
 
-        Lengths are checked against the file's size before they are used. The code is checked before the content is
-        used.
+        The lengths in the header are checked against the file's size before they are used. The authentication code is
+        checked before anything is taken from the content.
         """
         if len(content) < HEADER_BYTES:
             raise BadBlock("too short for a header")
@@ -92,10 +93,10 @@ class Seal:
         return Block(root, parent, own_key, start, tokens, body[tokens_bytes:], is_draft=bool(is_draft))
 
     def decode_head(self, content: bytes, name: BlockName) -> Head:
-        """Return the head of the block with this name, from the start of its file; raise BadBlock as `decode` does.
+        """Return the head of the block with this name, from the first bytes of its file. Raise BadBlock like `decode`.
 
-        The file's code is not checked here. The head is safe all the same: a block's key is a hash of its parent and
-        its tokens, keyed with this installation's secret.
+        The authentication code is not checked, since it needs the whole file. The block's key is checked instead: it is
+        a hash of the parent's key and the tokens, keyed with this installation's secret.
         """
         if len(content) != head_bytes(name.length):
             raise BadBlock("too short for its tokens")
@@ -111,9 +112,9 @@ class Seal:
     def _code(self, nonce: bytes, *parts: bytes | memoryview) -> Poly1305:
         """Return the authentication code over `parts`, for the caller to finalize or verify.
 
-        A Poly1305 key is for one message (RFC 8439, section 2.5), so each file has its own: a hash of the file's random
-        nonce, keyed with the installation's secret. Poly1305 needs no special CPU instructions. It was measured at
-        10 GB/s, BLAKE2b at 1.1 GB/s.
+        A Poly1305 key may be used for one message only (RFC 8439, section 2.5). So each file has its own key: a hash
+        of the file's random nonce, keyed with the installation's secret. Poly1305 needs no special CPU instructions. It
+        was measured at 10 GB/s, BLAKE2b at 1.1 GB/s.
         """
         one_time = hashlib.blake2b(nonce, key=self._key, person=b"edgeagent file", digest_size=32)
         code = Poly1305(one_time.digest())

@@ -1,6 +1,6 @@
 """The file operations of the block store. Each of them may fail.
 
-Tests replace this layer with one that fails, tears writes and crashes.
+Tests replace this class with one that simulates errors, partial writes and crashes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Files:
         self.folder = folder
 
     def prepare(self) -> None:
-        """Make sure that the folder is there and private."""
+        """Create the folder if it is missing, and make it private to this user."""
         cache_folder.ensure_private(self.folder)
 
     def is_there(self) -> bool:
@@ -54,19 +54,19 @@ class Files:
         return cache_folder.list_names(self.folder)
 
     def scan(self) -> list[BlockFile]:
-        """Return all blocks' files."""
+        """Return the files of all blocks."""
         return list(cache_folder.scan(self.folder))
 
     def changed_ns(self) -> int:
-        """Return when names in the folder last changed, by any process."""
+        """Return when any process last created, renamed or removed a file here, in nanoseconds since the epoch."""
         return self.folder.stat().st_mtime_ns
 
     def create(self, name: str) -> BinaryIO:
-        """Open a file that does not exist yet, unbuffered, for this user only."""
+        """Create and open a file, unbuffered and private to this user. Raise FileExistsError if the file exists."""
         return os.fdopen(os.open(self.folder / name, _NEW, 0o600), "wb", buffering=0)
 
     def write(self, file: BinaryIO, parts: Iterable[Buffer]) -> None:
-        """Write all parts whole."""
+        """Write all parts completely, one after another."""
         for part in parts:
             view = memoryview(part).cast("B")
             while view:
@@ -77,7 +77,7 @@ class Files:
         _sync_data(file.fileno())
 
     def sync_folder(self) -> None:
-        """Wait until the folder's names are on the disk, on systems that can open a folder."""
+        """Wait until new file names are on the disk, on systems that can open a folder."""
         if os.name == "posix":
             descriptor = os.open(self.folder, os.O_RDONLY)
             try:
@@ -86,7 +86,10 @@ class Files:
                 os.close(descriptor)
 
     def rename(self, name: str, new_name: str) -> None:
-        """Rename a file atomically, replacing a file of the new name; raise IsADirectoryError if that is a folder."""
+        """Rename a file atomically, and replace any file of the new name.
+
+        Raise IsADirectoryError if a folder has the new name.
+        """
         try:
             (self.folder / name).replace(self.folder / new_name)
         except OSError as error:
@@ -99,7 +102,7 @@ class Files:
         (self.folder / name).unlink(missing_ok=True)
 
     def stamp(self, name: str, used_s: float) -> None:
-        """Note when a block was last used."""
+        """Set a file's times to the time when its block was last used, in seconds."""
         if os.utime not in os.supports_fd:
             os.utime(self.folder / name, (used_s, used_s))
             return
@@ -111,10 +114,10 @@ class Files:
             os.close(descriptor)
 
     def read(self, name: str, num_bytes: int) -> bytes:
-        """Return the content of a regular file of exactly this size; raise OSError or ValueError for any other.
+        """Return the content of a regular file of exactly this size. Raise OSError or ValueError for any other file.
 
-        The content is a copy, not a memory map. So it cannot change after it was checked, and a file that is cut short
-        meanwhile leads to an error instead of a SIGBUS.
+        The content is a copy, not a memory map. So it cannot change after it was checked. If the file is truncated
+        during the read, the result is an error instead of a SIGBUS.
         """
         descriptor = os.open(self.folder / name, _OLD)
         try:
@@ -126,7 +129,10 @@ class Files:
             os.close(descriptor)
 
     def read_head(self, name: str, num_bytes: int) -> bytes:
-        """Return the first bytes of a regular file, fewer if it is shorter; raise OSError or ValueError."""
+        """Return the first `num_bytes` of a regular file, or fewer if the file is shorter.
+
+        Raise OSError if the file cannot be read, or ValueError if it is no regular file.
+        """
         descriptor = os.open(self.folder / name, _OLD)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -149,19 +155,19 @@ class Files:
         return b"".join(parts)
 
     def open_lock(self) -> int:
-        """Return a descriptor of the lock file that processes share; the caller closes it."""
+        """Return a descriptor of the lock file that all processes with this folder share. The caller must close it."""
         flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
         return os.open(self.folder / cache_folder.LOCK_FILE, flags, 0o600)
 
     def in_the_way(self, name: str) -> str:
-        """Return the message that a folder has the name of a file, and what to do."""
+        """Return an error message: a folder has the name that a file should have, and must be removed."""
         return f"{self.folder / name} is a folder, and should be a file: remove it"
 
     def free_bytes(self) -> int:
-        """Return the disk's free bytes for this user."""
+        """Return how many bytes are free on the disk for this user."""
         return shutil.disk_usage(self.folder).free
 
 
 def in_words(error: OSError) -> str:
-    """Return the meaning of an error, without a path."""
+    """Return a short description of an error for users, without a path."""
     return _WORDS.get(error.errno or 0) or error.strerror or type(error).__name__

@@ -1,10 +1,15 @@
-"""Maintains a folder of blocks: writes, evicts, expires and sweeps them. Writing stops while the disk fails.
+"""Maintains a folder of blocks: writes blocks, and removes evicted, expired and purged ones.
 
-All of it runs on the writer's thread. A block's name never refers to a partly written file: the content goes to a
-temporary file, which is synced and then renamed. Only the writer waits for the sync. The sync has three purposes. After
-a power cut no block is torn; a torn block would be refused, but only after it was read. A full or broken disk fails the
-write that it concerns. Writing is no faster than the disk. The folder itself is synced when nothing else is to be
-written. `kill -9` would need no sync.
+Writing stops while the disk fails.
+
+All methods run on the writer's thread. A block's name never refers to a partly written file: the content goes to a
+temporary file, which is synced and then renamed. Only the writer waits for the sync, which has three purposes:
+
+- After a power cut, no block is incomplete. (A reader would refuse an incomplete block, but only after reading it.)
+- If the disk is full or broken, the write of that block fails, not a later one.
+- The writer cannot get ahead of the disk.
+
+A sync is not needed to survive `kill -9`. The folder itself is synced when no other write is waiting.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ _PROBE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the folder: bytes of all blocks, free bytes to leave on the disk, and seconds a block may be unused."""
+    """Limits: bytes of all blocks, bytes to leave free on the disk, seconds after which an unused block expires."""
 
     max_bytes: int
     min_free_bytes: int = 0
@@ -83,23 +88,26 @@ class Folder:
         self._is_unsynced = False
         self._due: dict[Callable[[], None], float] = {}
         self.trouble: str | None = None
-        """The disk's error; nothing is written until the next try."""
+        """The disk's error; None while writing works. Nothing is written until a retry succeeds."""
         self.shortage: str | None = None
-        """Why there was no room for the last block that was to be written."""
+        """Why there was no room when a block was last written; None if there was room."""
         self._missing_bytes = 0  # the size of that block
         self._obstacle: str | None = None
         self._is_gone = False  # whether the folder was missing at the last failure
         self.num_evicted = 0
         self.has_found = False
-        """Whether a scan may have found blocks that other processes wrote. The reader of the flag resets it."""
+        """Whether a scan may have found blocks of other processes. The writer looks for them and resets the flag."""
 
     @property
     def obstacle(self) -> str | None:
-        """Why the folder's notes or some blocks cannot be written. Other blocks are still written."""
+        """Why some files cannot be written: a folder has the name of a file. None if there is no such folder.
+
+        Other files are still written.
+        """
         return self._budget.obstacle or self._obstacle
 
     def open(self) -> None:
-        """Read the folder, and remove the temporary files of processes that ended during a write."""
+        """Read the folder. Remove temporary files of processes that ended during a write."""
         with self._guarded("use"):
             self._files.prepare()
             self._remove_left_over()
@@ -111,13 +119,17 @@ class Folder:
             self._seen_ns = self._files.changed_ns()
 
     def may_write(self, importance: Importance) -> bool:
-        """Whether blocks of this importance may use the remainder of the hour's allowance."""
+        """Whether blocks of this importance may use what remains of the hour's write allowance."""
         return is_worth_writing(importance, allowance_left=self._budget.left_now)
 
     def write(
         self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int, *, is_draft: bool = False
     ) -> Outcome:
-        """Publish a block."""
+        """Write a block's file and add the block to the index.
+
+        `epoch`: the epoch of the block's partition when the block was offered. If the partition was forgotten since
+        then, the outcome is LOST.
+        """
         if self.trouble is not None:
             return Outcome.LATER
         with self._guarded("write to"):
@@ -158,7 +170,7 @@ class Folder:
         return Outcome.LATER
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Note that blocks were used just now."""
+        """Note that blocks were used just now. `_stamp` later writes this to the folder."""
         now_s = self._budget.now_s
         for key in keys:
             held = self._index.find(key)
@@ -192,7 +204,7 @@ class Folder:
                 self._remove([held])
 
     def introduce(self, root: BlockKey, about: About) -> None:
-        """Remember the description of a root. It is written to the folder with the root's first block."""
+        """Remember the description of a partition. It is written to the folder with the partition's first block."""
         self._abouts[root[:ROOT_BYTES]] = about
 
     def sweep(self) -> None:
@@ -202,7 +214,7 @@ class Folder:
             self._remove(self._index.forgotten())
 
     def tick(self, *, is_idle: bool) -> None:
-        """Do the periodic work that is due. `is_idle`: nothing waits to be written."""
+        """Do the periodic work that is due. `is_idle`: no block can be written now, and no command is queued."""
         if self.trouble is not None:
             self._when_due(self._retry, _RETRY_EVERY_S)
             return
@@ -233,7 +245,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Turn an error of the disk into `trouble`, which the status shows, and plan the next try."""
+        """Catch an error of the disk: store it in `trouble`, which the status shows, and plan a retry."""
         try:
             yield
         except OSError as error:
@@ -273,14 +285,14 @@ class Folder:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Let the caller change a name in the folder without causing a scan. Other processes' changes do cause one."""
+        """Context manager around a change of file names by this process: the change causes no scan of the folder."""
         is_seen = self._files.changed_ns() == self._seen_ns
         yield
         if is_seen:
             self._seen_ns = self._files.changed_ns()
 
     def _look_around(self) -> None:
-        """Scan the folder, at intervals, if another process changed it."""
+        """Scan the folder if another process changed it, but not more often than every _SCAN_EVERY_S."""
         if self._files.changed_ns() != self._seen_ns:
             self._when_due(self._scan, _SCAN_EVERY_S)
 
@@ -295,7 +307,7 @@ class Folder:
         self._obstacle = None
 
     def _set_ages(self, *, is_time_known: bool) -> None:
-        """Correct times of use: none may be in the future. If the store's time is unknown, set them all to now."""
+        """Set times of use that lie in the future to now. If the store's time is unknown, do this for all blocks."""
         now_s = self._budget.now_s
         wrong = [held for held in self._index.all() if not is_time_known or held.used_s > now_s]
         for place, held in enumerate(sorted(wrong, key=lambda held: -held.used_s)):
@@ -303,7 +315,7 @@ class Folder:
             self._files.stamp(held.name.file_name, held.used_s)
 
     def _stamp(self) -> None:
-        """Write the times of use to the folder."""
+        """Write the times of use that changed to the folder."""
         used, self._used = self._used, set()
         for key in used:
             held = self._index.find(key)
@@ -312,18 +324,21 @@ class Folder:
                     self._files.stamp(held.name.file_name, held.used_s)
 
     def _yield_room(self) -> None:
-        """Evict blocks if the disk is short of space, and check whether there is room again for the last lost block."""
+        """Evict blocks if the disk is short of space.
+
+        If the last block found no room, check whether it would fit now, and update `shortage`.
+        """
         self._make_room(0 if self.shortage is None else self._missing_bytes)
 
     def _tidy(self) -> None:
-        """Remove expired and unreachable blocks, and the descriptions of roots without blocks."""
+        """Remove expired and unreachable blocks, and the descriptions of partitions without blocks."""
         self._evict(0)
         roots = {held.name.root for held in self._index.all()}
         for root in self._labelled - roots - set(self._abouts):
             self._files.remove(cache_folder.about_name(root))
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Evict until this many bytes fit; False if they cannot."""
+        """Evict blocks until `num_bytes` fit; return False if they do not fit."""
         limit = self._limit_bytes()
         needed = self._index.num_bytes + num_bytes - limit
         if needed > 0 and num_bytes <= max(0, limit):
@@ -346,9 +361,9 @@ class Folder:
         return f"nothing more is written: what is pinned fills {_mib(limits.max_bytes)}; purge some, or raise the bound"
 
     def _limit_bytes(self) -> int:
-        """Return how many bytes all blocks may take so that the disk keeps its free reserve.
+        """Return how many bytes all blocks may take, so that `min_free_bytes` stay free on the disk.
 
-        Negative if the disk would lack its reserve even without any block.
+        Negative if the disk would have less free space than that even if all blocks were removed.
         """
         spare = self._files.free_bytes() - self._limits.min_free_bytes
         return min(self._limits.max_bytes, self._index.num_bytes + spare)
@@ -370,7 +385,7 @@ class Folder:
             self._files.remove(held.name.file_name)
 
     def _label(self, root: bytes) -> None:
-        """Write the description of a root to the folder, if it is known and not there yet."""
+        """Write the description of a partition to the folder, if it is known and not written yet."""
         if root in self._labelled or root not in self._abouts:
             return
         temporary = cache_folder.temporary_name()

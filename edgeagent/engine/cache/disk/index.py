@@ -1,8 +1,8 @@
 """The list of the folder's blocks, in memory. A lookup takes a microsecond.
 
-Only the writer's thread adds and removes blocks. Any thread may look blocks up, or forget a partition at once by
-raising its epoch. This is safe without a lock: each lookup is one access to a dictionary, and a value in it changes
-one field at a time.
+Only the writer's thread adds and removes blocks. Any thread may look blocks up. Any thread may also forget a partition:
+it raises the partition's epoch, and blocks of an earlier epoch are no longer found. No lock is needed: a lookup is one
+access to a dictionary, and the fields of a block are changed one at a time.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from edgeagent.engine.cache.disk.retention import Held
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """Epochs at one moment. A block is found if its epoch is that of all partitions plus that of its own partition."""
+    """A copy of all epochs. `of_all` counts the purges of everything, `of_root` those of each single partition."""
 
     of_all: int
     of_root: Mapping[bytes, int]
 
     def of(self, root: bytes) -> int:
-        """Return the epoch that a block of this partition must have to be found."""
+        """Return a partition's epoch, the sum of both counts. Lookups find only blocks with this epoch."""
         return self.of_all + self.of_root.get(root, 0)
 
 
 class Index:
-    """The blocks by key, and the epochs of partitions."""
+    """The blocks of the folder by key, and the epochs of partitions."""
 
     def __init__(self) -> None:
         self._blocks: dict[BlockKey, Held] = {}
         self._epochs: dict[bytes, int] = {}
         self._epoch = 0  # of all partitions
         self.num_bytes = 0
-        """Bytes of all blocks, including forgotten ones until their files are removed."""
+        """Bytes of all blocks. Forgotten blocks count until their files are removed."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -57,15 +57,18 @@ class Index:
         return list(self._blocks.values())
 
     def epoch(self, root: bytes) -> int:
-        """Return the epoch that a block of this partition must have to be found."""
+        """Return the current epoch of a partition. Lookups find only blocks with this epoch."""
         return self._epoch + self._epochs.get(root[:ROOT_BYTES], 0)
 
     def epochs(self) -> Epochs:
-        """Return a copy of the epochs. A copy from before a scan keeps blocks hidden that are forgotten during it."""
+        """Return a copy of the epochs.
+
+        Take it before a scan and pass it to `replace`. Then blocks that are forgotten during the scan stay hidden.
+        """
         return Epochs(self._epoch, dict(self._epochs))
 
     def forget(self, root: BlockKey | None) -> int:
-        """Hide all present blocks of a partition (None: of all partitions) from lookups; return how many."""
+        """Hide the present blocks of a partition (None: of all partitions) from lookups; return how many."""
         num_found = sum(
             1
             for held in self.all()
@@ -94,9 +97,10 @@ class Index:
             self.num_bytes -= held.num_bytes
 
     def replace(self, found: Iterable[BlockFile], epochs: Epochs) -> list[BlockName]:
-        """Set the index to the result of a scan, and return the names of duplicate files, which should be removed.
+        """Replace the index by the result of a scan. Return the names of duplicate files, which should be removed.
 
-        A block that was known keeps its epoch, the later of its times of use, and the flags that describe its file.
+        `epochs` is a copy from before the scan. Blocks that were already in the index keep their epoch, their flags and
+        the later one of both times of use. A file that could not be read, and was replaced since, will be read again.
         """
         former, doubles = self._blocks, []
         blocks: dict[BlockKey, Held] = {}

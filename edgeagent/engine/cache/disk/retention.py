@@ -1,4 +1,4 @@
-"""Decides which blocks are written and which are evicted first, and measures the speed of reads. No I/O."""
+"""Decides which blocks are written to disk and which are evicted first. Measures the read rate. Does no I/O."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from edgeagent.cache_folder import BlockName
 from edgeagent.engine.cache.block import Importance
 
 LITTLE_LEFT = 0.25
-"""Idle conversations are not written once only this part of the hour's allowance is left; the status says so."""
-# The part of the hour's allowance that must be left to write a block. Less important blocks need more, so that many
-# prompts that are used once leave an allowance for a system prompt.
+"""Stop writing idle conversations when no more than this part of the hour's allowance is left. The status says so."""
+# A block is written only if more than this part of the hour's allowance is left. Less important blocks need more, so
+# that many prompts that are used once do not use up the allowance that a system prompt needs.
 _NEEDED_LEFT = {
     Importance.ONCE: 0.5,
     Importance.IDLE: LITTLE_LEFT,
@@ -19,7 +19,7 @@ _NEEDED_LEFT = {
     Importance.SYSTEM: 0.0,
     Importance.PINNED: 0.0,
 }
-# How much longer a block may be unused before it is evicted, relative to one used once. Pinned blocks are not evicted.
+# How much longer a block may stay unused than a block that was used once. Pinned blocks are not evicted.
 _KEPT_LONGER = {
     Importance.VOLATILE: 1.0,
     Importance.ONCE: 1.0,
@@ -46,26 +46,28 @@ class Held:
 
     @property
     def importance(self) -> Importance:
-        """The block's importance; a value of a newer version counts as PINNED."""
+        """The block's importance. A higher value, written by a newer version of edgeagent, counts as PINNED."""
         return Importance(min(self.name.importance, Importance.PINNED))
 
 
 def is_worth_writing(importance: Importance, *, allowance_left: float) -> bool:
-    """Whether to write a block now. `allowance_left`: the part of the hour's allowance that is left, 0 to 1."""
+    """Whether to write a block now. `allowance_left`: the unused part of the hour's allowance, 0 to 1."""
     return importance is not Importance.VOLATILE and allowance_left > _NEEDED_LEFT[importance]
 
 
 def choose_victims(
     blocks: Collection[Held], *, num_bytes: int, max_bytes: int, now_s: float, ttl_s: float
 ) -> list[Held]:
-    """Return the blocks to remove, in order: all that are expired, and enough to free at least `num_bytes`.
+    """Return the blocks to remove, in this order:
 
-    1. Blocks that cannot be reached, since an ancestor is gone.
-    2. Blocks unused for `ttl_s`.
-    3. The blocks unused for longest. Their time counts less if they are important or if their partition is small. A
-       draft model's partition is always small, so it has no such advantage over the target model's.
+    1. All blocks that cannot be reached, since an ancestor is gone.
+    2. All blocks that were unused for more than `ttl_s`.
+    3. The blocks that were unused for longest, until `num_bytes` are freed in total. The unused time is divided by a
+       factor if the block is important, or if its partition is small. The second factor does not apply to draft models:
+       their partitions are always small, so their blocks would outlast those of the target model.
 
-    Using a block counts as using its ancestors, which are removed after it. Pinned blocks are removed by rule 1 only.
+    Using a block counts as using its ancestors. A block is removed before its ancestors. Pinned blocks are removed by
+    rule 1 only.
     """
     reachable, uses, importances = _weigh(blocks)
     bytes_of: dict[bytes, int] = {}
@@ -97,7 +99,10 @@ def choose_victims(
 
 
 def _weigh(blocks: Collection[Held]) -> tuple[set[bytes], Mapping[bytes, float], Mapping[bytes, Importance]]:
-    """Return the keys of reachable blocks, and by key the latest use and highest importance including descendants."""
+    """Return the reachable blocks' keys, and the latest use and highest importance of each block by key.
+
+    A block's latest use and importance include those of its descendants.
+    """
     by_depth = sorted(blocks, key=lambda held: held.name.start)
     reachable: set[bytes] = set()
     for held in by_depth:
@@ -122,11 +127,11 @@ class ReadRate:
 
     @property
     def bytes_per_s(self) -> float:
-        """The rate; 0 while nothing is known."""
+        """The rate; 0 before the first read if no earlier rate is known."""
         return self._num_bytes / self._seconds if self._seconds > 0 else 0.0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Take a read into account."""
+        """Add a measured read to the rate."""
         keep = 0.9 if self._seconds < 1 else 0.5
         self._num_bytes = keep * self._num_bytes + num_bytes
         self._seconds = keep * self._seconds + max(seconds, 1e-6)

@@ -1,11 +1,12 @@
 """The block store: a BlockTier on disk. It outlives the process, and several processes may share it.
 
-Each block is one file, named by its keys. A write is one rename and an eviction is one unlink; no file is ever
-rewritten or compacted. Files with whole conversations would save opens: 30 µs a block, against 2 ms and more to read
-and check a block of 3 MB. But then prefixes could not be shared cheaply, and writes would not be atomic.
+Each block is one file, whose name contains the keys. A write ends with one rename, and an eviction is one unlink. No
+file is ever rewritten or compacted. One file for a whole conversation would save little: opening a file takes 30 µs,
+while reading and checking a block of 3 MB takes 2 ms or more. Conversations could then not share prefixes cheaply, and
+writes would not be atomic.
 
-Three threads use the store; the store starts none of them. The engine's thread looks blocks up and offers them. The
-loader's thread reads. The writer's thread calls `run`, and only that thread changes the files and the index. The
+Three threads use the store, which starts none of them. The engine's thread looks blocks up and offers them. The
+loader's thread reads blocks. The writer's thread calls `run`; only this thread changes the files and the index. The
 threads share a queue, and values that are replaced atomically.
 """
 
@@ -31,7 +32,7 @@ _POLL_S = 0.005
 
 
 class BlockStore:
-    """Blocks on disk. BlockTier says which thread may call what. The writer's thread calls `run`."""
+    """The blocks on disk. BlockTier says which thread may call which method. The writer's thread calls `run`."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class BlockStore:
         close_s: float,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`close_s`: how long `close` may wait for pending writes."""
+        """`close_s`: how long `close` may wait for pending writes, in seconds."""
         self._close_s = close_s
         self._files = files
         self._seal = seal
@@ -66,7 +67,7 @@ class BlockStore:
         self._writer.is_busy = is_busy
 
     def expect(self, block_tokens: int, max_pending_bytes: int) -> None:
-        """Set how many tokens a full block has, and at how many pending bytes to write without pauses."""
+        """Set how many tokens a full block has, and from how many pending bytes on the writer makes no pauses."""
         self._writer.block_tokens, self._writer.max_pending_bytes = block_tokens, max_pending_bytes
 
     def wait_until_open(self, timeout_s: float) -> None:
@@ -75,7 +76,7 @@ class BlockStore:
             self._writer.opened.get(timeout=timeout_s)
 
     def introduce(self, root: BlockKey, about: About) -> None:
-        """Set the description of a root, before its first block; any thread may call it."""
+        """Set the description of a partition. Call it before the partition's first block is offered, on any thread."""
         self._writer.commands.put(Introduce(root, about))
 
     # The engine's thread
@@ -96,7 +97,7 @@ class BlockStore:
         self._writer.commands.put(Touch(tuple(keys)))
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """See BlockTier. The offering tier holds every pending block too, and limits their memory."""
+        """See BlockTier. The caller holds every pending block in memory too, and limits how much they take."""
         self._num_offered += 1
         if self.is_pending(block.key) or self._index.find(block.key) is not None:
             self._writer.commands.put(Raise(block.key, importance))
@@ -177,7 +178,7 @@ class BlockStore:
         return self._writer.num_written
 
     def close(self) -> None:
-        """See BlockTier. Wait for the writer's thread to end."""
+        """See BlockTier. Wait until the writer's thread has ended, at most until about `close_s` is over."""
         self._hurry()
         self._is_closed = True
         self._writer.commands.put(Close(self._end_by_s))
@@ -187,11 +188,11 @@ class BlockStore:
 
     @property
     def left_out_bytes(self) -> int:
-        """Bytes of pending blocks that `close` did not write. Read it after `close`."""
+        """Bytes of the blocks that were still pending when `close` returned."""
         return self._writer.pending_bytes()
 
     def _hurry(self) -> None:
-        """Write without pauses from now on, and start the time limit `close_s`."""
+        """Write without pauses from now on. At the first call, start the time limit `close_s`."""
         if not self._writer.is_hurried:
             self._end_by_s = self._ticks() + self._close_s
             self._writer.is_hurried = True
@@ -214,7 +215,7 @@ class BlockStore:
         except (OSError, ValueError, BadBlock):
             block = None  # damaged, or evicted or renamed by another process; the next scan shows which
         if block is None or held.epoch != self._index.epoch(held.name.root):
-            held.epoch = -1  # never found again
+            held.epoch = -1  # no epoch of a partition is negative, so the block is never found again
             self._writer.commands.put(Sweep())
             self._num_misses += 1
             return None
@@ -226,11 +227,11 @@ class BlockStore:
     # The writer's thread
 
     def run(self) -> None:
-        """Serve until `close`."""
+        """Run the writer until `close`. Called by the writer's thread."""
         self._writer.run()
 
     def open(self) -> None:
-        """Read the folder on the caller's thread; no block is read."""
+        """Read the folder on the caller's thread. Payloads are not read."""
         self._writer.open()
 
     def work(self) -> None:

@@ -1,8 +1,8 @@
-"""The state that processes with the same folder share: the store's time, and how many bytes may still be written.
+"""The state that all processes with the same folder share: the store's time, and how many bytes may still be written.
 
-A small file beside the blocks keeps both over a restart. The ages of blocks are measured in the store's time, which
-never goes back. While a process runs, it follows a clock that cannot be set. Over a restart it follows the wall clock,
-but advances by at most `max_gap_s`. So a wrong wall clock neither expires all blocks nor keeps them forever.
+A small file beside the blocks keeps both over a restart. The store's time measures the ages of blocks, and never goes
+back. While a process runs, the store's time follows a clock that cannot be set. Over a restart, it advances as the wall
+clock did, but by at most `max_gap_s`. So a wrong wall clock can neither expire all blocks nor keep them forever.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ class _State:
 
 
 class WriteBudget:
-    """The store's clock and allowance. Only the writer's thread calls methods; any thread may read the attributes."""
+    """The store's time, and the allowance of bytes to write.
+
+    Only the writer's thread may call methods. Any thread may read attributes and properties. The loader's thread sets
+    `read_bytes_per_s`.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class WriteBudget:
         ticks: Callable[[], float] = ticks_s,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`bytes_per_hour` 0: no limit. `max_gap_s`: the most that blocks can age over a restart."""
+        """`bytes_per_hour`: 0 means no limit. `max_gap_s`: how many seconds blocks can age at most over a restart."""
         self._files = files
         self._bytes_per_hour = bytes_per_hour
         self._max_gap_s = max_gap_s
@@ -69,7 +73,7 @@ class WriteBudget:
         self._allowance_left, self._looked_at_s = 1.0, 0.0
         self._latest: _State | None = None  # this process's own, in case the file cannot be written
         self.obstacle: str | None = None
-        """Why the shared state is kept in memory only; None if it is on disk."""
+        """Why the shared state cannot be saved or locked: a folder has a file's name. None if none has."""
         self.read_bytes_per_s = 0.0
 
     @property
@@ -79,14 +83,14 @@ class WriteBudget:
 
     @property
     def left_now(self) -> float:
-        """The part of the hour's bytes that may still be written, as far as this process knows."""
+        """The unused part of the hour's allowance, 0 to 1, as far as this process knows."""
         if not self._bytes_per_hour:
             return 1.0
         return min(1.0, self._allowance_left + max(0.0, self.now_s - self._looked_at_s) / _HOUR_S)
 
     @property
     def thrift(self) -> str | None:
-        """A message for the status if the hour's bytes are nearly used up; else None."""
+        """A message for the status if the hour's allowance is nearly used up; else None."""
         if self.left_now > LITTLE_LEFT:
             return None
         return (
@@ -95,7 +99,10 @@ class WriteBudget:
         )
 
     def open(self) -> bool:
-        """Continue the store's time from the file. Return False if there is none: then blocks' ages are unknown."""
+        """Continue the store's time from the file.
+
+        Return False if there is no valid file. The ages of blocks are then unknown.
+        """
         state = self._read()
         if state is None:
             return False
@@ -105,17 +112,20 @@ class WriteBudget:
         return True
 
     def save(self) -> None:
-        """Save the time, and return the unused part of the grant. Raise OSError if the file cannot be written."""
+        """Save the store's time, and give unused bytes back to the allowance that processes share.
+
+        Raise OSError if the file cannot be written.
+        """
         with self._locked() as is_locked:
             if is_locked:
                 self._settle(0.0)
 
     def is_possible(self, num_bytes: int) -> bool:
-        """Whether this many bytes fit the allowance of a whole hour."""
+        """Whether `num_bytes` are within the allowance of a whole hour. If not, they can never be written."""
         return self._bytes_per_hour == 0 or num_bytes <= self._bytes_per_hour
 
     def take(self, num_bytes: int) -> bool:
-        """Return whether `num_bytes` may be written now. If so, they count as written."""
+        """Count `num_bytes` as written and return True; return False if they may not be written now."""
         if self._bytes_per_hour == 0:
             return True
         if self._granted_bytes < num_bytes:
@@ -128,7 +138,10 @@ class WriteBudget:
         return True
 
     def _settle(self, wanted_bytes: float) -> None:
-        """Return the unused grant to the shared allowance, take up to `wanted_bytes` as a new one, and save both."""
+        """Update the shared state on disk: give this process's unused bytes back, then take up to `wanted_bytes`.
+
+        The bytes taken are this process's grant: it may write them without reading the file again.
+        """
         state = self._read() or self._latest
         limit, now_s = float(self._bytes_per_hour), self.now_s
         if state is None:
@@ -172,10 +185,10 @@ class WriteBudget:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Hold the folder's lock, and yield True. Yield False if another process keeps it too long.
+        """Hold the folder's lock and yield True. Yield False if another process keeps the lock for half a second.
 
-        If a folder has the lock file's name, no process can lock. At worst the processes then overwrite each other's
-        state.
+        If a folder has the lock file's name, no process can lock; then yield True without a lock. At worst, processes
+        then overwrite each other's state.
         """
         try:
             descriptor = self._files.open_lock()

@@ -1,8 +1,8 @@
-"""The writer's thread: takes commands off a queue, and writes blocks through `Folder`, the most important ones first.
+"""The writer's thread: takes commands from a queue, and writes blocks through `Folder`, the most important ones first.
 
-A partial block waits until its conversation has been quiet for a while, since the next turn would replace it with a
-longer block. Blocks also wait while the disk fails or the hour's allowance is used up. While tokens are computed, the
-writer pauses after each block; the more bytes wait to be written, the shorter the pause.
+A partial block waits for a few seconds before it is written, since the conversation's next turn would replace it with a
+longer block. All blocks wait while the disk fails or the hour's allowance is used up. While tokens are computed, the
+writer pauses after each block. The more bytes wait to be written, the shorter the pause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REST_STEP_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Publish a pending block, unless its partition was forgotten since `epoch`."""
+    """Write a pending block to disk. `epoch`: if the partition has another epoch by then, drop the block."""
 
     key: BlockKey
     importance: Importance
@@ -65,7 +65,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Introduce:
-    """Set the description of a root."""
+    """Set the description of a partition."""
 
     root: BlockKey
     about: About
@@ -78,7 +78,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Write the waiting blocks until `by_s`, then end."""
+    """Write the queued blocks, but begin none after `by_s`. Then end."""
 
     by_s: float
 
@@ -88,7 +88,7 @@ Command = Write | Touch | Raise | Discard | Introduce | Sweep | Close
 
 @dataclass(slots=True)
 class _Waiting:
-    """A queued write, to be done at `due_s` at the earliest. If `due_s` is None, it may be done at any time."""
+    """A queued write. It waits until `due_s`; None if it may be done at once."""
 
     epoch: int
     importance: Importance
@@ -96,7 +96,7 @@ class _Waiting:
 
 
 class DiskWriter:
-    """Carries out commands. A thread calls `run`. Other threads use the attributes without an underscore."""
+    """Carries out commands. One thread calls `run`. Other threads may use the public attributes."""
 
     def __init__(self, files: Files, seal: Seal, index: Index, folder: Folder, *, ticks: Callable[[], float]) -> None:
         self._files = files
@@ -110,29 +110,29 @@ class DiskWriter:
         self._order = itertools.count()
         self._is_open = False
         self.found: dict[bool, SimpleQueue[Head]] = {False: SimpleQueue(), True: SimpleQueue()}
-        """Heads of blocks that a scan found. The key: whether a draft model made them."""
+        """Heads of blocks that a scan found: of draft models under True, of target models under False."""
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self.opened: SimpleQueue[None] = SimpleQueue()
         self.closed: SimpleQueue[None] = SimpleQueue()
         self.is_hurried = False
-        """Whether to write without pauses, since the process is about to end."""
+        """Whether to write without pauses, because the process is about to end."""
         self.is_busy: Callable[[], bool] = lambda: False
         self.block_tokens = MAX_BLOCK_TOKENS
-        """Tokens of a full block; a draft's may have more."""
+        """Tokens of a full block of the target model. A draft model's block is full at MAX_BLOCK_TOKENS."""
         self.max_pending_bytes = 256 << 20
-        """The writer makes no pauses while this many bytes are pending."""
+        """The writer makes no pauses while at least this many bytes are pending."""
         self.pending: dict[BlockKey, Block] = {}
-        """Blocks to be written. The engine's thread adds and withdraws them; the writer removes the written ones."""
+        """Blocks to be written. The engine's thread adds and withdraws blocks; the writer removes finished ones."""
         self.is_stalled = False
         """Whether writing is blocked: the disk fails, or the hour's allowance is used up."""
         self.is_broken = False
         """Whether a bug ended the thread."""
         self.num_written = 0
         self.num_lost = 0
-        """Blocks that were never written."""
+        """Blocks that were accepted but not written, since there was no room, or no time before the end."""
 
     def run(self) -> None:
-        """Serve until Close."""
+        """Carry out commands until Close."""
         try:
             self.open()
             while self._turn(_TICK_S):
@@ -145,14 +145,14 @@ class DiskWriter:
             self.closed.put(None)
 
     def open(self) -> None:
-        """Read the folder, and announce its blocks."""
+        """Read the folder, and put the heads of its blocks into `found`."""
         self._folder.open()
         self._is_open = True
         self._announce()
         self.opened.put(None)
 
     def _announce(self) -> None:
-        """Put the heads of blocks that a scan found into `found`, each once."""
+        """Put the heads of blocks that a scan found into `found`, each head once."""
         self._folder.has_found = False
         for held in sorted(self._index.all(), key=lambda held: held.name.start):
             if held.is_announced:
@@ -185,9 +185,9 @@ class DiskWriter:
         return bool(self._turns) and not self.is_stalled
 
     def _turn(self, timeout_s: float) -> bool:
-        """Carry out the queued commands, write one block, and do the periodic work that is due; False when closed.
+        """Carry out the queued commands, write one block with its ancestors, and do the periodic work that is due.
 
-        Wait up to `timeout_s` for a command if nothing can be written.
+        Wait up to `timeout_s` for a command if no block can be written. Return False after Close.
         """
         wait_s = 0.0 if self._can_write else timeout_s
         with contextlib.suppress(Empty):
@@ -226,7 +226,7 @@ class DiskWriter:
         return True
 
     def _write_rest(self, by_s: float) -> None:
-        """Write the waiting blocks until `by_s`."""
+        """Write the queued blocks, but begin none after `by_s`. Then close the folder."""
         self._end_settling(everything=True)
         while self._turns and self._ticks() <= by_s:
             self._write_next()
@@ -237,7 +237,10 @@ class DiskWriter:
         self.closed.put(None)
 
     def _await(self, command: Write, block: Block | None) -> None:
-        """Queue a write. It is due now if the block is full or important, else after the conversation was quiet."""
+        """Queue a write. A full or important block may be written at once.
+
+        Any other block waits for _SETTLE_S, since a longer block may replace it.
+        """
         if block is None:
             return  # withdrawn
         if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:
@@ -252,7 +255,7 @@ class DiskWriter:
             self._settling[block.key] = None
 
     def _forget_withdrawn(self) -> None:
-        """Drop the writes of withdrawn blocks. While the disk is full, no other code would drop them."""
+        """Drop the writes of withdrawn blocks. While writing is stalled, no other code would drop them."""
         for key in self._waiting.keys() - self.pending.keys():
             self._settling.pop(key, None)
             del self._waiting[key]
@@ -281,7 +284,7 @@ class DiskWriter:
             self._push(key, importance)
 
     def _write_next(self) -> None:
-        """Write the next block, after its ancestors."""
+        """Write the most important block that may be written, after its ancestors."""
         self.is_stalled = self._folder.trouble is not None
         while self._turns and not self.is_stalled:
             rank, _, key = self._turns[0]
@@ -327,7 +330,7 @@ class DiskWriter:
         self.pending.pop(key, None)
 
     def _is_writable(self, block: Block, epoch: int) -> bool:
-        """Whether a block may be written: it is not forgotten, not on disk yet, and its parent is on disk."""
+        """Whether a block may be written: its partition was not forgotten, it is not on disk, but its parent is."""
         if epoch != self._index.epoch(block.root) or self._index.find(block.key) is not None:
             return False
         return block.parent == block.root or self._index.find(block.parent) is not None
@@ -345,7 +348,10 @@ class DiskWriter:
         return self._folder.write(name, parts, num_bytes, waiting.epoch, is_draft=block.is_draft)
 
     def _rest(self, worked_s: float) -> None:
-        """Pause after a write while tokens are computed: the computing threads wait for each other at every layer."""
+        """Pause after a write that took `worked_s` of CPU time, as long as tokens are computed.
+
+        The threads that compute wait for each other at every layer. If the writer takes CPU time from one, all wait.
+        """
         spare = 1.0 - self.pending_bytes() / max(1, self.max_pending_bytes)
         until_s = self._ticks() + worked_s * _REST_FOR_WORK * spare
         while not self.is_hurried and self.is_busy() and (left_s := until_s - self._ticks()) > 0:
