@@ -1,1 +1,1 @@
-"""The engine: token ids in, token ids out, one batch at a time. It knows no text, no process and no network."""
+"""The engine: token ids in, token ids out, one batch at a time. It does not handle text, processes or the network."""

@@ -1,6 +1,7 @@
-"""Gives a waiting sequence its cached prefix: from another sequence's prefill, from cells, from blocks.
+"""Finds the cached prefix of a waiting sequence and restores it, so that the sequence can start.
 
-It decides for one sequence at a time; the engine decides which one is next and what a step computes.
+The prefix can come from KV cells, from blocks in memory or on disk, or from the prefill of a running sequence. This
+module handles one sequence at a time. The engine decides which sequence is next and what a step computes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import MemoryKind
 
-# Fewer tokens than this are computed again rather than waited for, and no state is saved for them.
+# A sequence does not wait for another one's prefill to save fewer tokens than this. States are this far apart.
 _MIN_SHARED = 32
 
 
 class Admission:
-    """Claims and restores cached prefixes for one runner's sequences, and finds prefills that they can wait for."""
+    """Claims and restores cached prefixes for the sequences of one runner.
+
+    It also makes a sequence wait if a running one is about to compute the same prefix.
+    """
 
     def __init__(self, runner: Runner, prefixes: PrefixStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._runner = runner
@@ -28,10 +32,11 @@ class Admission:
         self._clock = clock
 
     def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether to wait for a running sequence that will compute more of this one's prompt than is cached now.
+        """Whether `sequence` should wait for the prefill of a running sequence (the leader) with the same prefix.
 
-        If so, the running sequence takes over this one's tier if that is more urgent. Unless memory is attention alone,
-        it also ends a chunk where the shared prefix ends, so that a state can be saved there.
+        This is the case if the leader will compute more of the prompt than is cached now. The leader becomes at least
+        as urgent as `sequence`. If the memory is not full attention, the leader also ends a chunk where the shared
+        prefix ends, so that a state can be saved there.
         """
         if sequence.follows is not None:
             leader, length = sequence.follows
@@ -58,9 +63,10 @@ class Admission:
         return True
 
     def claim(self, sequence: Sequence, *, is_alone: bool) -> bool:
-        """Give a sequence a seq_id with the cached part of its prompt, and begin to restore its blocks.
+        """Give a sequence a seq_id and the part of its prompt that is in cells. `advance` then restores the blocks.
 
-        Return False if it must wait. `is_alone`: no other sequence runs, so there is room for it.
+        Return False if the sequence must wait, because cells or seq_ids are lacking. `is_alone`: no other sequence
+        runs, so there are enough cells.
         """
         started_s = self._clock()
         found = self._find(sequence)
@@ -75,10 +81,10 @@ class Admission:
         return True
 
     def make_way(self, sequence: Sequence, *, is_alone: bool) -> None:
-        """Evict idle prefixes from the cells for a sequence that was just claimed, before its prefix is restored.
+        """Evict idle prefixes from the cells before the prefix of a newly claimed sequence is restored.
 
-        Only prefixes that are in blocks are evicted. If no stream runs (`is_alone`), others are first read out into
-        blocks, for as long as ReadOutPolicy allows.
+        Only prefixes that are also stored in blocks are evicted. If no other sequence runs (`is_alone`), more prefixes
+        are first read out into blocks, as far as ReadOutPolicy allows.
         """
         if is_alone:
             restored = (
@@ -89,9 +95,9 @@ class Admission:
         self._prefixes.shed()
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
-        """Restore blocks for about `budget_s` seconds; return True when the sequence may be computed.
+        """Restore blocks for about `budget_s` seconds. Return True if the restore is complete and steps may begin.
 
-        A sequence's cached tokens and cache time are recorded when this first returns True for it.
+        The first call that returns True for a sequence records its number of cached tokens and its cache time.
         """
         assert sequence.seq_id is not None
         if sequence.restoring is not None:
@@ -104,7 +110,7 @@ class Admission:
         if sequence.leaves_one(length) and self._runner.can_trim(sequence.seq_id, length - 1):
             length = self._prefixes.cut(sequence.seq_id, length - 1)
         sequence.num_computed = length
-        if sequence.marks.claimed_s == 0.0:  # the usage of a preempted sequence was recorded before
+        if sequence.marks.claimed_s == 0.0:  # a preempted sequence keeps the values of its first admission
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             sequence.marks.claimed_s = self._clock()
             sequence.marks.cache_s = sequence.marks.claimed_s - sequence.restore_started_s
@@ -112,14 +118,14 @@ class Admission:
         return True
 
     def checkpoint(self, sequence: Sequence, start: int) -> None:
-        """Save the state that cannot be read out later, after the tokens from `start` on were computed."""
+        """Save what can only be read out now, such as a recurrent state. `start`: where the last step began."""
         if sequence.keeps_prefix:
             assert sequence.seq_id is not None
             is_boundary = sequence.num_computed in sequence.chunk_ends
             self._prefixes.save(sequence.seq_id, start, sequence.spec.cache_priority, is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:
-        """End a sequence. Its tokens stay as a cached prefix if the request allows it."""
+        """End a sequence. Its tokens stay as a cached prefix unless the request forbids it or they were purged."""
         assert sequence.seq_id is not None
         self._prefixes.release(
             sequence.seq_id, sequence.restoring, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority
@@ -130,19 +136,22 @@ class Admission:
         return self._prefixes.match(sequence.spec.cache_partition, sequence.tokens, sequence.num_usable)
 
     def _add_stops(self, sequence: Sequence) -> None:
-        """Choose where a prompt's chunks end, for a memory whose state can only be saved at its current position.
+        """Choose where the chunks of a prompt end. Full attention needs no such positions.
 
-        1. At boundaries that the text names: the end of the system prompt, the end of the last message.
+        Other memory can save its state only at the end of a chunk, so a chunk should end where a later prompt may
+        diverge:
+
+        1. At the `boundaries` of the spec, such as the end of the system prompt.
         2. Before the last token if there are no boundaries, for a request that repeats the prompt.
-        3. Where the prompt differs from an earlier prompt that begins in the same way.
+        3. Where the prompt diverges from an earlier prompt with the same prefix.
         4. At regular intervals.
 
-        Rules 2 to 4 are not for memory that can be cut near its end.
+        Sliding-window memory can be cut near its end, so only rule 1 applies to it.
         """
         kind, spec = self._runner.memory_kind, sequence.spec
         if kind is MemoryKind.FULL_ATTENTION or not spec.write_cache:
             return
-        # Cells that can be cut near their end need no step of their own for a boundary there.
+        # A boundary near the end needs no extra step if the cells can be cut there later.
         last = sequence.num_prompt - (_MIN_SHARED if kind in CUTTABLE else 1)
         for boundary in spec.boundaries:
             if _MIN_SHARED <= boundary <= last:

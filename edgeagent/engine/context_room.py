@@ -7,10 +7,10 @@ from edgeagent.errors import ContextLengthExceeded, InternalError
 
 
 def output_room(spec: SequenceSpec, context_length: int, num_trained: int) -> int:
-    """Return the most tokens that a sequence may generate.
+    """Return the most tokens that a sequence may generate in a context of `context_length` tokens.
 
-    `num_trained`: see `longer_context`. Raise ContextLengthExceeded for a prompt that can never fit, InternalError for
-    one that the text layer should have refused.
+    `num_trained`: see `longer_context`. Raise ContextLengthExceeded if the prompt does not fit. Raise InternalError if
+    the prompt is empty, or if another engine has already delivered all tokens that the sequence may generate.
     """
     num_prompt = len(spec.prompt)
     room = context_length - num_prompt
@@ -30,7 +30,7 @@ def output_room(spec: SequenceSpec, context_length: int, num_trained: int) -> in
 
 
 def longer_context(num_tokens: int, num_trained: int) -> str:
-    """Return advice on how to make this many tokens fit.
+    """Return advice for the user: how to get a context of at least `num_tokens` tokens.
 
     `num_trained`: the longest context, in tokens, that the model was trained for; 0 if unknown.
     """

@@ -17,14 +17,18 @@ import psutil
 
 # Long compared with the operating system's clock ticks (10 ms), short compared with a sentence.
 _PERIOD_S = 0.5
-# A core stays in use while other programs take less than half of it. It is taken again when they leave three quarters.
+# A thread is removed when other programs use more than half of a core. It is added again when three quarters are free.
 _TAKE = 0.5
 _TAKE_BACK = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class CpuSample:
-    """Seconds of CPU time since some fixed moment: of all programs together, and of this process."""
+    """CPU times at one moment, in seconds.
+
+    `all_s` is the CPU time used by all programs so far, `own_s` that of this process. Only differences between two
+    samples have a meaning. `at_s` is the monotonic time of the sample.
+    """
 
     at_s: float
     all_s: float
@@ -32,7 +36,7 @@ class CpuSample:
 
 
 def read_cpu() -> CpuSample:
-    """Return the machine's CPU times."""
+    """Return the CPU times of the machine and of this process."""
     times, own = psutil.cpu_times(), psutil.Process().cpu_times()
     idle_s = times.idle + getattr(times, "iowait", 0.0)
     # Time of virtual machines is part of user time, and must not count twice.
@@ -41,7 +45,7 @@ def read_cpu() -> CpuSample:
 
 
 class ThreadGovernor:
-    """Chooses the number of threads, at most `max_threads`, by how many of `num_cores` other programs leave free."""
+    """Chooses the number of threads: as many as other programs leave cores free, at most `max_threads`."""
 
     def __init__(
         self,

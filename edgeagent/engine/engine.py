@@ -1,8 +1,8 @@
 """The engine: sequences in, tokens out, one batch at a time.
 
-There is no prefill phase and no decode phase. A sequence has `num_computed`, and each step moves it towards its length:
-plan a mixed batch, decode it, verify its drafts, keep the accepted tokens. Single-threaded; it knows token ids, not
-text.
+There are no separate prefill and decode phases. A step plans a mixed batch, decodes it, verifies the drafts and keeps
+the accepted tokens. So each step raises `num_computed` of its sequences. The engine is single-threaded and handles
+token ids, not text.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from edgeagent.errors import InternalError
 from edgeagent.types import FinishReason, MemoryKind, Tier
 
 _RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one sequence between two steps
-_PAUSE_SHARE = 0.1  # of the same, for reading out idle prefixes between two steps of a stream
-_WAIT_FOR_DISK_S = 0.05  # until the disk may have written the queued blocks
-_LOAD_WAIT_S = 0.005  # for a block from disk, when there is nothing else to do
+_PAUSE_SHARE = 0.1  # of the inter-token-latency budget, for reading out idle prefixes between two steps of a stream
+_WAIT_FOR_DISK_S = 0.05  # until the disk has probably written the queued blocks
+_LOAD_WAIT_S = 0.005  # how long to wait for a block from disk when there is nothing else to do
 
 
 class Engine:
-    """Runs sequences on a runner. `add` and `cancel` are its commands; `step` returns the outputs."""
+    """Runs sequences on a runner. `add` and `cancel` change the set of sequences; `step` returns the outputs."""
 
     def __init__(
         self,
@@ -51,16 +51,16 @@ class Engine:
         open_side: OpenSideContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prefixes`: this runner's prefixes and step costs. If None, prefixes evicted from its cells are lost.
-        `drafters` draft at most what the memory can take back, which may be nothing. `num_trained`: the model's trained
-        context in tokens; 0 if unknown. `adapters`: the names that sequences may use. `open_side` makes contexts for
-        long prompts beside streams; if None, there are no such contexts.
+        """`prefixes`: the prefix cache and step costs of `runner`. If None, prefixes evicted from its cells are lost.
+        `drafters` are limited to the number of tokens that the memory can take back, which may be 0. `num_trained`: the
+        model's trained context in tokens; 0 if unknown. `adapters`: names that sequences may use. `open_side` makes
+        contexts that compute long prompts beside streams (see side_prefill); if None, there are none.
         """
         self._num_trained = num_trained
         self._runner = runner
         self._clock = clock
         self.max_running = min(max_running, runner.max_batch)  # each running sequence has a token in every batch
-        """Sequences that run at a time."""
+        """The most sequences that run at a time."""
         self._prefixes = prefixes or PrefixStore(runner, clock=clock)
         self.cost_model = self._prefixes.costs
         """The measured costs of the runner's steps."""
@@ -94,13 +94,13 @@ class Engine:
         return bool(self._waiting or self._running) or not all(work.is_done for work in self._idle_work)
 
     def refresh(self) -> None:
-        """Add all blocks on disk to the trees; lookups add only a few each."""
+        """Add all blocks on disk to the prefix trees at once. Otherwise each lookup adds a few of them."""
         for prefixes in self._stores:
             prefixes.refresh()
 
     @property
     def rest_s(self) -> float | None:
-        """Seconds after which to ask `has_work` again even without a command; None if that is not needed."""
+        """Seconds after which `has_work` may become true without a command; None if it will not."""
         return _WAIT_FOR_DISK_S if any(prefixes.has_unsaved for prefixes in self._stores) else None
 
     @property
@@ -130,7 +130,7 @@ class Engine:
         )
 
     def add(self, spec: SequenceSpec) -> Sequence:
-        """Add a sequence; it waits for a place. Raise ContextLengthExceeded if it can never fit."""
+        """Queue a new sequence and return it. Raise ContextLengthExceeded if its prompt does not fit the context."""
         assert spec.id not in self._waiting and spec.id not in self._running, f"{spec.id} is live"
         num_output = output_room(spec, self.context_length, self._num_trained)
         sequence = Sequence.of(spec, num_output, self._num_added, self._runner.min_prompt_chunk, self._clock())
@@ -139,7 +139,7 @@ class Engine:
         return sequence
 
     def cancel(self, sequence_id: str) -> Sequence | None:
-        """End a sequence at once and return it; None if the id is unknown. Its computed tokens stay as a prefix."""
+        """End a sequence at once and return it; None if the id is unknown. Its computed tokens may stay cached."""
         sequence = self._waiting.pop(sequence_id, None)
         if sequence is None:
             sequence = self._running.pop(sequence_id, None)
@@ -148,9 +148,9 @@ class Engine:
         return sequence
 
     def admit(self) -> list[Output]:
-        """Start waiting sequences in fair shares while ids and cells last; return an output for each that is ready.
+        """Start waiting sequences, in fair shares, while there is room. Return an output for each restored sequence.
 
-        `step` does this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
+        `step` calls this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
         """
         self.settle()
         raise_stalled((*self._running.values(), *self._waiting.values()), self._clock())
@@ -177,7 +177,7 @@ class Engine:
         restoring = sequence.restoring
         num_before = 0 if restoring is None else restoring.num_tokens
         is_ready = self._admission.advance(sequence, self._restore_budget_s)
-        # A restored block counts as progress like a step, so that a slow disk does not count as a hang.
+        # A restored block counts as a step, so that a slow disk is not mistaken for a hang.
         self._num_steps += restoring is not None and restoring.num_tokens > num_before
         if not is_ready:
             return []
@@ -190,9 +190,9 @@ class Engine:
     def step(self, is_wanted: Callable[[], bool] = lambda: False) -> list[Output]:
         """Advance all sequences by one batch and return the outputs.
 
-        An interrupted batch (see Runner.decode) returns no outputs. Its tokens are planned again, and the next step
-        cannot be interrupted, so at least every second step completes, however many cancels arrive. A long step is put
-        off if `is_wanted` reports a waiting command, but never twice in a row.
+        An interrupted batch (see Runner.decode) gives no outputs. Its tokens are planned again. The next step cannot be
+        interrupted, so at least every second step completes, however many cancels arrive. If `is_wanted` reports a
+        waiting command, a long step is put off, but never twice in a row.
         """
         outputs = self.admit()
         if not self._side.wait(is_wanted):
@@ -239,9 +239,9 @@ class Engine:
         return outputs
 
     def settle(self) -> None:
-        """Save states and blocks of the latest step. `step` and `admit` call it first if the caller did not.
+        """Save states and blocks of the latest step. The next `admit` or `step` does it if it was not done before.
 
-        It takes milliseconds, so send finished tokens before you call it.
+        This takes milliseconds, so send the new tokens first.
         """
         if not self._unsettled:
             return
@@ -257,7 +257,7 @@ class Engine:
             prefixes.run_beside(self._unsettled_s, self._unsettled_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     def close(self) -> None:
-        """Cancel all sequences, and save prefixes to a tier below. No method is called afterwards."""
+        """Cancel all sequences and save prefixes to the tier below, if any. Call no method afterwards."""
         for sequence_id in [*self._waiting, *self._running]:
             self.cancel(sequence_id)
         self._warmer.pause()
@@ -266,11 +266,11 @@ class Engine:
         self._prefixes.close_below()
 
     def purge(self, partition: str | None = None) -> int:
-        """Forget the cached prefixes of a partition (None: of all partitions); return how many blocks were removed.
+        """Forget the cached prefixes of a partition, or of all partitions if None. Return how many blocks were removed.
 
-        Running sequences continue, and leave no prefix when they end.
+        Running sequences continue, but leave no prefix when they end.
         """
-        # A preempted sequence waits too, but has already computed tokens.
+        # Some waiting sequences were preempted and have computed tokens before.
         begun = [sequence for sequence in self._waiting.values() if sequence.marks.claimed_s]
         for sequence in (*self._running.values(), *begun):
             if partition is None or sequence.spec.partition == partition:
@@ -288,13 +288,13 @@ class Engine:
             works = self._turns.plan(running, self._scheduler, self.proposals, num_cells, int(self._side.has_turn))
             if self._prefixes.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
                 return works
-            # A single sequence always fits: its length and its drafts are limited by the number of cells.
+            # A single sequence always fits: its length, drafts included, is at most the number of cells.
             assert len(self._running) > 1
             self._preempt_last()
         return []
 
     def _take_side_chunks(self) -> list[Output]:
-        """Pause the side context, copy its finished chunks to its sequence's cells, and return the progress."""
+        """Pause the side context and copy its chunks into the cells. Return outputs if the request reports progress."""
         self._side.pause()
         copied = self._side.copy(self._preempt_last)
         self._unsettled += copied
@@ -302,7 +302,7 @@ class Engine:
         return [Output(sequence) for sequence, _ in copied if sequence.spec.reports_progress]
 
     def _use_idle_moment(self) -> None:
-        """Wait for a block if all running sequences are being restored; do background work if none runs."""
+        """Wait for the side context, or for blocks of running sequences. Do background work if no sequence runs."""
         restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
         if self._side.sequence is not None:
             self._side.wait_alone(_LOAD_WAIT_S if restorings else ALONE_S)
@@ -314,7 +314,7 @@ class Engine:
             work.run_idle()
 
     def _verify_all(self, works: Items[Work], started_s: float) -> list[Output]:
-        """Return the outputs of a batch whose decode began at `started_s`: drafts verified, next tokens sampled."""
+        """Verify drafts and sample next tokens. Return the batch's outputs. `started_s`: when its decode began."""
         outputs = []
         row = 0
         for work in works:
@@ -336,14 +336,14 @@ class Engine:
         self._preempt(by_share(self._running.values())[-1])
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Move a running sequence back to the waiting ones; it continues later from its own tokens."""
+        """Move a running sequence back to the waiting ones. Later its tokens are restored or computed again."""
         del self._running[sequence.id]
         self._release(sequence)
         sequence.seq_id, sequence.num_computed = None, 0
         self._waiting[sequence.id] = sequence
 
     def _take_back(self, works: Items[Work]) -> None:
-        """Undo an interrupted batch."""
+        """Undo an interrupted batch, so that its tokens can be planned again."""
         names = [work.sequence.id for work in works]
         if self._runner.memory_kind not in CUTTABLE:
             self._forget_states()
@@ -352,21 +352,21 @@ class Engine:
             self._verifier.rewind(self._running[name])
 
     def _forget_states(self) -> None:
-        """Empty all sequences, including those that were not in the interrupted batch.
+        """Empty the memory of all sequences, including those that were not in the interrupted batch.
 
-        While llama.cpp computes a batch, it moves the states of other sequences too; an interruption may leave any of
-        them incomplete.
+        While llama.cpp computes a batch, it also moves the states of other sequences. So after an interruption, any
+        state may be incomplete.
         """
         for sequence in list(self._running.values()):
             assert sequence.seq_id is not None
             self._prefixes.reset(sequence.seq_id)
-            sequence.batch_ends.forget()  # computing all output again token by token would take long
+            sequence.batch_ends.forget()  # to compute all output again token by token would take too long
             if sequence.restoring is not None:
                 self._preempt(sequence)
         self._prefixes.forget_idle()
 
     def _make_room(self, works: Items[Work]) -> list[Output]:
-        """Evict a prefix, else preempt a sequence, else fail the only one: llama.cpp lacks the reserved cells."""
+        """Free cells after OutOfCells: evict a prefix, or preempt a sequence. If only one runs, fail it."""
         if self._prefixes.evict_one():
             return []
         if len(self._running) > 1:
@@ -375,7 +375,7 @@ class Engine:
         return self._fail(works, InternalError("the KV cache has no room for a batch that must fit", served_by="local"))
 
     def _fail(self, works: Items[Work], error: InternalError) -> list[Output]:
-        """Fail the sequences of a failed batch. The state of their memory is unknown, so drop it."""
+        """End the sequences of a failed batch with an error. Drop their memory, since its state is unknown."""
         outputs = []
         for work in works:
             sequence = work.sequence

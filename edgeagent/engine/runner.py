@@ -1,7 +1,7 @@
-"""The protocol of runners, which compute logits for the engine: llama.cpp (`engine.llama`) or a test's fake.
+"""The protocol of runners, which compute logits for the engine: llama.cpp (`engine.llama`) or a fake in tests.
 
-A runner has cells of memory shared by `num_sequences` sequence slots. It computes batches; only the engine records
-which tokens are in which cells. Positions count from 0 in each sequence.
+A runner has memory cells, which `num_sequences` sequences share. It only computes batches. The engine records which
+tokens are in which cells. Positions count from 0 in each sequence.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from edgeagent.types import MemoryKind
 
 Logits = NDArray[np.float32]
 
-# Attention's cells are written once and can be removed. A recurrent state is overwritten layer by layer: it cannot be
-# undone, and an interrupted step leaves it half updated.
+# The kinds of memory whose last cells can be removed. Attention writes each cell once. A recurrent state is overwritten
+# layer by layer: this cannot be undone, and an interrupted step leaves it half updated.
 CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 
 
@@ -38,15 +38,15 @@ class Slice:
 
 
 class DecodeCancelled(Exception):
-    """The abort flag was seen. Any prefix of the batch's slices may have been computed."""
+    """The batch was aborted. Any number of its slices, from the first on, may have been computed."""
 
 
 class OutOfCells(Exception):
-    """No room in the memory for this batch; nothing was computed."""
+    """The memory has no room for this batch. Nothing was computed."""
 
 
 class Runner(Protocol):
-    """Computes batches over sequence memories. One thread, one owner."""
+    """Computes batches and holds the memory of sequences. It has one owner, which calls it from one thread."""
 
     memory_kind: MemoryKind
     num_vocab: int
@@ -55,11 +55,11 @@ class Runner(Protocol):
     max_batch: int
     max_outputs: int  # tokens of a batch that may give logits
     row_cost: float  # cost of a row of logits in addition to its token, in tokens
-    max_drafts: int  # tokens of a sequence's part of a batch that `rewind` can take back; 0: no drafts are possible
-    min_prompt_chunk: int  # smaller chunks of a prompt give different bits than larger ones (engine.replay)
+    max_drafts: int  # the most tokens of a sequence that `rewind` can take back; 0: no drafts are possible
+    min_prompt_chunk: int  # prompt chunks of fewer tokens give different bits than larger ones (see engine.replay)
 
     def decode(self, slices: Sequence[Slice]) -> None:
-        """Compute a batch. Raise DecodeCancelled, OutOfCells, or InternalError; afterwards logits() is valid."""
+        """Compute a batch. Then `logits` returns its outputs. Raise DecodeCancelled, OutOfCells or InternalError."""
         ...
 
     def use_adapter(self, adapter: str) -> None:
@@ -67,7 +67,11 @@ class Runner(Protocol):
         ...
 
     def logits(self, index: int) -> Logits:
-        """Return the index-th output of the last batch, shape (num_vocab,): a view, valid until the next decode."""
+        """Return the logits of the index-th output of the last batch, shape (num_vocab,).
+
+        The outputs are in the order of the slices. The result is a view that must not be changed. It is valid until the
+        next decode.
+        """
         ...
 
     def can_trim(self, seq_id: int, length: int) -> bool:
@@ -75,11 +79,11 @@ class Runner(Protocol):
         ...
 
     def trim(self, seq_id: int, length: int) -> bool:
-        """Forget a sequence's positions from `length` on; False if this memory cannot (then nothing changed)."""
+        """Forget a sequence's positions from `length` on. Return False, and change nothing, if this memory cannot."""
         ...
 
     def rewind(self, seq_id: int, length: int) -> bool:
-        """Forget refused drafts of the latest batch: positions from `length` on; False if this memory cannot.
+        """Forget refused drafts of the latest batch, from position `length` on. Return False if this memory cannot.
 
         Call it before the next decode, at most once for each sequence.
         """
@@ -90,11 +94,11 @@ class Runner(Protocol):
         ...
 
     def copy(self, source: int, target: int, length: int) -> bool:
-        """Let an empty target share the source's first `length` positions; False if this memory cannot."""
+        """Let an empty target share the source's first `length` positions. Return False if this memory cannot."""
         ...
 
     def can_save(self, seq_id: int, start: int, end: int) -> bool:
-        """Whether `save` can read this range, and a restore of it will be exact. No side effect."""
+        """Whether `save` can read positions [start, end) and a later restore of them will be exact. No side effect."""
         ...
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
@@ -102,17 +106,23 @@ class Runner(Protocol):
         ...
 
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:
-        """Prepare memory for a later `save` of `num_bytes`; False if `max_bytes` are ready or no memory is needed."""
+        """Prepare a buffer for a later `save` of `num_bytes`. Return False if no buffer was made.
+
+        That is the case if the prepared buffers would exceed `max_bytes`, or if a save needs no prepared buffer.
+        """
         ...
 
     def state_bytes(self, seq_id: int) -> int:
-        """Return how many bytes of a saved range are a state, which is the same for all ranges; 0 if all are cells."""
+        """Return how many bytes of a saved range are the state; 0 if the memory has only cells.
+
+        The number is the same for all ranges.
+        """
         ...
 
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
-        """Append a saved range, which ends at `end`, to a sequence that holds exactly the positions before it.
+        """Append a saved range that ends at `end`. The sequence must hold exactly the positions before the range.
 
-        Return False if the memory refuses it; then the sequence is unchanged.
+        Return False, and leave the sequence unchanged, if the memory refuses the range.
         """
         ...
 
@@ -127,7 +137,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Cells of consecutive tokens of the prompt, up to `end`."""
+    """The saved cells of `num_tokens` consecutive tokens of a prompt. They end at position `end`."""
 
     num_tokens: int
     end: int
@@ -135,31 +145,31 @@ class Chunk:
 
 
 class SideContext(Protocol):
-    """A context that computes one prompt on a separate thread. The engine's thread calls it. It starts paused."""
+    """A context that computes one prompt on its own thread, paused at first. The engine's thread calls its methods."""
 
     is_over: bool
-    """Whether it has ended: the prompt is complete, or the computation failed."""
+    """Whether the computation has ended, because the prompt is complete or because of an error."""
     num_bytes: int
-    """How much memory it may take."""
+    """How many bytes of memory it may take."""
 
     def give(self, chunk: Chunk) -> None:
-        """Give it the next cells of the prompt that were computed elsewhere."""
+        """Pass it the next cells of the prompt that another context has computed."""
         ...
 
     def resume(self) -> None:
-        """Start to compute, until `pause`."""
+        """Start or continue the computation, until `pause` is called."""
         ...
 
     def pause(self) -> None:
-        """Stop computing, and wait until it has stopped."""
+        """Pause the computation and wait until it has stopped, at most about a second."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a chunk was computed since the last `take`, or the thread is over."""
+        """Wait until a chunk can be taken or the computation has ended, at most `timeout_s`."""
         ...
 
     def take(self) -> list[Chunk]:
-        """Return the chunks that were computed since the last call, in order."""
+        """Return the chunks that were computed since the last call, in the order of the prompt."""
         ...
 
     def close(self) -> None:
@@ -168,9 +178,10 @@ class SideContext(Protocol):
 
 
 class OpenSideContext(Protocol):
-    """Makes a context that computes `tokens` in chunks of `chunk` tokens; the first `num_known` will be given to it.
+    """Opens a context that computes `tokens` in chunks of at most `chunk` tokens.
 
-    Returns None if there is not enough memory.
+    The cells of the first `num_known` tokens are not computed: they come through `SideContext.give`. Returns None if
+    there is not enough memory.
     """
 
     def __call__(self, tokens: Sequence[int], num_known: int, chunk: int) -> SideContext | None: ...

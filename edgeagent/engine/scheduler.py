@@ -1,10 +1,10 @@
-"""Decides what the next batch contains. It only reads sequences and returns a plan; the engine acts.
+"""Plans the next batch. It only reads sequences and returns a plan, which the engine carries out.
 
-1. Every decoding sequence gets its one token (and its drafts), so that no stream waits for another's prompt.
-2. Prompt tokens follow, in the order of `by_share`. While a sequence decodes, the step must stay within the
-   inter-token-latency budget, which is larger while a client waits for the rest of its answer. If no sequence decodes,
-   the step must stay within MAX_STEP_S, so that the next request waits for one step at most, and a slow machine shows
-   progress.
+1. Each decoding sequence gets its next token and its drafts, so that no stream waits for another one's prompt.
+2. Prompt tokens follow, in the order of `by_share`. Their number is limited by the expected time of the step. While a
+   sequence decodes, the limit is the inter-token-latency budget. It is larger while an answer that began elsewhere
+   waits to continue. If no sequence decodes, the limit is MAX_STEP_S. So a new request waits for one such step at most,
+   and a slow machine shows progress.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import Tier
 
-# The smallest useful prompt chunk: a smaller one does not fill a CPU kernel's tile and costs the same.
+# The smallest useful prompt chunk: a smaller one does not fill a tile of a CPU kernel and takes as long.
 MIN_CHUNK = 32
 
 # The smallest chunk beside streams if MIN_CHUNK would exceed their budget. Half a tile takes a little more than half of
@@ -34,21 +34,22 @@ MAX_STEP_S = 2.0
 # The smallest chunk if MIN_CHUNK takes longer than MAX_STEP_S. A batch of four costs a CPU little more than one of two.
 MIN_SLOW_CHUNK = 4
 
-# How much larger the next chunk may be than any chunk so far. After the warm-up's 32 tokens a full batch is allowed.
+# The next step may be this many times larger than any measured step. After the 32 tokens of the warm-up, this allows a
+# full batch.
 _MAX_GROWTH = 16
 
-# The most prompt tokens of one sequence to score in a step. Each costs a pass over the vocabulary in addition.
+# The most prompt tokens of one sequence to score in a step. Each scored token costs an extra pass over the vocabulary.
 MAX_SCORED = 32
 
 # The fewest prompt tokens of one sequence to score in a step while a sequence decodes.
 _MIN_SCORED = 4
 
-# The longest predicted step beside streams while an answer that began elsewhere waits to continue, since its client
-# sees a pause too. When 16 answers came back from a remote at once, the last waited 0.6 s with steps within the budget,
+# The longest predicted step beside streams while an answer that began elsewhere waits to continue. Its client sees a
+# pause too. When 16 answers came back from a remote at once, the last one waited 0.6 s with steps within the budget,
 # and 0.3 s with this limit.
 _RESUMING_STEP_S = 0.25
 
-# How long more urgent sequences, or those of other clients, may keep a sequence from progress.
+# How long a sequence may make no progress because of more urgent sequences or those of other clients.
 _MAX_STALL_S = 60.0
 
 _OVERHEAD_WEIGHT = 0.1  # of the latest step's overhead
@@ -58,11 +59,11 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A sequence's share of a batch: its next `num_tokens` known tokens, then `drafts`.
+    """The part of a batch that belongs to one sequence: its next `num_tokens` known tokens, then its `drafts`.
 
-    The last `num_logits` of them give logits: those from the last known token on, none while the prompt is incomplete.
-    If the prompt is scored, each token gives logits. Then the first `num_scored` rows are for scoring, the others for
-    sampling.
+    The last `num_logits` of these tokens give a row of logits each. Usually these are the last known token and the
+    drafts, or none if the prompt continues in a later step. If the prompt is scored, every token gives a row. Then the
+    first `num_scored` rows are for scoring, and the others for sampling.
     """
 
     sequence: Sequence
@@ -73,13 +74,13 @@ class Work:
 
     @property
     def num_pairs(self) -> float:
-        """Return how many pairs its attention forms; see StepShape."""
+        """How many pairs of tokens its attention computes; see StepShape."""
         num_tokens = self.num_tokens + len(self.drafts)
         return float(num_tokens * self.sequence.num_computed)
 
     @property
     def slice(self) -> Slice:
-        """The part that the runner computes."""
+        """The tokens in the form that the runner takes."""
         assert self.sequence.seq_id is not None
         start = self.sequence.num_computed
         tokens = self.sequence.tokens[start : start + self.num_tokens]
@@ -95,7 +96,7 @@ def _work(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> 
 
 
 def rank(sequence: Sequence) -> int:
-    """Return how urgent a sequence is; less is more urgent."""
+    """Return how urgent a sequence is. A smaller number is more urgent."""
     return -1 if sequence.is_raised else _RANK[sequence.tier]
 
 
@@ -105,10 +106,10 @@ def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
 
 
 def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
-    """Return sequences in the order in which they get a place: raised ones first, then by tier, fair share and arrival.
+    """Return sequences in the order in which they are served: raised ones first, then by tier, fair share and arrival.
 
-    A client's n-th sequence is ordered with the n-th sequences of the other clients. Its `running` sequences count too.
-    Each client has its own partition.
+    Clients take turns: the n-th sequence of a client comes after the first n - 1 sequences of every other client. A
+    client's `running` sequences count as its first ones. Each client has its own partition.
     """
     places = Counter(sequence.spec.partition for sequence in running)
     ranked = []
@@ -119,11 +120,11 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
 
 
 def raise_stalled(live: Items[Sequence], now_s: float) -> None:
-    """Raise one sequence that made no progress for a minute: it runs before all others until it ends.
+    """Raise a sequence that made no progress for a minute: it runs before all others until it ends.
 
-    So more urgent requests cannot delay it forever. Only one is raised at a time, so that they wait for at most one
-    such sequence. While it lacks cells, perhaps until a stream ends, realtime requests may start before it. A sequence
-    that follows another's prefill progresses with that one, and is not raised.
+    Otherwise more urgent requests could delay it forever. Only one sequence is raised at a time, so that urgent
+    requests wait for at most one. Realtime requests may still start before it while it lacks cells. A sequence that
+    waits for the prefill of another one is not raised.
     """
     if len(live) > 1 and not any(sequence.is_raised for sequence in live):
         own = [sequence for sequence in live if sequence.follows is None]
@@ -133,9 +134,9 @@ def raise_stalled(live: Items[Sequence], now_s: float) -> None:
 
 
 class Scheduler:
-    """Plans batches of at most `max_batch` tokens and `max_outputs` rows of logits (default: `max_batch`).
+    """Plans batches of at most `max_batch` tokens and `max_outputs` rows of logits (`max_batch` if None).
 
-    `row_cost`: the cost of a row of logits, in tokens; see Runner.
+    `row_cost`: see Runner.
     """
 
     def __init__(
@@ -163,10 +164,10 @@ class Scheduler:
         num_turns: int = 1,
         is_awaited: bool = False,
     ) -> list[Work]:
-        """Return the next batch. `drafts` proposes tokens by sequence id, for decoding sequences only.
+        """Return the next batch for the `running` sequences. There may be at most `max_batch` of them.
 
-        At most `max_batch` sequences may run. `num_cells`: cells of the cache in use. `num_turns`: how many groups of
-        sequences take turns; `running` is one of them. `is_awaited`: a sequence of another group decodes.
+        `drafts`: proposed tokens by sequence id. `num_cells`: KV cells in use. `num_turns`: how many groups of
+        sequences take turns; each gets an equal part of the budget. `is_awaited`: a sequence of another group decodes.
         """
         decoding = [sequence for sequence in running if sequence.is_decoding]
         works = []
@@ -201,25 +202,28 @@ class Scheduler:
         return works
 
     def note_overhead(self, seconds: float) -> None:
-        """Note how many seconds the latest step took in addition to its decode. The budget is for both."""
+        """Record how many seconds the latest step took in addition to its decode. The budget covers both."""
         self._overhead_s += _OVERHEAD_WEIGHT * (seconds - self._overhead_s)
 
     def _most_scored(self, room: int, *, is_alone: bool) -> int:
-        """Return how many of a prompt's tokens to score in a step that has `room` for tokens without scores."""
+        """Return the most tokens of a prompt to score in a step.
+
+        `room`: how many prompt tokens could be computed without scoring. `is_alone`: no sequence decodes.
+        """
         if is_alone:
             return MAX_SCORED
         return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))
 
     def _prompt_budget(self, beside: StepShape, depth: int, budget_s: float | None) -> int:
-        """Return how many prompt tokens the step may have, of sequences with `depth` earlier tokens.
+        """Return how many prompt tokens to add to a step with the shape `beside`.
 
-        `beside`: the shape of the rest of the step. `budget_s`: how long the step may take; None if no stream waits for
-        its end.
+        `depth`: how many tokens of the farthest prompt were computed before. `budget_s`: how long the step may take;
+        None if no stream waits for its end.
         """
         costs = self._cost_model
         if costs.predict(beside.plus(MIN_CHUNK, depth)) is None:
             return MIN_CHUNK
-        # A size that was never measured may take twice as long, once: its linear estimate is usually too high.
+        # The limit is doubled for steps larger than all measured ones, since their estimates are usually too high.
         most = costs.max_tokens_within(
             MAX_STEP_S, beside, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=_MAX_GROWTH
         )

@@ -1,4 +1,4 @@
-"""A request's live tokens inside the engine. It knows token ids, not text."""
+"""A sequence: one request inside the engine, with its tokens and progress. It holds token ids, not text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeagent.types import Tier
 
 
 def partition_of(partition: str, adapter: str) -> str:
-    """Return the partition of the prefix cache for prefixes that an adapter ("" for none) computes for a caller."""
+    """Return the partition of the prefix cache for a caller's `partition` and an adapter ("" for none)."""
     return f"{partition}\n{adapter}" if adapter else partition
 
 
@@ -23,20 +23,22 @@ def partition_of(partition: str, adapter: str) -> str:
 class SequenceSpec:
     """A request to the engine.
 
-    - `max_tokens` limits the output; None: until the context is full.
-    - `partition` separates the prefixes of callers that must not see each other's.
-    - `prefill_only`: compute the prompt and sample nothing.
-    - `delivered`: output tokens that another engine generated, in steps of `step_lengths` tokens. The sampler has
-      accepted them.
-    - `num_prompt_logprobs`: score each prompt token but the first, with this many alternatives. Scored tokens must be
-      computed, so `read_cache` must be false.
-    - `reports_progress`: return an output for each part of the prompt.
-    - `boundaries`: positions in the prompt where other prompts are likely to diverge. The first is `num_system`, the
-      end of the system prompt (0 if there are no instructions).
-    - `persist`: the cached prefix may be written to disk. `pin`: it stays until it is purged. `lane`: if not "", it
-      stays until the next sequence of the lane ends.
+    - `max_tokens`: limit of the output. If None, the output may fill the context.
+    - `partition`: callers with different partitions do not share cached prefixes.
+    - `read_cache`: the prompt may be restored from the cache. `write_cache`: its prefix may stay in the cache.
+    - `prefill_only`: compute the prompt and generate nothing.
+    - `delivered`: output tokens that another engine has generated. The sampler has already accepted them.
+    - `step_lengths`: how many of the delivered tokens came from each step of that engine.
+    - `num_prompt_logprobs`: return log probabilities of the prompt's tokens, with this many alternatives for each. The
+      first token has none. This needs all tokens to be computed, so `read_cache` must be false.
+    - `reports_progress`: return an output after each chunk of the prompt.
+    - `boundaries`: positions in the prompt where other prompts are likely to diverge. Empty if the memory needs none.
+    - `num_system`: the prompt's leading tokens that are instructions and tools; 0 if there are none.
+    - `persist`: the cached prefix may be written to disk.
+    - `pin`: the cached prefix stays until it is purged. This needs `persist`.
+    - `lane`: a conversation. If not "", the cached prefix stays until the lane's next sequence ends.
     - `adapter`: the identity of the adapter that computes the sequence; "" for none.
-    - `draft_tokens`: how many tokens to draft at each step, if possible; 0: none; None: as many as pay.
+    - `draft_tokens`: how many tokens to draft in each step, if possible. If None, as many as speed up the output.
     """
 
     id: str
@@ -62,7 +64,7 @@ class SequenceSpec:
 
     @property
     def cache_partition(self) -> str:
-        """The partition of its cached prefix. Each adapter has its own partition, since it computes other cells."""
+        """The partition of its cached prefix. Each adapter has its own one, since adapters compute different cells."""
         return partition_of(self.partition, self.adapter)
 
     @property
@@ -74,10 +76,10 @@ class SequenceSpec:
 
 @dataclass(slots=True)
 class Marks:
-    """When a sequence reached each stage, time.monotonic seconds; 0 until it does."""
+    """When a sequence reached each stage, in seconds of time.monotonic. A stage that is not reached yet has 0."""
 
     claimed_s: float = 0.0  # its cached prefix was claimed and restored
-    cache_s: float = 0.0  # duration of that lookup, claim and restore
+    cache_s: float = 0.0  # how long the lookup, claim and restore of the prefix took
     prefill_s: float = 0.0  # its first step began
     first_token_s: float = 0.0
     last_token_s: float = 0.0
@@ -85,18 +87,18 @@ class Marks:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and its generated tokens. The engine moves `num_computed` towards `len(tokens)`.
+    """A prompt and the tokens generated so far. Each step of the engine computes more of the tokens.
 
     Invariants: 0 ≤ num_computed ≤ len(tokens) ≤ max_length, and num_cached ≤ num_prompt ≤ len(tokens). A waiting
-    sequence has no seq_id, and its num_computed is 0. `num_cached` counts the prompt tokens that came from the cache at
-    the first admission; it does not change if the sequence is preempted and admitted again.
+    sequence has no seq_id, and its num_computed is 0. `num_cached`: the prompt tokens that came from the cache at the
+    first admission. It keeps that value if the sequence is preempted and admitted again.
     """
 
     spec: SequenceSpec
     tokens: array[int]
     num_prompt: int
     max_length: int
-    order: int  # of arrival
+    order: int  # of arrival: earlier sequences have smaller numbers
     min_prompt_chunk: int = 1  # see Runner
     seq_id: int | None = None
     num_computed: int = 0
@@ -105,11 +107,11 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)
-    tier: Tier = Tier.INTERACTIVE  # its own, or that of a more urgent sequence that waits for its prompt
+    tier: Tier = Tier.INTERACTIVE  # its own, or that of a more urgent sequence that waits for its prefill
     farthest: int = 0  # the largest `num_computed` so far, reached at `advanced_s`
     advanced_s: float = 0.0
-    is_raised: bool = False  # it comes before all tiers: it made no progress for long
-    follows: tuple[Sequence, int] | None = None  # it waits until that one has computed this many tokens
+    is_raised: bool = False  # it comes before all tiers, since it made no progress for long
+    follows: tuple[Sequence, int] | None = None  # it waits until this other sequence has computed this many tokens
     restoring: Restoring | None = None  # set while blocks of its prefix are being restored
     restore_started_s: float = 0.0
     num_restored: dict[str, int] = field(default_factory=dict)  # number of tokens by the tier that held them
@@ -124,7 +126,7 @@ class Sequence:
 
     @classmethod
     def of(cls, spec: SequenceSpec, num_output: int, order: int, min_prompt_chunk: int, now_s: float) -> Sequence:
-        """Return a sequence that waits, with room for `num_output` tokens."""
+        """Return a waiting sequence, which may generate `num_output` tokens."""
         tokens = array("i", [*spec.prompt, *spec.delivered])
         num_prompt = len(spec.prompt)
         return cls(
@@ -144,9 +146,9 @@ class Sequence:
 
     @property
     def num_usable(self) -> int:
-        """How many leading tokens may come from a cache.
+        """How many leading tokens may come from the cache.
 
-        The rest is computed: enough tokens that logits match those of a full prefill.
+        The last tokens are left out: they are computed, so that the logits match those of a full prefill.
         """
         if not self.spec.read_cache:
             return 0
@@ -154,17 +156,21 @@ class Sequence:
         return max(0, len(self.tokens) - num_computed)
 
     def note_batch(self, end: int) -> None:
-        """Note the end of a batch that gave output, if a repeated computation must give the same answer."""
+        """Record the end of a batch that gave output. This is only needed if the sampler is repeatable."""
         if self.spec.sampler.is_repeatable and end >= self.num_prompt:
             self.batch_ends.note(end)
 
     def note_progress(self, now_s: float) -> None:
-        """Note the time if it was computed further than ever before."""
+        """Set `advanced_s` to `now_s` if `num_computed` is larger than ever before."""
         if self.num_computed > self.farthest:
             self.farthest, self.advanced_s = self.num_computed, now_s
 
     def leaves_one(self, position: int) -> bool:
-        """Whether one token alone would be left after a position, of several that must be computed together."""
+        """Whether a chunk must not end at `position`, since it would leave a single token to compute alone.
+
+        A token that is computed alone gives other bits than in a chunk. The rule holds for the chunks of a prompt, and
+        for the chunks of a batch that is repeated (see replay).
+        """
         if self.min_prompt_chunk == 1:
             return False
         start, end = 0, self.num_prompt
@@ -176,14 +182,17 @@ class Sequence:
         return start < position == end - 1
 
     def add_chunk_end(self, position: int) -> None:
-        """Make a chunk of the prompt end at a position, if it is ahead and enough tokens follow for another chunk."""
+        """Make a chunk of the prompt end at `position`.
+
+        Ignore a position that was already computed, or that leaves too few tokens of the prompt for another chunk.
+        """
         is_ahead = self.num_computed < position <= self.num_prompt - self.min_prompt_chunk
         if is_ahead and position not in self.chunk_ends:
             bisect.insort(self.chunk_ends, position)
 
     @property
     def num_until_chunk_end(self) -> int:
-        """Pending tokens up to the position where the next chunk must end."""
+        """How many tokens to compute until the next position where a chunk or a repeated batch must end."""
         end = len(self.tokens)
         index = bisect.bisect_right(self.chunk_ends, self.num_computed)
         if index < len(self.chunk_ends):
@@ -195,25 +204,25 @@ class Sequence:
 
     @property
     def keeps_prefix(self) -> bool:
-        """Whether its computed prefix may stay for other sequences."""
+        """Whether its computed prefix may stay in the cache for later sequences."""
         return self.spec.write_cache and not self.is_purged
 
     @property
     def num_output(self) -> int:
-        """Generated tokens."""
+        """How many tokens were generated, delivered ones included."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def num_pending(self) -> int:
-        """Tokens not yet computed."""
+        """How many tokens are not computed yet."""
         return len(self.tokens) - self.num_computed
 
     @property
     def is_scoring(self) -> bool:
-        """Whether log probabilities of prompt tokens are still to be returned; the first token has none."""
+        """Whether the request asks for log probabilities of prompt tokens that were not returned yet."""
         return self.spec.num_prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the last, generated token is left to compute, so that one step gives a token."""
+        """Whether only the last generated token is left to compute, so that the next step gives another token."""
         return self.num_pending == 1 and self.num_output > 0

@@ -1,12 +1,13 @@
-"""Computes one long prompt beside live streams in a separate context, which pauses during the streams' steps.
+"""Computes one long prompt in a separate context (the side context) between the steps of live streams.
 
-A prompt's chunk in a step of the streams must fit into their budget, and small chunks are expensive: each reads all
-weights again, and flash attention on a CPU computes fewer than 64 tokens one by one. The side context computes large
-chunks and pauses within them, at llama.cpp's next graph node. Each computed chunk is copied to the cells of the
+Usually a prompt is computed in chunks, as a part of the streams' steps. These chunks must be small, so that the steps
+stay within the inter-token-latency budget. But small chunks are expensive: each reads all weights again, and flash
+attention on a CPU computes fewer than 64 tokens one by one. The side context computes large chunks. For each step of
+the streams it pauses within a chunk, at llama.cpp's next graph node. Each finished chunk is copied to the cells of the
 sequence, so the rest of the engine sees a prompt that progresses.
 
-The side context exists until the prompt is computed. The last tokens, which give logits, are left to a step of the
-engine.
+The side context is closed when the prompt is computed. The last tokens of the prompt, which give logits, are left to a
+step of the engine.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_BESIDE, by_urgency, rank
 from edgeagent.engine.sequence import Sequence
 
-# Tokens of a chunk: the largest that the machine computes within MAX_STEP_S. The larger a chunk, the longer its graph
-# nodes, and so each pause.
+# Possible numbers of tokens of a chunk. The largest that the machine computes within MAX_STEP_S is used. A larger chunk
+# has longer graph nodes, so it takes longer to pause.
 _CHUNKS = (256, 128, 64, 32)
-# A prompt that takes less time alone is not worth a context, which takes about a tenth of a second.
+# A prompt gets no side context if it would take less than this time alone. To open one takes about a tenth of a second.
 MIN_ALONE_S = 1.0
-# A prompt is not worth a context either if its chunks fit the budget in the streams' steps, and cost less there than
-# this multiple of their cost alone.
+# A prompt gets no side context either if its chunks fit the budget of the streams' steps and cost less than this
+# multiple of their cost alone.
 MIN_GAIN = 1.25
 # The part of the inter-token-latency budget that is planned. The rest is a reserve, since pauses differ in length.
 _PLANNED_SHARE = 0.9
-_GIVEN_TOKENS = 128  # cached tokens that the context is given at a time: reading them takes milliseconds
-_WEIGHT = 0.2  # of the latest step, or pause, in the expected duration of the next one
+_GIVEN_TOKENS = 128  # how many cached tokens to pass to the context at a time: reading them takes milliseconds
+_WEIGHT = 0.2  # weight of the latest step or pause in the expected duration of the next one
 _POLL_S = 0.005  # between two checks for a waiting command
-ALONE_S = 0.05  # how long one step of the engine waits if no stream runs
+ALONE_S = 0.05  # how long one step of the engine waits for a chunk if no stream runs
 
 
 class SidePrefill:
     """Decides which prompt is computed in a side context, and divides the time between it and the streams.
 
-    After each step of the streams, the side context computes for the rest of their budget, or for as long as the step
-    took if that is longer.
+    After each step of the streams, the side context computes for the rest of the inter-token-latency budget, or for as
+    long as the step took if that is longer.
     """
 
     def __init__(
@@ -64,25 +65,27 @@ class SidePrefill:
         self._clock, self._sleep = clock, sleep
         self._context: SideContext | None = None
         self._chunks: list[Chunk] = []
-        self._num_given, self._num_known = 0, 0  # computed tokens: those given to the context, and all
-        self._step_s = self._pause_s = 0.0
+        # Of the tokens that were computed before the context was opened: how many it was given, and how many there are.
+        self._num_given, self._num_known = 0, 0
+        self._step_s = self._pause_s = 0.0  # expected durations
         self._until_s = 0.0  # when the streams' next step is due
-        self._unfit: set[Sequence] = set()  # running sequences that could not be computed here
+        self._unfit: set[Sequence] = set()  # running sequences that get no (other) side context
         self.sequence: Sequence | None = None
-        """The sequence whose prompt is computed here. No step of the engine computes it meanwhile."""
+        """The sequence whose prompt is computed in the side context. The engine's steps leave it out meanwhile."""
         self.has_turn = False
-        """Whether it computes after the next step. It does not while a more urgent sequence's prompt is computed."""
+        """Whether the side context computes after the next step. It waits while there is a more urgent prompt."""
 
     @property
     def num_bytes(self) -> int:
-        """How much memory the context may take. Any thread may read it."""
+        """How many bytes of memory the side context may take. Any thread may read this."""
         context = self._context
         return 0 if context is None else context.num_bytes
 
     def share(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
-        """Open a side context for a prompt that is worth it; return the other sequences.
+        """Return the sequences that the engine's next step may compute: all except the one in the side context.
 
-        An open one is kept unless the prompt is more urgent.
+        If a prompt would gain by a side context, open one for it. A side context that is already open is only replaced
+        for a more urgent prompt.
         """
         self._begin_with_one(running, num_cells)
         own = self.sequence
@@ -93,7 +96,10 @@ class SidePrefill:
         return others
 
     def wait(self, is_wanted: Callable[[], bool]) -> bool:
-        """Let it compute until the streams' next step is due; return False if a command arrives before that."""
+        """Wait until the streams' next step is due, while the side context computes.
+
+        Return True then. If `is_wanted` reports a waiting command, return False at once.
+        """
         while self._context is not None and (rest_s := self._until_s - self._clock()) > 0 and not self._context.is_over:
             if is_wanted():
                 return False
@@ -102,7 +108,10 @@ class SidePrefill:
         return True
 
     def wait_alone(self, most_s: float) -> None:
-        """Let it compute until a chunk is complete, at most `most_s`. Call it if the engine has nothing to compute."""
+        """Wait until the side context has completed a chunk, at most `most_s` seconds.
+
+        Call this when the engine itself has nothing to compute.
+        """
         if self._context is not None:
             self._context.resume()
             if not self._give():
@@ -116,7 +125,7 @@ class SidePrefill:
             self._pause_s += _WEIGHT * (self._clock() - started_s - self._pause_s)
 
     def resume(self, step_s: float) -> None:
-        """Let it compute again after a step of `step_s`, if it has a turn."""
+        """Let the side context continue after a step that took `step_s` seconds, if `has_turn`."""
         if self._context is None:
             return
         self._step_s = self._step_s + _WEIGHT * (step_s - self._step_s) if self._step_s else step_s
@@ -127,10 +136,10 @@ class SidePrefill:
             self._context.resume()
 
     def copy(self, make_room: Callable[[], None]) -> list[tuple[Sequence, int]]:
-        """Copy the computed chunks to the sequence's cells; return (sequence, start of the chunk) for each.
+        """Copy the computed chunks to the cells of their sequence. Return (sequence, start of the chunk) for each.
 
-        `make_room` preempts a sequence: another one, which frees cells, or this one, which ends the side context. After
-        the last chunk, the engine's steps compute the sequence again.
+        `make_room` is called if cells are lacking. It must preempt a sequence, perhaps the one in the side context.
+        After the last chunk the side context is closed, so that the engine's steps compute the rest of the prompt.
         """
         copied: list[tuple[Sequence, int]] = []
         while self._context is not None and self.sequence is not None:
@@ -155,14 +164,14 @@ class SidePrefill:
         return copied
 
     def leave(self, sequence: Sequence) -> None:
-        """Close the side context if it computes this sequence's prompt. Copied cells stay."""
+        """Close the side context if it computes the prompt of `sequence`. Cells that were copied stay."""
         if self._context is not None and sequence is self.sequence:
             self._context.close()
             self._context, self.sequence, self.has_turn = None, None, False
             self._chunks.clear()
 
     def _give_up(self) -> None:
-        """Leave the rest of the prompt, if there is one, to the engine's steps."""
+        """Close the side context, and open no other one for its sequence. The engine's steps compute the rest."""
         assert self.sequence is not None
         self._unfit.add(self.sequence)
         self.leave(self.sequence)
@@ -195,7 +204,7 @@ class SidePrefill:
         sequence.marks.prefill_s = sequence.marks.prefill_s or self._until_s
 
     def _give(self) -> bool:
-        """Give the side context the next cells that were already computed; return False if it has all of them."""
+        """Pass the next cached cells of the prompt to the side context. Return False if it has all of them."""
         if self._num_given == self._num_known or self._context is None or self.sequence is None:
             return False
         assert self.sequence.seq_id is not None
@@ -206,7 +215,10 @@ class SidePrefill:
         return True
 
     def _chunk_of(self, sequence: Sequence, beside: StepShape) -> int:
-        """Return how many tokens a chunk of a sequence's prompt would have; 0 if it is not worth a context."""
+        """Return the chunk size in tokens for a side context; 0 if the prompt would not gain by one.
+
+        `beside`: the shape of a step with all streams.
+        """
         start, spec = sequence.num_computed, sequence.spec
         num_tokens = _end_of(sequence) - start
         is_fresh = not sequence.num_output and sequence.restoring is None
@@ -221,7 +233,7 @@ class SidePrefill:
         if small_s is None or none_s is None:
             return 0
         is_cheap = (small_s - none_s) * num_tokens < MIN_GAIN * alone_s * fitting
-        # With a side context, the streams' next step would begin after the budget, or after twice a step's time.
+        # With a side context, the streams' steps would begin a budget apart, or twice a step's time if that is longer.
         if is_cheap and small_s <= max(self._budget_s, 2 * none_s):
             return 0
         for chunk in _CHUNKS:
@@ -232,8 +244,8 @@ class SidePrefill:
 
 
 def _end_of(sequence: Sequence) -> int:
-    """Return up to which position a prompt may be computed without logits.
+    """Return the position at which a side context must stop in a prompt.
 
-    If fewer tokens were left for the step that gives logits, its logits would differ.
+    The tokens after it are left to the step that gives logits. With fewer tokens, that step would give other logits.
     """
     return sequence.num_prompt - max(2, sequence.min_prompt_chunk)

@@ -11,7 +11,10 @@ from edgeagent.types import CacheStatus, DraftCounts
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """Counts for observers."""
+    """Counts and rates of an engine for the status page and metrics.
+
+    `prefill_tokens_per_s` and `token_s` are the two values of `StepCosts.rates`.
+    """
 
     num_steps: int
     num_running: int
@@ -22,12 +25,15 @@ class EngineStatus:
     step_error: PredictionError | None
     drafts: tuple[DraftCounts, ...]
     draft_gain: float
-    num_side_bytes: int  # memory that a side context may take
+    num_side_bytes: int  # bytes of memory that a side context may take
     host: CacheStatus
 
 
 def sum_up(caches: Iterable[CacheStatus]) -> CacheStatus:
-    """Return the sums of the counts of a model's cache and its draft's. Host memory has no read rate and no trouble."""
+    """Return the sums of the counts of several caches in host memory: a model's and its draft model's.
+
+    `read_bytes_per_s` and `trouble` keep their defaults, since they do not apply to host memory.
+    """
     each = list(caches)
     return CacheStatus(
         num_blocks=sum(cache.num_blocks for cache in each),

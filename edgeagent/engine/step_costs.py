@@ -1,4 +1,4 @@
-"""The costs of an engine's steps: the shapes of its batches, and the rates that follow from measured steps."""
+"""Computes the shapes of an engine's batches, their expected times, and token rates from measured steps."""
 
 from __future__ import annotations
 
@@ -23,27 +23,30 @@ class StepCosts:
         self._itl_budget_s = itl_budget_s
         self._num_steps = 0
         self.rates = self._measured_rates(())
-        """Prompt tokens per second, and seconds per token of one more sequence; each 0 if none were measured.
+        """The expected rates of an additional sequence: prompt tokens per second, and seconds per generated token.
 
-        Other threads may read it.
+        A rate is 0 if it is unknown. Other threads may read this.
         """
 
     def shape(self, works: Items[Work], *, with_drafts: bool = True) -> StepShape:
         """Return the shape of a batch."""
         num_tokens = sum(work.num_tokens + with_drafts * len(work.drafts) for work in works)
-        # Rows of logits that score a prompt count too: otherwise their time would be attributed to other prompts'
-        # chunks.
+        # Rows of logits that score a prompt count as tokens: otherwise their time would be attributed to the chunks of
+        # other prompts.
         num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
         return StepShape(num_tokens, self._prefixes.num_cells_used, sum(work.num_pairs for work in works))
 
     def plain_s(self, works: Items[Work]) -> float | None:
-        """Return the expected seconds of a step without its drafts; None if a sequence of the step does not decode."""
+        """Return the expected seconds of the same step if it had no drafts.
+
+        None if nothing was measured, or if a sequence of the step does not decode.
+        """
         if not all(work.sequence.is_decoding for work in works):
             return None
         return self._prefixes.costs.predict(self.shape(works, with_drafts=False))
 
     def observe(self, shape: StepShape, step_s: float, running: Collection[Sequence]) -> None:
-        """Note how long a step took, and update the rates for the sequences that run after it."""
+        """Record how long a step took. Update `rates` if due. `running`: the sequences that run now."""
         self._prefixes.costs.observe(shape, step_s)
         self._num_steps += 1
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
@@ -52,7 +55,8 @@ class StepCosts:
     def _measured_rates(self, running: Collection[Sequence]) -> tuple[float, float]:
         """Return the new `rates`.
 
-        If streams run, a prompt gets the part of each step that the inter-token-latency budget leaves.
+        If other sequences run, the prompt of an additional one only gets the time that they leave of the
+        inter-token-latency budget.
         """
         costs = self._prefixes.costs
         depths = [sequence.num_computed for sequence in running]

@@ -1,6 +1,6 @@
-"""The running step as other threads see it: whether a command may interrupt it, and its expected time.
+"""The state of the running step for other threads: whether a command may interrupt it, and its expected time.
 
-The engine's thread writes it, and other threads read it without a lock. Each field's comment says what they may miss.
+The engine's thread writes the fields. Other threads read them without a lock.
 """
 
 from __future__ import annotations
@@ -15,23 +15,28 @@ _LONG_TOKENS = 32  # the same limit in tokens, until a step was measured
 
 @dataclass(slots=True)
 class StepInProgress:
-    """The running step of an engine. Between two steps `is_long` is False and `expected_s` is 0.
+    """The running step of an engine. Between two steps, `is_long` is False and `expected_s` is 0.
 
-    At least every second step runs to its end, however many commands arrive: a step after an interrupted one is never
+    At least every second step runs to its end, however many commands arrive: the step after an interrupted one is never
     `is_long`, and no step is put off twice in a row.
     """
 
     can_be_interrupted: bool
-    is_long: bool = False  # and may be interrupted; a command queued before it is set is read before the step begins
-    is_urgent: bool = False  # has a realtime request; keeps its value until the next step
-    expected_s: float = 0.0  # 0: not known
+    # Whether the step is long and may be interrupted. `begin` sets this before it asks `is_wanted`. So if a thread
+    # queues a command and then reads False, `begin` sees the command. After a step was put off, `begin` does not ask.
+    is_long: bool = False
+    is_urgent: bool = False  # whether the step has a realtime request; keeps its value until the next step
+    expected_s: float = 0.0  # 0 if unknown
     _was_interrupted: bool = False
     _was_put_off: bool = False
 
     def begin(
         self, num_tokens: int, expected_s: float | None, *, is_urgent: bool, is_wanted: Callable[[], bool]
     ) -> bool:
-        """Begin a step; return False if it is put off because it is long and `is_wanted` reports a command."""
+        """Begin a step, and return True if it may run now.
+
+        Return False if the step is put off, because it is long and `is_wanted` reports a waiting command.
+        """
         is_long = num_tokens > _LONG_TOKENS if expected_s is None else expected_s > _LONG_S
         self.is_urgent = is_urgent
         self.is_long = is_long and self.can_be_interrupted and not self._was_interrupted
@@ -42,7 +47,7 @@ class StepInProgress:
         return not self._was_put_off
 
     def note(self, *, was_interrupted: bool) -> None:
-        """Note whether the step was interrupted."""
+        """Record whether the step was interrupted."""
         self._was_interrupted = was_interrupted
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
-"""The first computation with a model that was just loaded. It warms the model up and shows whether it works.
+"""Tries out a model that was just loaded: the first computations warm it up and show whether it works.
 
-A file can load and still not work: weights that are NaN, a rope base of 0, a tokenizer that throws.
+A file may load and still not work: its weights may be NaN, its rope base 0, or its tokenizer may throw.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from edgeagent.errors import InternalError, ModelLoadFailed
 _TEXT = "The quick brown fox's 12345 jumps:\n\n\tÄpfel, 漢字 и 🦊!"
 # Large enough to touch every weight's page once and fill a kernel tile; fast compared with a load.
 _NUM_TOKENS = 32
-# Steps of these sizes verify drafts. They are measured up to the first that may take longer than _MAX_DRAFT_STEP_S.
+# Usual sizes of steps that verify drafts. Sizes that are expected to take longer than _MAX_DRAFT_STEP_S are left out.
 _DRAFT_STEPS = (1, 2, 4, 8, 16)
 _MAX_DRAFT_STEP_S = 0.3
 _TRIES = 2  # of each size; the quicker one counts
-# Logits after drafts were taken back may differ from those without drafts, by this part of the difference that the
-# drafts would make if they stayed.
+# After drafts were taken back, logits may differ a little from those without drafts: by at most this share of the
+# difference that the drafts would make if they were not taken back.
 _MAX_DIFFERENCE = 0.1
-_NUM_BEFORE, _NUM_DRAFTS = 4, 4  # tokens before those drafts, and the most drafts
+_NUM_BEFORE, _NUM_DRAFTS = 4, 4  # for that test: tokens before the drafts, and the most drafts
 TOKENIZER, FIRST_STEPS = "the tokenizer", "the first tokens"
 
 
 def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], costs: CostModel | None = None) -> float:
-    """Tokenize a text, then compute a token, a batch and another token; the cells are empty afterwards.
+    """Try out a model, and return how many bytes each token adds to a saved block; 0 if a block is only a state.
 
-    The first prompt's chunks are chosen by the time of the batch, which takes a slow machine a few seconds at most.
-    `on_try` gets the name of each part before it begins, since llama.cpp may end the process there. Return how many
-    bytes of a block each token takes; 0 if a block is only a state. Raise ModelLoadFailed, which names the file and
-    what is wrong with it.
+    Tokenize a text, then compute a token, a batch and another token. The cells are empty afterwards. The batch has at
+    most 32 tokens, and fewer on a slow machine, so that it takes a few seconds at most. Its time is added to `costs`,
+    so that the chunks of the first prompt have a suitable size. `on_try` gets the name of each part before it begins,
+    since llama.cpp may end the process there. Raise ModelLoadFailed, which names the file and what is wrong with it.
     """
     path = model.path
     on_try(f"{TOKENIZER} of {path}")
     text = _tokenize(model, path)
     on_try(f"{FIRST_STEPS} of {path}")
-    # Also tokens from the whole vocabulary, since each has its own row of weights.
+    # Tokens from the whole vocabulary are tried too, since each has its own row of weights.
     spread = np.linspace(0, model.num_tokens - 1, _NUM_TOKENS).astype(int).tolist()
     tokens = [*text[: _NUM_TOKENS // 2], *spread]
     sizes: dict[int, int] = {}
@@ -73,9 +73,9 @@ def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], co
 
 
 def try_adapter(runner: LlamaRunner, path: Path) -> None:
-    """Compute two tokens with the current adapter. The cells are empty afterwards.
+    """Check that the runner's current adapter works, by computing two tokens. The cells are empty afterwards.
 
-    Raise ModelLoadFailed, OutOfCells or InternalError.
+    `path`: the file that an error names. Raise ModelLoadFailed, OutOfCells or InternalError.
     """
     try:
         _check(_decode(runner, 0, [0, 0]), path)
@@ -84,9 +84,9 @@ def try_adapter(runner: LlamaRunner, path: Path) -> None:
 
 
 def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
-    """Measure steps with different numbers of drafts, so that their costs need not be learnt from requests.
+    """Measure steps of up to 16 tokens and add their times to `costs`, so that drafts can be planned from the start.
 
-    The cells must be empty, and are empty afterwards. If the sizes are already known, nothing is measured. Raise
+    Nothing is measured if `costs` knows all these sizes. The cells must be empty, and are empty afterwards. Raise
     OutOfCells or InternalError.
     """
     if costs.knows(_DRAFT_STEPS):
@@ -106,17 +106,18 @@ def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
 
 
 def can_take_back(runner: LlamaRunner) -> bool:
-    """Whether two sequences that take drafts back continue as if they never had them.
+    """Whether refused drafts can be removed, so that the next logits are as without drafts.
 
-    The code with which llama.cpp keeps states for that differs by architecture and backend, and was wrong for some. The
-    cells must be empty, and are empty afterwards. Raise OutOfCells or InternalError.
+    A memory with states must go back to an earlier state for that. This is tried with two sequences, since llama.cpp's
+    code differs by architecture and backend, and was wrong for some. The cells must be empty, and are empty afterwards.
+    Raise OutOfCells or InternalError.
     """
     num_drafts = min(runner.max_drafts, _NUM_DRAFTS)
     if runner.memory_kind in CUTTABLE or num_drafts < 1:
         return num_drafts > 0
     count = _NUM_BEFORE + num_drafts + 2
     tokens = np.linspace(0, runner.num_vocab - 1, 3 * count).astype(int).reshape(count, 3).T.tolist()
-    kept = [_NUM_BEFORE + 1 + num_drafts // 2, _NUM_BEFORE + 1]  # tokens of each sequence that stay
+    kept = [_NUM_BEFORE + 1 + num_drafts // 2, _NUM_BEFORE + 1]  # how many tokens of each sequence are not taken back
     drafted = [tokens[index][: kept[index]] + tokens[2][kept[index] : count - 1] for index in range(2)]
     try:
         _feed(runner, [tokens[index][: kept[index]] for index in range(2)])
@@ -139,7 +140,7 @@ def can_take_back(runner: LlamaRunner) -> bool:
 
 
 def _feed(runner: LlamaRunner, tokens: list[list[int]], num_drafts: int = 0) -> list[Logits]:
-    """Compute these tokens of the first sequences; return the logits after the last token of each."""
+    """Append `tokens[i]` to sequence i, for each i. Return the logits after the last token of each sequence."""
     runner.decode([Slice(index, runner.length(index), each, 1, num_drafts) for index, each in enumerate(tokens)])
     return [runner.logits(index).copy() for index in range(len(tokens))]
 
@@ -169,7 +170,7 @@ def _tokenize(model: Model, path: Path) -> list[int]:
 
 
 def _decode(runner: LlamaRunner, start: int, tokens: list[int]) -> Logits | None:
-    """Compute tokens after the present ones; return the last one's logits, None if the model gives none."""
+    """Compute tokens of sequence 0 from position `start` on. Return the last one's logits; None if there are none."""
     runner.decode([Slice(0, start, tokens, 1)])
     try:
         return runner.logits(0)
@@ -178,7 +179,10 @@ def _decode(runner: LlamaRunner, start: int, tokens: list[int]) -> Logits | None
 
 
 def _check(logits: Logits | None, path: Path) -> None:
-    """Raise if a token cannot be drawn. Attention carries a NaN of any token to the last one's logits."""
+    """Raise ModelLoadFailed if no token can be drawn from these logits. `path`: the file that the error names.
+
+    The logits of the last token suffice: through attention, a NaN of any earlier token reaches them.
+    """
     peak = np.float32(0) if logits is None else logits.max()
     if not np.isfinite(peak):
         what = "not numbers (NaN)" if np.isnan(peak) else "infinite"

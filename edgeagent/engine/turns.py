@@ -1,4 +1,4 @@
-"""Chooses the adapter of the next step: llama.cpp applies one adapter to a whole batch, so adapters take turns."""
+"""Chooses the adapter of the next step. llama.cpp applies one adapter to a whole batch, so adapters take turns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TURN_S = 0.01
 
 
 class AdapterTurns:
-    """Gives turns to the adapters that have sequences. The one whose last turn is longest ago is next.
+    """Gives turns to the adapters that have sequences. The adapter that has waited longest is next.
 
-    "" is the model without an adapter; its sequences take turns like the others.
+    The name "" means the model without an adapter. It takes turns like an adapter.
     """
 
     def __init__(self) -> None:
@@ -28,20 +28,23 @@ class AdapterTurns:
         self._last_turns: dict[str, int] = {}
 
     def take(self, ready: Items[Sequence]) -> list[Sequence]:
-        """Return the sequences of the next step, out of those that can be computed. `current` is then their adapter."""
+        """Choose the adapter of the next step, set `current` to it, and return its sequences.
+
+        `ready`: the sequences that can be computed.
+        """
         adapters = {sequence.spec.adapter for sequence in ready}
         others = adapters - {self.current}
         if others and (self.current not in adapters or self._turn_s >= TURN_S):
             self._num_turns += 1
             self._last_turns[self.current] = self._num_turns
             self._turn_s = 0.0
-            # An adapter without a turn so far comes first; of several, the one whose sequence arrived first.
+            # An adapter that had no turn yet comes first. If there are several, take the one with the oldest sequence.
             order = {sequence.spec.adapter: sequence.order for sequence in sorted(ready, key=lambda each: -each.order)}
             self.current = min(others, key=lambda each: (self._last_turns.get(each, 0), order[each]))
         return [sequence for sequence in ready if sequence.spec.adapter == self.current]
 
     def note(self, step_s: float) -> None:
-        """Note how long a step of this turn took."""
+        """Record how long a step of this turn took."""
         self._turn_s += step_s
 
     def plan(
@@ -52,9 +55,10 @@ class AdapterTurns:
         num_cells: int,
         num_others: int = 0,
     ) -> list[Work]:
-        """Return the batch of the adapter whose turn it is. `num_cells`: cells of the cache in use.
+        """Choose the adapter of the next step, and return the batch of its sequences.
 
-        Nothing is drafted for sequences with an adapter. `num_others`: how many side contexts take turns too.
+        Nothing is drafted for sequences with an adapter. `num_cells`: KV cells in use. `num_others`: how many side
+        contexts also take turns with the adapters.
         """
         chosen = self.take(running)
         drafts = {} if self.current else proposals.propose(chosen, num_cells)
@@ -66,7 +70,7 @@ class AdapterTurns:
         return scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, is_awaited=is_awaited)
 
     def apply(self, runner: Runner) -> None:
-        """Let the runner compute with the adapter whose turn it is."""
+        """Make the runner use the adapter whose turn it is."""
         if self._applied != self.current:
             runner.use_adapter(self.current)
             self._applied = self.current

@@ -1,6 +1,7 @@
-"""Turns a step's logits into the next tokens, the accepted drafts and the prompt's log probabilities.
+"""Turns the logits of a step into outputs: sampled tokens, accepted drafts and log probabilities of the prompt.
 
-It handles one work at a time, and records its computed tokens. The engine plans which sequences run.
+It handles the part of one sequence (its Work) at a time, and records the computed tokens in the prefix cache. The
+engine decides which sequences run.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from edgeagent.types import FinishReason
 
 @dataclass(slots=True)
 class Output:
-    """One sequence's result of a step. After an output with `finish_reason` or `error`, the sequence has ended.
+    """The result of a step for one sequence. If it has a `finish_reason` or an `error`, the sequence has ended.
 
-    `prompt_logprobs` are those of the prompt's next tokens, in order. The first token of a prompt has none.
+    `prompt_logprobs`: the log probabilities of the prompt tokens that this step scored, in order. The first token of a
+    prompt has none.
     """
 
     sequence: Sequence
@@ -40,7 +42,7 @@ class Output:
 
 
 class Verifier:
-    """Turns decoded works into outputs."""
+    """Turns the computed parts of a batch into outputs."""
 
     def __init__(self, runner: Runner, prefixes: PrefixStore, proposals: Proposals, clock: Callable[[], float]) -> None:
         self._runner = runner
@@ -49,7 +51,10 @@ class Verifier:
         self._clock = clock
 
     def verify(self, work: Work, row: int) -> Output:
-        """Record a work's computed tokens, then sample from its rows of logits. `row`: the first of them."""
+        """Record the computed tokens of a work, sample from its logits, and return the output.
+
+        `row`: the index of its first row of logits in the batch.
+        """
         sequence, output = work.sequence, Output(work.sequence)
         if work.num_scored:
             self._score(work, row, output)
@@ -65,12 +70,12 @@ class Verifier:
         return output
 
     def rewind(self, sequence: Sequence) -> None:
-        """Remove unrecorded tokens from the runner: rejected drafts, an interrupted batch."""
+        """Remove from the runner all tokens that were not recorded, such as refused drafts or an interrupted batch."""
         assert sequence.seq_id is not None
         sequence.num_computed = self._prefixes.rewind(sequence.seq_id)
 
     def _score(self, work: Work, row: int, output: Output) -> None:
-        """Add to `output` the log probabilities of the prompt tokens that follow those just computed."""
+        """Add log probabilities of prompt tokens to `output`: each computed token gives that of the next token."""
         sequence, num_top = work.sequence, work.sequence.spec.num_prompt_logprobs
         assert num_top is not None
         first = sequence.num_computed + 1
@@ -81,7 +86,10 @@ class Verifier:
                 sequence.num_scored = position
 
     def _sample(self, work: Work, row: int, output: Output) -> FinishReason | None:
-        """Draw tokens while the drafts agree with them; return why the sequence ended, if it did."""
+        """Draw tokens, add them to the sequence and `output`, and return why the sequence ended; None if it continues.
+
+        After each drawn token, the next one is drawn only if the draft had the same token.
+        """
         sequence, sampler = work.sequence, work.sequence.spec.sampler
         num_accepted = 0
         reason = None

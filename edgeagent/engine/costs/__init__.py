@@ -1,1 +1,1 @@
-"""What a step costs: predicted from its shape, learnt from measured steps."""
+"""Predicts how long a step takes. The prediction is learnt from measured steps."""

@@ -1,12 +1,15 @@
-"""Learns how a step's time grows with its shape, as a sum of terms that are never negative:
+"""Fits a formula for the time of a step to measured steps:
 
-    seconds = a·tokens + b·tokens·cells + c·pairs + d, with another c in steps of whole tiles of flash attention
+    seconds = a·tokens + b·tokens·cells + c·pairs + d
 
-A ratio for each size of step corrects the sum: kernels work in tiles, so five tokens may cost as much as eight.
+No coefficient is negative. There are two values of c: one for steps of at least FLASH_TILE tokens, which flash
+attention computes in whole tiles, and one for smaller steps. A ratio for each size of step corrects the formula:
+kernels work in tiles, so five tokens may cost as much as eight.
 
-The measurements are kept as a table with one mean for each kind of step, so that measurements of large steps are not
-lost during an hour of small ones. Recent measurements weigh more. The fit minimizes the relative error: a step of one
-token counts as much as a step with a prompt.
+The measurements are kept as a table with one mean for each kind of step. Steps of one kind have the same size and
+similar numbers of cells and pairs. So measurements of large steps are not lost during an hour of small ones. Recent
+measurements weigh more. The fit minimizes the relative error, so a step of one token counts as much as a step with a
+prompt.
 """
 
 from __future__ import annotations
@@ -20,29 +23,31 @@ from edgeagent.engine.costs.step_shape import StepShape
 
 _Terms = tuple[float, float, float, float, float]
 _NUM_TERMS = 5
-# The order in which the fit looks at the terms. Tokens come first: the time of a single measurement is divided by its
-# tokens, which overestimates larger steps. Pairs come before cells: a sequence that was always alone in the cells has
-# as many of both. Then other sequences' cells count as free until a step beside them was measured.
+# The order in which the fit changes the coefficients. Tokens come first: after a single measurement, all of its time is
+# then attributed to its tokens, which overestimates larger steps. Pairs come before cells: a sequence that was always
+# alone in the cells has as many pairs per token as cells. So other sequences' cells count as free until a step beside
+# them was measured.
 _ORDER = (0, 2, 3, 1, 4)
 FLASH_TILE = 64
-"""From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q). A pair then takes
+"""From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q). A pair then takes a
 several times less."""
 _THOUSAND = 1e3  # cells and pairs are counted in thousands, so that all terms have a similar size
-_WEIGHT = 0.2  # of a new measurement in the mean of its kind, at least
-# A mean's weight halves with this many later measurements, down to the least weight.
+_WEIGHT = 0.2  # the least weight of a new measurement in the mean of its kind
+# In the fit, the weight of a mean halves with this many later measurements, but not below the least weight.
 _HALF_LIFE = 128.0
 _LEAST_WEIGHT = 0.05
 _MAX_KINDS = 128
-# Each fit starts from the previous one, so few rounds suffice.
+# Each fit starts from the previous coefficients, so few rounds suffice.
 _NUM_ROUNDS = 60
-_MIN_S = 1e-4  # a shorter mean counts as this
+_MIN_S = 1e-4  # a shorter mean time is raised to this
 
 
 @dataclass(frozen=True, slots=True)
 class _Mean:
-    """The mean terms and seconds of a kind of step.
+    """The mean terms and the mean seconds of one kind of step.
 
-    `order`: the number of the latest one among all measurements. `num`: how many measurements this kind has.
+    `num`: how many measurements of this kind there were. `order`: the sequence number of the latest of them. All
+    measurements are numbered together.
     """
 
     terms: _Terms
@@ -52,7 +57,10 @@ class _Mean:
 
 
 class CostFit:
-    """Seconds of a step by its shape. Only `fit` changes the sum; each measurement changes the ratio of its size."""
+    """Measured steps, and the formula of this module fitted to them.
+
+    Each measurement changes the ratio of its size at once. Only `fit` changes the coefficients.
+    """
 
     def __init__(self) -> None:
         # By size, then by the levels of cells and pairs.
@@ -82,7 +90,10 @@ class CostFit:
         self._update_ratio(size)
 
     def fit(self) -> None:
-        """Fit again, by coordinate descent on the weighted least squares of the relative errors."""
+        """Update the coefficients and all ratios.
+
+        Coordinate descent minimizes the weighted squares of the relative errors.
+        """
         matrix = [[0.0] * _NUM_TERMS for _ in range(_NUM_TERMS)]
         target = [0.0] * _NUM_TERMS
         for mean in (mean for means in self._means.values() for mean in means.values()):
@@ -102,20 +113,20 @@ class CostFit:
             self._update_ratio(size)
 
     def means(self) -> list[tuple[StepShape, float]]:
-        """Return the mean shape and seconds of each kind of step, in the order of their latest measurements."""
+        """Return the mean shape and the mean seconds of each kind of step. The latest measured kind comes last."""
         means = sorted((mean for kinds in self._means.values() for mean in kinds.values()), key=lambda mean: mean.order)
         return [(_shape_of(mean.terms), mean.seconds) for mean in means]
 
     def sum_s(self, shape: StepShape) -> float:
-        """Return the sum for a step, without its size's ratio; 0 before the first fit."""
+        """Return the seconds that the formula gives for a step, without the ratio; 0 before the first fit."""
         return self._sum(_terms(shape))
 
     def cells_s(self, num_tokens: int, num_cells: int) -> float:
-        """Return the part of a step's time that is due to this many cells in use."""
+        """Return how many seconds of a step with `num_tokens` tokens are caused by `num_cells` cells in use."""
         return self._coefficients[1] * num_tokens * num_cells / _THOUSAND
 
     def ratio(self, num_tokens: int) -> float:
-        """Return the factor that corrects the sum for this many tokens, interpolated between measured sizes."""
+        """Return the factor that corrects the formula for this many tokens, interpolated between measured sizes."""
         size = size_of(num_tokens)
         if size in self._ratios:
             return self._ratios[size]
@@ -123,9 +134,9 @@ class CostFit:
         return interpolated([(each, self._ratios[each]) for each in self.sizes[max(0, place - 1) : place + 1]], size)
 
     def order(self, num_tokens: int) -> int:
-        """Return the number of the latest measurement of this size, or of the next larger measured size.
+        """Return the sequence number of the latest measurement of steps with this many tokens.
 
-        If no measured size is larger, use the largest.
+        If this size was never measured, use the next larger measured size, or else the largest one.
         """
         place = min(bisect.bisect_left(self.sizes, size_of(num_tokens)), len(self.sizes) - 1)
         return max(mean.order for mean in self._means[self.sizes[place]].values())
@@ -177,7 +188,10 @@ def interpolated(ratios: Items[tuple[int, float]], num_tokens: int) -> float:
 
 
 def size_of(num_tokens: int) -> int:
-    """Return the number of tokens rounded up to four significant bits. Steps of one size are measured together."""
+    """Return the size of a step: its number of tokens, rounded up to four significant bits.
+
+    Measurements of the same size share a ratio.
+    """
     shift = max(0, num_tokens.bit_length() - 4)
     return max(1, -(-num_tokens >> shift) << shift)
 
@@ -188,7 +202,7 @@ def _level(number: float) -> int:
 
 
 def _shape_of(terms: _Terms) -> StepShape:
-    """Return the shape that has these terms, rounded to whole tokens and cells."""
+    """Return the shape with these terms. Tokens and cells are rounded to integers."""
     tokens, crowd, small, tiled, _ = terms
     num_tokens = max(1, round(tokens))
     return StepShape(num_tokens, round(crowd * _THOUSAND / num_tokens), (small + tiled) * _THOUSAND)

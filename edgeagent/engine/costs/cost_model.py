@@ -1,6 +1,7 @@
-"""Predicts what a step costs from measured steps.
+"""Predicts how long a step takes, from measured steps.
 
-The time that `cost_fit` learnt is multiplied by the pace: how slow the machine is at the moment, for steps of any size.
+The time that `cost_fit` predicts is multiplied by the pace. The pace is one factor for steps of all sizes: it rises
+while the machine is slower than usual.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from edgeagent.engine.costs.cost_fit import CostFit, interpolated, size_of
 from edgeagent.engine.costs.step_shape import StepShape
 
 _PACE_WEIGHT = 0.3
-_MOST_OFF = 2.0  # a measurement counts as off by this factor at most, since the machine may have slept
-# Each of the first measurements is followed by a fit. Later, a fit follows this many measurements, or fewer if the last
-# prediction was off by more than this share.
+_MOST_OFF = 2.0  # a measurement changes the pace as if it were off by this factor at most: the machine may have slept
+# Each of the first _NUM_FIRST measurements is followed by a fit. Later, a fit follows _PER_FIT measurements, or
+# _PER_FIT_IF_FAR_OFF if the last prediction was off by more than the share _FAR_OFF.
 _NUM_FIRST = 16
 _PER_FIT, _PER_FIT_IF_FAR_OFF = 32, 4
 _FAR_OFF = 0.3
-# A measurement is old after this many later ones. If a later one contradicts it, the later one wins.
+# After this many further measurements a measurement is old. If a later one contradicts it, the later one is used.
 _OLD = 16
-# With drafts, the step of one sequence may be this many times larger.
+# `measured` relies on steps of at most this many times the size: with drafts, a sequence's steps are up to that large.
 _SIMILAR = 8
 # A step with a prompt chunk has a multiple of this many tokens, since kernels compute whole tiles.
 TILE = 32
@@ -34,14 +35,14 @@ _ENOUGH_ERRORS = 20
 
 @dataclass(frozen=True, slots=True)
 class PredictionError:
-    """How far the latest predictions were off, as a share of the measured time."""
+    """The error of the latest predictions, as a share of the measured time."""
 
     median: float
     p95: float
 
 
 class CostModel:
-    """Predicts seconds of a step from its shape."""
+    """Predicts the seconds of a step from its shape."""
 
     def __init__(self, max_batch: int) -> None:
         self._max_batch = max_batch
@@ -52,7 +53,7 @@ class CostModel:
 
     @property
     def error(self) -> PredictionError | None:
-        """How far the latest steps' predictions were off; None before there are 20."""
+        """The error of the predictions of the latest 200 steps; None if fewer than 20 steps were predicted."""
         if len(self._errors) < _ENOUGH_ERRORS:
             return None
         errors = sorted(self._errors)
@@ -96,12 +97,12 @@ class CostModel:
         if not self._fit.sizes:
             return None
         if size_of(shape.num_tokens) < self._fit.sizes[0]:
-            # A step smaller than all measured ones counts as the smallest of them: what it would save is not known.
+            # A step that is smaller than all measured ones is predicted to take as long as the smallest of them.
             shape = shape._replace(num_tokens=self._fit.sizes[0])
         return self._fit.sum_s(shape) * self._fit.ratio(shape.num_tokens) * self._pace
 
     def prefill_s(self, num_tokens: int, depth: int) -> float | None:
-        """Return the expected seconds of computing this many prompt tokens from a depth on.
+        """Return the expected seconds of computing `num_tokens` prompt tokens alone, after `depth` earlier tokens.
 
         None if nothing was measured.
         """
@@ -110,22 +111,28 @@ class CostModel:
         return None if step_s is None else step_s * num_tokens / per_step
 
     def crowding_s(self, num_tokens: int, num_idle: int) -> float:
-        """Return the expected seconds that idle sequences' cells add to a step of this many tokens."""
+        """Return the expected seconds that `num_idle` cells of idle sequences add to a step of `num_tokens`."""
         return self._fit.cells_s(num_tokens, num_idle) * self._pace
 
     def measured(self, shape: StepShape) -> float | None:
-        """Return the expected seconds of a step; None if no step of its size, or up to 8 times larger, was measured."""
+        """Return the expected seconds of a step, like `predict`, but None if that would be a guess.
+
+        A prediction needs a measured step of at least the same size, but at most 8 times as large.
+        """
         place = bisect.bisect_left(self._fit.sizes, size_of(shape.num_tokens))
         if place == len(self._fit.sizes) or self._fit.sizes[place] > _SIMILAR * shape.num_tokens:
             return None
         return self.predict(shape)
 
     def compare(self, shape: StepShape, counts: Items[int], depth: float) -> list[float] | None:
-        """Return the expected seconds of a step with each of these ascending numbers of additional tokens.
+        """Return, for each of `counts`, the expected seconds of a step with this many additional tokens.
 
-        None if nothing was measured. No step costs less than a smaller one. If two measurements contradict that, one is
-        outdated (a cold start, a machine that was busy then or is now), and the later one is used. Otherwise a step
-        that was slow once would be avoided, and never be measured again.
+        `counts` must ascend. `depth`: how many earlier tokens the sequence of the additional tokens has. Return None if
+        nothing was measured.
+
+        The results never decrease. If two measurements contradict that, one of them is outdated: a cold start, say, or
+        a machine that was busy. Then the later one is used. Otherwise a step that was slow once would be avoided, and
+        would never be measured again.
         """
         if not self._fit.sizes:
             return None
@@ -138,9 +145,9 @@ class CostModel:
         return found
 
     def _agreeing(self, shape: StepShape, most: int, depth: float) -> list[tuple[int, float]]:
-        """Return (size, ratio) of the measured sizes up to one beyond `most`.
+        """Return (size, ratio) for each measured size below `most` tokens, and for the next larger one.
 
-        The ratios are adjusted so that no step costs less than a smaller one.
+        The ratios are adjusted so that no step costs less than a smaller one. Later measurements are changed least.
         """
         sizes = self._fit.sizes[: bisect.bisect_left(self._fit.sizes, most) + 1]
         fitted = [self._fit.sum_s(shape.plus(size - shape.num_tokens, depth)) for size in sizes]
@@ -165,12 +172,16 @@ class CostModel:
         at_first: float | None = None,
         max_growth: int = 2,
     ) -> int:
-        """Return how many tokens of a sequence at `depth` to add to a step so that it should take at most `seconds`.
+        """Return how many tokens to add to a step so that it should take at most `seconds`.
 
-        The step then has whole tiles of tokens, and at least `floor` are added. If even that takes longer, the number
-        that takes least time is returned. For a step larger than all measured ones the limit is `at_first` seconds
-        (None: `seconds`), and its tokens are at most `max_growth` times the largest measured size. The time of an old
-        measurement is limited by a later one of fewer tokens, in proportion to the tokens.
+        - The tokens belong to a sequence with `depth` earlier tokens.
+        - At least `floor` tokens are added. If every number of tokens takes too long, return the fastest one.
+        - The result is never more than fits into a batch.
+        - A large step gets whole tiles of tokens.
+        - A step larger than all measured ones may take `at_first` seconds (`seconds` if None). It has at most
+          `max_growth` times as many tokens as the largest measured size.
+        - An old measurement may be outdated. If a later measurement of fewer tokens suggests a shorter time, in
+          proportion to the tokens, that time is used.
         """
         room = max(1, self._max_batch - shape.num_tokens)
         if not self._fit.sizes:
@@ -196,9 +207,10 @@ class CostModel:
 
 
 def _chunks(floor: int, most: int, num_tokens: int) -> list[int]:
-    """Return the numbers of tokens to try in addition to `num_tokens`, ascending from `floor` to `most`.
+    """Return the numbers of additional tokens to try, ascending from `floor` to `most`.
 
-    Beyond half a tile, the tokens together are whole tiles, except for `most`.
+    Small numbers double up to half a tile. Larger ones fill whole tiles together with the `num_tokens` of the step.
+    `most` itself is always tried.
     """
     chunks = [floor]
     while chunks[-1] < TILE // 2 and 2 * chunks[-1] <= most:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 
 class StepShape(NamedTuple):
-    """The tokens that a step computes, the cells of the cache in use before it, and the pairs that attention forms.
+    """The size of a step: its tokens, the KV cells in use before it, and the pairs that attention computes.
 
-    A pair is a token and an earlier step's token of its sequence. Plain attention on a CPU multiplies each token with
-    all cells in use, of all sequences. Flash attention skips the cells of other sequences.
+    A pair is a token of the step and an earlier token of the same sequence that was computed before the step. Plain
+    attention on a CPU multiplies each token with all cells in use, including those of other sequences. Flash attention
+    skips the cells of other sequences, so pairs determine its time.
     """
 
     num_tokens: int = 0

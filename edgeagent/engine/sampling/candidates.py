@@ -11,17 +11,21 @@ from numpy.typing import NDArray
 from edgeagent.engine.sampling.truncation import Floats, Indices, largest, ranked
 from edgeagent.errors import InternalError
 
-# Up to this many of the likeliest tokens are sorted, so that a cut shortens the array.
+# Up to this many of the likeliest tokens are sorted. A cut of sorted tokens only shortens the array.
 MAX_RANKED = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may be drawn, and their logits (`values`). If `ids` is None: all tokens, in order.
+    """A set of tokens and their logits (`values`), with the cuts that are still to be made.
 
-    `peak` is the largest logit in the mask. Tokens outside the mask may not be drawn, nor may tokens with a logit below
-    `lowest` (min-p). For top-p: `shifted` are the logits minus the peak, `weights` are the weights at temperature 1 (0
-    outside the mask), and `target` is the sum that the nucleus must reach.
+    - `ids`: the tokens; None for the whole vocabulary, in order.
+    - `peak`: the largest logit of an allowed token.
+    - `mask`: which of the tokens are allowed; None if all are.
+    - `lowest`: the cut of min-p. Tokens with smaller logits may not be drawn.
+    - `weights`, `target`: the cut of top-p; `weights` is None if there is none. The weights are those at temperature 1,
+      0 outside the mask. The nucleus is the likeliest tokens whose weights together reach `target`.
+    - `shifted`: the logits minus the peak, if they were computed for `weights`.
     """
 
     ids: Indices | None
@@ -34,7 +38,7 @@ class Candidates:
     target: float = 0.0
 
     def taken(self, found: Indices) -> Candidates:
-        """Return the tokens at the indices `found` that are in the mask."""
+        """Return the tokens at the indices `found` that the mask allows."""
         if self.mask is not None:
             found = found.compress(self.mask.take(found))
         ids = found if self.ids is None else self.ids.take(found)
@@ -43,22 +47,25 @@ class Candidates:
 
     @property
     def is_cut(self) -> bool:
-        """Whether all cuts are made, so that each of the candidates may be drawn."""
+        """Whether no cut is left to make, so that each of the candidates may be drawn."""
         return self.mask is None and self.weights is None and self.lowest == -math.inf
 
     def first(self, length: int) -> Candidates:
-        """Return the first `length` candidates, with no cuts left to make."""
+        """Return the first `length` candidates, as the result of all cuts."""
         assert self.ids is not None and self.mask is None
         return Candidates(self.ids[:length], self.values[:length], self.peak)
 
 
 def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
-    """Return all tokens as candidates; the likeliest must be in the mask."""
+    """Return all tokens as candidates. If there is a mask, it must contain the likeliest token."""
     return Candidates(None, values, peak_of(values), mask)
 
 
 def likeliest(candidates: Candidates, k: int) -> Candidates:
-    """Return the `k` likeliest tokens in the mask, or all if it has fewer. Up to MAX_RANKED, likeliest first."""
+    """Return the `k` likeliest tokens in the mask, or all of them if it has fewer.
+
+    If `k` is at most MAX_RANKED, the likeliest token comes first. Otherwise the order is that of `candidates`.
+    """
     values, mask = candidates.values, candidates.mask
     first = ranked if k <= MAX_RANKED else largest
     if mask is None:

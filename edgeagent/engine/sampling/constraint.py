@@ -10,27 +10,30 @@ from numpy.typing import NDArray
 
 
 class TokenConstraint(Protocol):
-    """The state of a grammar after the tokens accepted so far. One request owns it."""
+    """The state of a grammar after the tokens accepted so far. Each request has its own."""
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come next (end-of-generation tokens too). No side effect."""
         ...
 
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
-        """Return which tokens may come next, shape (num_vocab,); None when all may. Valid until the next call.
+        """Return which tokens may come next, shape (num_vocab,). Return None if all may. Valid until the next call.
 
-        `likeliest` is the token that the model would write without a grammar; the grammar may use it as a hint.
+        `likeliest`: the token that the model finds likeliest without the grammar. The grammar may use it as a hint.
         """
         ...
 
     def instead_of(self, token: int) -> int | None:
-        """Return the token to draw if `token`, the likeliest one, is not allowed; None: the likeliest allowed token."""
+        """Return the token to draw instead of `token`, which is the likeliest one but not allowed.
+
+        If None, the token is drawn from the allowed ones as usual.
+        """
         ...
 
     def accept(self, token: int) -> None:
-        """Take a token as generated. It must be allowed."""
+        """Advance the grammar by a generated token. The token must be allowed."""
         ...
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next, in order, if the grammar leaves no choice; else an empty sequence."""
+        """Return the next tokens for which the grammar leaves no choice, in order; empty if there is a choice."""
         ...

@@ -10,7 +10,7 @@ from edgeagent.types import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSampling:
-    """Sampling parameters that are all set and in range. `top_k` 0 and `repeat_last_n` -1 mean no limit."""
+    """Sampling parameters that are all set and in range. A `top_k` of 0 and a `repeat_last_n` of -1 mean no limit."""
 
     temperature: float = 0.8
     top_k: int = 40
@@ -54,7 +54,10 @@ def is_in_range(field: str, value: float) -> bool:
 
 
 def resolve(params: SamplingParams, defaults: SamplingParams) -> ResolvedSampling:
-    """Fill unset fields of `params` from `defaults`, then from llama.cpp's. Raise InvalidRequest for a bad field."""
+    """Return `params` with each unset field taken from `defaults`, or else from the defaults of llama.cpp.
+
+    Raise InvalidRequest if a value is out of range.
+    """
     values: dict[str, float] = {}
     for field, (low, high) in _RANGES.items():
         asked = getattr(params, field)

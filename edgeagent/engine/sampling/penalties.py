@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Penalties:
-    """Counts the distinct tokens among the last `window` (-1: among all), so that penalties can be applied quickly."""
+    """Counts the last `window` tokens of a sequence (-1: all tokens), and lowers their logits."""
 
     def __init__(self, window: int, repeat: float, presence: float, frequency: float, history: Sequence[int]) -> None:
         self._window = window
@@ -54,7 +54,7 @@ class Penalties:
         slot = self._slots[token]
         self._counts[slot] -= 1
         if self._counts[slot] == 0:
-            # the last slot moves into the gap
+            # Fill the gap with the last slot.
             del self._slots[token]
             last = len(self._slots)
             if slot != last:

@@ -1,8 +1,8 @@
-"""Draws one sequence's next token from its logits, as llama.cpp's default sampler chain would: logit bias, penalties,
-top-k, top-p, min-p, temperature. It does not know where logits come from or what a token means.
+"""Draws the next token of a sequence from its logits.
 
-Tokens that a grammar refuses have logits of -inf before all of these steps. Shortcuts avoid computing its mask where
-that cannot change the distribution.
+The steps and their order are those of llama.cpp's default sampler chain: logit bias, penalties, top-k, top-p, min-p,
+temperature. Tokens that a grammar refuses count as logits of -inf before all of these steps. Computing the grammar's
+mask of all tokens is slow, so shortcuts avoid it where the distribution stays the same.
 """
 
 from __future__ import annotations
@@ -36,15 +36,19 @@ from edgeagent.engine.sampling.truncation import (
 from edgeagent.errors import InternalError, InvalidRequest
 
 _SEED_BITS = 64
-# Random numbers reserved for each token, which uses one or a few. So the first one depends only on the token's position
-# in the output, and a seeded output continues identically after an interruption. Odd, since the low bits of PCG64's
-# state would not change over a power of two (the golden ratio, as in numpy's `jumped`).
+# How many random numbers are reserved for each token. A token uses only one or a few of them, so its first one depends
+# only on the token's position in the output. So a seeded output continues identically after an interruption. The number
+# is the golden ratio, as in numpy's `jumped`. It must be odd, since the low bits of PCG64's state repeat after a power
+# of two.
 _RANDOM_PER_TOKEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's natural-log probability under the unmodified logits. `top`: those of the likeliest tokens, in order."""
+    """The natural log of a token's probability, by the logits without bias, penalties, cuts or temperature.
+
+    `top`: the log probabilities of the likeliest tokens, the likeliest first.
+    """
 
     token: int
     logprob: float
@@ -53,7 +57,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A drawn token; `logprob` if requested."""
+    """A drawn token, and its log probability if that was requested."""
 
     token: int
     logprob: Logprob | None = None
@@ -71,10 +75,10 @@ def score(logits: Floats, token: int, num_top: int) -> Logprob:
 
 
 class Sampler:
-    """One sequence's sampling state: its random numbers, the tokens that are penalized, its grammar.
+    """The sampler of one sequence, with its state: random numbers, penalized tokens and the grammar.
 
-    Call `sample` for each row of logits in order and `accept` with each token that is kept before the next one. The
-    logits passed in are never written to.
+    For each row of logits, call `sample`. If the drawn token is kept, call `accept` before the next `sample`. The
+    logits are never changed.
     """
 
     def __init__(
@@ -98,9 +102,9 @@ class Sampler:
         self._bias = _bias_of(params, num_vocab)
         self._penalties = _penalties_of(params, history) if params.has_penalties else None
         self._floor = np.float32(math.log(params.min_p)) if params.min_p > 0 else None
-        # temperatures below this are all the same to float32
+        # In float32, smaller temperatures give the same result.
         self._sharpness = np.float32(1.0 / max(params.temperature, 1e-20))
-        # buffers: 0 modified logits, 1 their weights, 2 logits minus the peak, later the weights under the temperature
+        # Buffers: 0 modified logits, 1 their weights, 2 logits minus the peak and later the weights at the temperature.
         self._rows: dict[int, Floats] = {}
 
     @property
@@ -110,17 +114,17 @@ class Sampler:
 
     @property
     def kind(self) -> str:
-        """A description of how freely it draws. Sequences of one kind accept drafts about equally often."""
+        """The temperature and constraint in words. Samplers of one kind accept about the same share of drafts."""
         freedom = "greedy" if self._is_greedy else f"temperature {math.ceil(2 * self._params.temperature) / 2:g}"
         return freedom if self._constraint is None else f"{freedom}, constrained"
 
     def sample(self, logits: Floats) -> Sampled:
-        """Draw the next token; only the random numbers' state changes. Raise InternalError on NaN."""
+        """Draw the next token. Of the sampler, only the random numbers change. Raise InternalError on NaN."""
         token = self._draw(self._modified(logits))
         return Sampled(token, None if self._num_logprobs is None else score(logits, token, self._num_logprobs))
 
     def accept(self, token: int) -> None:
-        """Take a token as the sequence's next one."""
+        """Record a token as the next one of the sequence."""
         if not self._is_greedy:
             self._bits.advance(_RANDOM_PER_TOKEN - self._num_drawn)
             self._num_drawn = 0
@@ -130,11 +134,11 @@ class Sampler:
             self._constraint.accept(token)
 
     def constrain(self, make: Callable[[TokenConstraint | None], TokenConstraint]) -> None:
-        """Wrap the constraint in another one."""
+        """Replace the constraint by `make(constraint)`, for example to wrap it. `make` gets None if there is none."""
         self._constraint = make(self._constraint)
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next for any logits; the caller accepts each, without computing logits."""
+        """Return the tokens that the grammar forces to come next, whatever the logits are."""
         return () if self._constraint is None else self._constraint.forced()
 
     def distribution(self, logits: Floats) -> tuple[Indices, NDArray[np.float64]]:
@@ -156,14 +160,15 @@ class Sampler:
         return ids[order], probs[order] / probs.sum()
 
     def _draw(self, values: Floats) -> int:
-        """Draw from `distribution`, computing the grammar's whole mask only if checking single tokens is not enough.
+        """Draw a token from the same distribution as `distribution` returns.
 
-        Why the shortcuts are exact: let q be the distribution without the grammar, r with it.
-        1. If q is one token and it is allowed, its share only grows without the refused tokens, so r is the same token.
-        2. If there is no top-k and no top-p, and the likeliest token (by which min-p measures) is allowed, r is q
-           restricted to the allowed tokens. A token that is drawn from q and, if refused, drawn again from r has the
-           probability q(t) + q(refused) r(t) = r(t).
-        If the likeliest token is refused, the grammar may name its replacement.
+        Shortcuts check single tokens instead of computing the grammar's mask of all tokens. Why they are exact: let q
+        be the distribution without the grammar, and r the one with it.
+        1. If q has a single token, and it is allowed, then r has the same single token.
+        2. Let there be no top-k and no top-p, and let the likeliest token be allowed. Then min-p cuts at the same logit
+           with the grammar, so r is q restricted to the allowed tokens. Draw a token from q. If it is refused, draw
+           again from r. The probability of an allowed token t is then q(t) + q(refused) r(t) = r(t).
+        If the likeliest token is refused, the grammar may name a token to draw instead.
         """
         if self._constraint is None:
             return _greedy(values) if self._is_greedy else self._pick(self._cut(all_of(values)))
@@ -187,10 +192,11 @@ class Sampler:
         return 0 < self._params.top_k < self._num_vocab or self._params.top_p < 1
 
     def _pick(self, candidates: Candidates) -> int:
-        """Draw one of the candidates.
+        """Draw one of the candidates, within the cuts that are still to be made.
 
-        If there are many, the cuts are not made first. A token is drawn from all candidates, and accepted if it lies
-        within the cuts. If not, all less likely tokens lie outside too, and the next draw is from the likelier ones.
+        Making these cuts first would be slow. Instead a token is drawn from all candidates and checked against the
+        cuts. If a cut excludes it, all candidates that are now known to be excluded are left out, and a token is drawn
+        again.
         """
         weights, values = candidates.weights, candidates.values
         if candidates.is_cut and len(values) <= MAX_RANKED:
@@ -215,15 +221,18 @@ class Sampler:
         return index if candidates.ids is None else int(candidates.ids[index])
 
     def _pick_few(self, values: list[float], peak: float) -> int:
-        """Draw one of a few logits and return its index. A Python loop is faster than numpy calls with cold caches."""
+        """Draw one of a few candidates and return its index.
+
+        With cold caches, a Python loop is faster than calls of numpy.
+        """
         self._num_drawn += 1
         sharpness = float(self._sharpness)
         running = list(accumulate(math.exp((value - peak) * sharpness) for value in values))
         index = bisect_right(running, self._random.random() * running[-1])
-        return min(index, bisect_left(running, running[-1]))  # never a trailing one of weight 0
+        return min(index, bisect_left(running, running[-1]))  # never a candidate of weight 0 at the end
 
     def _modified(self, logits: Floats) -> Floats:
-        """Return the logits with bias and penalties. If there are any, the result is a buffer of this sampler."""
+        """Return the logits with bias and penalties: `logits` itself if there are none, or else a buffer."""
         if len(logits) != self._num_vocab:
             raise InternalError(f"{len(logits)} logits came for a vocabulary of {self._num_vocab}")
         if self._bias is None and self._penalties is None:
@@ -238,7 +247,7 @@ class Sampler:
         return values
 
     def _allowed(self, values: Floats) -> Candidates:
-        """Return the tokens that the grammar allows."""
+        """Return the tokens that the grammar allows, as candidates. Raise InternalError if there are none."""
         mask = None if self._constraint is None else self._constraint.mask(_greedy(values))
         if mask is None:
             return all_of(values)
@@ -251,10 +260,11 @@ class Sampler:
         return Candidates(ids, values, peak_of(values))
 
     def _cut(self, candidates: Candidates) -> Candidates:
-        """Return the candidates after top-k, and after the other cuts if those leave few tokens.
+        """Return the candidates after top-k, with the cuts of top-p and min-p either made or prepared.
 
-        If only one token is possible, return that one. All three cuts keep the likeliest tokens down to some rank, so
-        they may be made in any order, as long as top-p takes its share of the sum over top-k's tokens.
+        They are made if top-k leaves at most MAX_RANKED tokens, or if only one token is possible. Otherwise they are
+        prepared (see Candidates), and `_pick` makes them while it draws. Each cut keeps the likeliest tokens down to
+        some rank, so the order of the cuts does not matter. But the share of top-p must refer to the tokens of top-k.
         """
         params, peak = self._params, candidates.peak
         if self._is_greedy:
@@ -284,7 +294,7 @@ class Sampler:
         return candidates if found is None else candidates.taken(found)
 
     def _cut_ranked(self, candidates: Candidates) -> Candidates:
-        """Return the result of `_cut` for candidates that are already cut by top-k, likeliest first."""
+        """Return the candidates after the cuts of top-p and min-p. The likeliest candidate must come first."""
         values: list[float] = candidates.values.tolist()
         peak, length = values[0], len(values)
         if self._floor is not None:
@@ -296,7 +306,7 @@ class Sampler:
         return candidates.first(length)
 
     def _temper(self, candidates: Candidates) -> Floats:
-        """Return the candidates' weights under the temperature, in the buffer of the logits minus the peak."""
+        """Return the candidates' weights at the temperature. They replace the logits minus the peak in their buffer."""
         if self._params.temperature == 1.0 and candidates.weights is not None:
             return candidates.weights
         tempered = candidates.shifted

@@ -1,9 +1,9 @@
-"""Exact cuts of the candidates, and the choice of one by a random number, without sorting a vocabulary.
+"""Finds the largest values or the nucleus of an array, and draws an index by weight, without sorting a vocabulary.
 
-Pure functions of arrays; returned indices are ascending if not stated otherwise. A cut guesses a floor from every 64th
-value, checks the guess, and looks only at values above it; a wrong guess costs time but does not change the result.
-Between two steps the processor's caches are cold, so the code calls the arrays' methods: numpy's functions of the same
-names wrap them in several frames of Python.
+These are pure functions. Returned indices are ascending if not stated otherwise. The functions guess a floor from every
+64th value, check the guess, and look only at the values above it. A wrong guess costs time but does not change the
+result. The code calls methods of arrays instead of numpy's functions of the same names. Those add several frames of
+Python, which is slow because the processor's caches are cold after a step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.intp]
 
 _STRIDE = 64
-# Up to this many values are sorted or summed whole, without samples.
+# Up to this many values are sorted or summed without taking samples.
 _MAX_WHOLE = 4096
 _BLOCK = 512
 # Picking more than this share of an array's elements costs more than using all of them.
@@ -25,7 +25,10 @@ _MAX_DENSITY = 0.05
 
 
 def largest(values: Floats, k: int) -> Indices:
-    """Return the indices of the `k` largest values; among equals the lower index goes first. 0 < k <= len(values)."""
+    """Return the indices of the `k` largest values. Of equal values, those with lower indices are chosen.
+
+    0 < k <= len(values).
+    """
     if k == len(values):
         return np.arange(k)
     found = _at_least(values, _guess_floor(values, k))
@@ -39,7 +42,7 @@ def largest(values: Floats, k: int) -> Indices:
 
 
 def ranked(values: Floats, k: int) -> Indices:
-    """Return the same as `largest`, but largest first; faster for a small `k`. 0 < k <= len(values)."""
+    """Return the same indices as `largest`, but the largest value's first. Faster for a small `k`."""
     if len(values) <= _MAX_WHOLE:
         return (-values).argsort(kind="stable")[:k]
     found = _at_least(values, _guess_floor(values, k))
@@ -49,12 +52,12 @@ def ranked(values: Floats, k: int) -> Indices:
 
 
 def _guess_floor(values: Floats, k: int) -> float:
-    """Return a value that probably at least `k` values reach, and not many more."""
+    """Return a floor that probably a few more than `k` values reach."""
     if len(values) <= _MAX_WHOLE:
         return _kth_largest(values, k)
     sample = values[::_STRIDE]
     expected = k / _STRIDE
-    # the number of sampled values among the k largest is Poisson distributed; four deviations make a retry rare
+    # How many of the k largest values are in the sample is Poisson distributed. Four deviations make a retry rare.
     return _kth_largest(sample, min(int(expected + 4 * expected**0.5 + 4), len(sample)))
 
 
@@ -65,9 +68,10 @@ def _kth_largest(values: Floats, k: int) -> float:
 
 
 def nucleus(weights: Floats, target: float) -> Indices:
-    """Return the indices of the fewest largest weights whose sum reaches `target`, largest first; at least one.
+    """Return the indices of the largest weights whose sum reaches `target`: as few as possible, but at least one.
 
-    All of them if even their sum does not. Among equals the lower index goes first.
+    The largest weight comes first. Of equal weights, the one with the lower index comes first. If the sum of all
+    weights is below `target`, return all.
     """
     order = (-weights).argsort(kind="stable")
     running = weights.take(order).cumsum(dtype=np.float64)
@@ -75,27 +79,27 @@ def nucleus(weights: Floats, target: float) -> Indices:
 
 
 def is_sparse(mask: NDArray[np.bool_]) -> bool:
-    """Whether few enough elements are set that picking them is faster."""
+    """Whether it is faster to pick out the elements that are set in `mask` than to compute with all elements."""
     return len(mask) <= _MAX_WHOLE or int(np.count_nonzero(mask)) <= _MAX_DENSITY * len(mask)
 
 
 def few_at_least(values: Floats, floor: float) -> Indices | None:
-    """Return the indices of the values of at least `floor`; None if there are too many to pick out quickly."""
+    """Return the indices of the values that are at least `floor`; None if they are too many to pick out quickly."""
     reach = values >= floor
     return reach.nonzero()[0] if is_sparse(reach) else None
 
 
 def total_of(weights: Floats) -> float:
-    """Return the sum, as exact as a sum of blocks, in a quarter of the time of numpy's sum."""
+    """Return the sum of the weights. Blocks are summed first, which takes a quarter of the time of numpy's sum."""
     if len(weights) <= _BLOCK:
         return float(weights.sum())
     return float(_block_sums(weights).sum())
 
 
 def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
-    """Return which weights come before this one in the nucleus's order.
+    """Return a mask of the weights that come before the one at `index` in the order of `nucleus`.
 
-    This weight belongs to the nucleus if their sum is below the target.
+    The weight at `index` belongs to the nucleus if the weights before it sum to less than the target.
     """
     weight = weights[index]
     ahead: NDArray[np.bool_] = weights > weight
@@ -104,9 +108,10 @@ def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
 
 
 def around_nucleus(weights: Floats, total: float, share: float) -> Indices | None:
-    """Return the indices of few weights that include the nucleus of `share` of `total`; None if they are too many.
+    """Return the indices of a few large weights that include the whole nucleus; None if they are not found quickly.
 
-    The sum of the other weights is estimated from a sample: they are many and small, so a sample measures them well.
+    The nucleus is the largest weights with at least `share` of `total`, the sum of all. The sum of the small weights is
+    estimated from a sample. There are many of them, so the estimate is good.
     """
     if len(weights) <= _MAX_WHOLE:
         return None
@@ -132,9 +137,10 @@ def _at_least(values: Floats, floor: float) -> Indices:
 
 
 def index_at(weights: Floats, fraction: float) -> int:
-    """Return the index at which the running sum of the weights first exceeds `fraction` (in [0, 1)) of the whole.
+    """Return the first index at which the running sum of the weights exceeds `fraction` of their total.
 
-    The weight at that index is never zero. Blocks are summed first, so that only one block is searched.
+    `fraction` is in [0, 1). The weight at the returned index is never zero. Blocks are summed first, so that only one
+    block must be searched.
     """
     if len(weights) <= 2 * _BLOCK:
         running = weights.cumsum(dtype=np.float64)
@@ -161,5 +167,5 @@ def _block_sums(weights: Floats) -> NDArray[np.float64]:
 
 def _first_above(running: NDArray[np.float64], target: float, weights: NDArray[Any]) -> int:
     index = int(running.searchsorted(target, side="right"))
-    # because of rounding, the sum may be slightly below the target
+    # Because of rounding, the sum may be slightly below the target.
     return index if index < len(running) else int(np.flatnonzero(weights)[-1])

@@ -1,1 +1,1 @@
-"""Drafters, and how many tokens to draft."""
+"""Speculative decoding: sources of draft tokens, and decisions on how many tokens to draft."""

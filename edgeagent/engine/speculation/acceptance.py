@@ -1,4 +1,7 @@
-"""How often drafted tokens are accepted: by sequence and by position in the draft, with a prior shared by sequences."""
+"""Estimates how often drafted tokens are accepted, for each sequence and each position in a draft.
+
+As long as a sequence has few drafts, its estimates mostly come from the drafts of all sequences (the prior).
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ from dataclasses import dataclass, field
 
 # The assumed acceptance rate before any draft is verified. It is high enough that drafting is tried.
 _FIRST_RATE = 0.8
-# The factor on the weight of earlier drafts after each new one: within its sequence, and across sequences.
+# Each new draft multiplies the weight of earlier drafts by this: within its sequence, and across sequences.
 _SEQUENCE_MEMORY = 0.94
 _SHARED_MEMORY = 0.99
-# How many verified tokens the prior counts as: for the rate of a sequence, and for the rate at one of its positions.
+# The prior has the weight of this many verified tokens: for the rate of a sequence, and for the rate at one position.
 _WEIGHT_OF_SHARED = 4.0
 _WEIGHT_OF_SEQUENCE = 6.0
 
 
 @dataclass(slots=True)
 class _Counts:
-    """By position: how many tokens were verified (`judged`) and how many of them accepted (`stood`).
+    """Counts of tokens by their position in a draft: those that were verified (`judged`), and those accepted (`stood`).
 
-    Older ones count less.
+    Tokens of older drafts count less, so the counts are not integers.
     """
 
     judged: list[float]
@@ -38,7 +41,7 @@ class _Counts:
 
 
 class SharedAcceptance:
-    """The acceptance of one source's drafts in all sequences. It is the prior of new sequences."""
+    """How often the drafts of one source are accepted, over all sequences. This is the prior of each sequence."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -51,11 +54,11 @@ class SharedAcceptance:
 
     @property
     def rate(self) -> float:
-        """The share of all verified tokens that were accepted."""
+        """The share of all verified tokens that were accepted. With few tokens it is close to an assumed rate."""
         return _blend(sum(self._counts.stood), sum(self._counts.judged), _FIRST_RATE, _WEIGHT_OF_SHARED)
 
     def rates(self) -> list[float]:
-        """Return the rate by position: how often a token was accepted if all before it were."""
+        """Return the acceptance rate at each position of a draft, given that all tokens before it were accepted."""
         rate = self.rate
         return [
             _blend(stood, judged, rate, _WEIGHT_OF_SEQUENCE)
@@ -63,7 +66,7 @@ class SharedAcceptance:
         ]
 
     def counts(self) -> tuple[list[float], list[float]]:
-        """Return the numbers of verified and of accepted tokens, by position. Older ones count less."""
+        """Return two lists by position: the counts of verified and of accepted tokens. Older tokens count less."""
         return list(self._counts.judged), list(self._counts.stood)
 
     def begin_with(self, judged: Items[float], stood: Items[float]) -> None:
@@ -74,7 +77,7 @@ class SharedAcceptance:
                 self._counts.stood[position] = min(num_stood, num_judged)
 
     def add(self, num_judged: int, num_stood: int) -> None:
-        """Add the result of one draft."""
+        """Add the result of one draft: the numbers of its tokens that were verified and accepted."""
         self._counts.add(num_judged, num_stood, _SHARED_MEMORY)
 
 
@@ -93,13 +96,16 @@ class Acceptance:
 
     @property
     def chances(self) -> tuple[float, ...]:
-        """By position: the chance that the token there is accepted, together with all tokens before it."""
+        """For each position of a draft, the chance that the token and all tokens before it are accepted."""
         if self._chances is None:
             self._chances = self._cumulated()
         return self._chances
 
     def observe(self, num_drafted: int, num_stood: int) -> None:
-        """Note how many leading tokens of a draft were accepted. Tokens after the first refused one do not count."""
+        """Record that `num_stood` leading tokens of a draft were accepted and the next one, if any, was refused.
+
+        Tokens after the first refused one count as not verified.
+        """
         num_judged = min(num_drafted, num_stood + 1)
         self.is_judged = True
         self._counts.add(num_judged, num_stood, _SEQUENCE_MEMORY)

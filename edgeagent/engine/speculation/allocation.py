@@ -1,11 +1,11 @@
-"""Divides a step's draft tokens among sequences, so that the step gives the most expected tokens per second.
+"""Decides how many tokens to draft for each sequence, so that a step gives the most expected tokens per second.
 
-Others' drafts must not slow any stream much.
+The drafts of one stream must not slow another one much.
 
-The value of a draft token is the chance that it is accepted together with all tokens before it (Leviathan et al. 2023,
-section 3). Its cost is its part of a draft step, and a larger step of the target. Tokens are taken in the order of
-their chances, and the number of tokens with the best rate is chosen. All numbers are tried: kernels work in tiles, so
-a fourth token may be free although the second is expensive.
+The value of a draft token is the chance that it and all tokens before it are accepted (Leviathan et al. 2023, section
+3). Its cost is the time by which it lengthens a draft step and the step of the target. Tokens are taken in the order of
+their chances. The number of tokens with the best rate is chosen. All numbers are tried: kernels work in tiles, so a
+fourth token may be free although the second is expensive.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-# A draft with less expected gain than this is not made: predictions are not more exact.
+# Drafts must be expected to raise the rate by this factor. Predictions are not exact enough for smaller gains.
 _MIN_GAIN = 1.02
-# The share of its rate without drafts that each stream keeps. Streams without drafts wait for the longer steps too.
+# With drafts, each stream keeps at least this share of its rate. Streams without drafts also wait for longer steps.
 _MIN_SHARE = 0.8
 # Tokens with a smaller chance are not considered.
 _MIN_CHANCE = 0.02
@@ -26,9 +26,10 @@ MAX_DRAFTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The tokens that may be drafted for one sequence, given by the chance of each, and the cost of drafting.
+    """The tokens that may be drafted for one sequence, and the cost of drafting them.
 
-    `step_s[n]` is the time of a draft step for n sequences; empty if drafting costs nothing.
+    `chances[i]`: the chance that the first i + 1 tokens are all accepted. `step_s[n]`: the seconds of a draft step for
+    n sequences; empty if drafting costs nothing.
     """
 
     chances: Items[float]
@@ -40,9 +41,10 @@ def allocate(
 ) -> tuple[list[int], float]:
     """Return how many tokens to draft for each offer, and the factor by which that raises the tokens per second.
 
-    `target_s[n]` is the time of the target's step with n draft tokens; its length limits the drafts. `num_sequences`
-    decode, with an offer or without; each gets a token from the step without any draft. A step with drafts takes at
-    most `max_s`.
+    - `target_s[n]`: the seconds of the target's step with n draft tokens. At most `len(target_s) - 1` are drafted.
+    - `num_sequences`: how many sequences decode. Each gets one token from a step without drafts, even if it has no
+      offer.
+    - `max_s`: the most seconds that a step with drafts may take.
     """
     tokens = sorted(
         (-chance, position, index)
@@ -52,8 +54,8 @@ def allocate(
     )
     plain_rate = _rate(num_sequences, target_s[0])
     best_rate, chosen = _MIN_GAIN * plain_rate, tokens[:0]
-    # The second order gives each stream a token before one gets two, so that none falls behind. Tokens that cost no
-    # draft step may pay where the others do not.
+    # The second order gives each stream one token before any stream gets two, so that none falls behind. A third order
+    # has only the tokens that need no draft step, since they may pay where others do not.
     orders = [tokens, sorted(tokens, key=lambda token: token[1])] if len(offers) > 1 else [tokens]
     free = [token for token in tokens if not offers[token[2]].step_s]
     if 0 < len(free) < len(tokens):
@@ -75,9 +77,12 @@ def _best_count(
     num_sequences: int,
     max_s: float,
 ) -> tuple[float, int]:
-    """Return the best rate, and how many of `tokens` it takes. Each of them is (-chance, position, offer)."""
+    """Return the best rate in tokens per second, and the number n: drafting the first n of `tokens` gives that rate.
+
+    Each element of `tokens` is (-chance, position in its draft, index of its offer).
+    """
     expected, draft_s, best, num_best = float(num_sequences), 0.0, 0.0, 0
-    # Expected tokens of each stream; one without an offer gets one.
+    # Expected tokens of each stream in the step; 1 for a stream without an offer.
     each = [1.0] * max(num_sequences, len(offers))
     widths = [0] * MAX_DRAFTED  # number of sequences in each draft step
     for number, (minus_chance, position, index) in enumerate(tokens, 1):
@@ -90,7 +95,7 @@ def _best_count(
             widths[position] += 1
         step = target_s[number] + draft_s
         if step > max_s:
-            break  # more tokens take no less time
+            break  # more tokens would not take less time
         rate = _rate(expected, step)
         if rate > best and min(each) * target_s[0] >= _MIN_SHARE * step:
             best, num_best = rate, number
@@ -98,7 +103,7 @@ def _best_count(
 
 
 def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float:
-    """Return the most tokens per second that all sequences together could get with this offer alone, or no drafts."""
+    """Return the most tokens per second of all sequences together, if only this offer is used, or no draft at all."""
     expected, best = float(num_sequences), _rate(num_sequences, target_s[0])
     draft_s = offer.step_s[1] if offer.step_s else 0.0
     for count, chance in enumerate(offer.chances[: len(target_s) - 1], 1):
@@ -108,7 +113,7 @@ def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float
 
 
 def could_pay(offer: Offer, target_s: Items[float], num_sequences: int) -> bool:
-    """Return whether drafts for this offer alone would pay if all of them were accepted."""
+    """Whether drafts for this offer alone would be worth their time if all of them were accepted."""
     perfect = Offer((1.0,) * len(offer.chances), offer.step_s)
     return best_rate(perfect, target_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_s[0])
 

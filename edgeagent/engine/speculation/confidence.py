@@ -1,4 +1,7 @@
-"""Ends a draft when the draft model is unsure. Verified drafts show how reliable its probabilities are."""
+"""Ends a draft early when the draft model is unsure.
+
+Verified drafts show how far the probabilities of the draft model can be trusted.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from edgeagent.engine.runner import Logits
 
 # Tokens are grouped by the draft model's probability for them.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-# The factor on the weight of verified tokens after each later one of about the same probability, and how many verified
-# tokens the draft model's own probability counts as. It counts little: where it is wrong, a long draft multiplies the
-# error.
+# Each verified token multiplies the weight of earlier ones with about the same probability by _MEMORY. The probability
+# of the draft model itself has the weight of _WEIGHT_OF_PROBABILITY verified tokens. That is little: if it is wrong, a
+# long draft multiplies the error.
 _MEMORY = 0.99
 _WEIGHT_OF_PROBABILITY = 1.0
-# The assumed share of all tokens that are accepted, and how many verified tokens it counts as.
+# The assumed acceptance rate, which has the weight of this many verified tokens.
 _FIRST_RATE = 0.8
 _WEIGHT_OF_FIRST_RATE = 4.0
 # Drafts have their full length until this many of their tokens were verified.
@@ -26,7 +29,7 @@ _ENOUGH = 8.0
 
 
 class Confidence:
-    """How often drafted tokens are accepted, by the probability that the draft model gave them."""
+    """Estimates how often a drafted token is accepted from the probability that the draft model gave it."""
 
     def __init__(self) -> None:
         self._judged = [0.0] * (len(_EDGES) + 1)
@@ -35,16 +38,16 @@ class Confidence:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough drafts were verified to say how reliable the draft model's probabilities are."""
+        """Whether enough drafts were verified for a good estimate."""
         return sum(self._judged) >= _ENOUGH
 
     @property
     def rate(self) -> float:
-        """The share of all verified tokens that were accepted."""
+        """The share of all verified tokens that were accepted. With few tokens it is close to an assumed rate."""
         return (sum(self._stood) + _WEIGHT_OF_FIRST_RATE * _FIRST_RATE) / (sum(self._judged) + _WEIGHT_OF_FIRST_RATE)
 
     def probability(self, logits: Logits, token: int) -> float:
-        """Return the probability of `token`, the likeliest one."""
+        """Return the draft model's probability of `token`, which must be the likeliest one of `logits`."""
         if self._buffer.shape != logits.shape:
             self._buffer = np.empty(logits.shape, np.float32)
         np.subtract(logits, logits[token], out=self._buffer)
@@ -52,13 +55,16 @@ class Confidence:
         return 1.0 / float(self._buffer.sum())
 
     def chance(self, probability: float) -> float:
-        """Return the chance that a token of this probability is accepted if those before it are."""
+        """Return the chance that a token with this probability is accepted, given that all before it are accepted."""
         index = bisect(_EDGES, probability)
         expected = self._stood[index] + _WEIGHT_OF_PROBABILITY * probability
         return expected / (self._judged[index] + _WEIGHT_OF_PROBABILITY)
 
     def observe(self, probabilities: Items[float], num_stood: int) -> None:
-        """Note how many leading tokens of a draft were accepted. Tokens after the first refused one do not count."""
+        """Record that `num_stood` leading tokens of a draft were accepted and the next one, if any, was refused.
+
+        `probabilities`: those of the draft's tokens. Tokens after the first refused one are ignored.
+        """
         for position, probability in enumerate(probabilities[: num_stood + 1]):
             index = bisect(_EDGES, probability)
             self._judged[index] = self._judged[index] * _MEMORY + 1.0
@@ -67,11 +73,14 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """The expected times of a step's parts, and how many tokens are drafted in it.
+    """The drafts planned for a step, and the expected times.
 
-    `target_s[n]` is the time of the target's step with n draft tokens, `steps_s[n]` that of a draft step for n
-    sequences. `gain`: the factor by which the drafts raise the tokens per second; 0 if they are a trial. `max_s`: the
-    most that the step may take.
+    - `target_s[n]`: the seconds of the target's step with n draft tokens.
+    - `steps_s[n]`: the seconds of a draft step for n sequences.
+    - `num_sequences`: how many sequences decode.
+    - `num_drafted`: how many draft tokens are planned for all sequences together.
+    - `gain`: the expected factor by which the drafts raise the tokens per second. 0 if they are only a trial.
+    - `max_s`: the most seconds that the step may take.
     """
 
     target_s: Items[float]
@@ -85,21 +94,25 @@ class DraftPlan:
         """Return the `needs` of Ending for a draft of `count` tokens; empty for a trial.
 
         A further token is worth its time if it does not lower the tokens per second of the whole step (the marginal
-        value theorem). If there is only one stream, its draft may have up to `room` tokens while the draft model is
-        sure. `stand_rate`: how often a token is accepted.
+        value theorem). If there is only one stream, its draft may become longer than `count`, up to `room` tokens,
+        while the draft model is sure. `stand_rate`: how often a drafted token is accepted. `num_drafting`: how many
+        sequences draft.
         """
         if not self.gain:
             return []
         rate = self.gain * self.num_sequences / max(self.target_s[0], 1e-9)
         if self.num_sequences == 1:
             return self._needs_alone(rate, stand_rate, room)
-        # Each token takes an equal part of all costs.
+        # The costs are divided equally among the tokens.
         token_s = (self.target_s[self.num_drafted] - self.target_s[0]) / self.num_drafted
         token_s += self.steps_s[num_drafting] / num_drafting
         return [rate * token_s / stand_rate] * (count - 1)
 
     def _needs_alone(self, rate: float, stand_rate: float, room: int) -> list[float]:
-        """Return `needs` of the only stream, from the gain and the time of each number of further tokens."""
+        """Return `needs` if there is only one stream. `rate`: the tokens per second that the plan gives.
+
+        Each element is the least chance at which any number of further tokens is worth its time.
+        """
         most, step_s, target_s = min(len(self.target_s) - 1, room), self.steps_s[1], self.target_s
         while most > 1 and target_s[most] + most * step_s > self.max_s:
             most -= 1
@@ -116,9 +129,10 @@ class DraftPlan:
 
 
 class Ending:
-    """Decides after each token of one draft whether to draft another. Without `needs`, drafts have their full length.
+    """Decides after each token of a draft whether to draft another one.
 
-    `needs[n]`: after n + 1 tokens, the draft continues if the chance that all of them are accepted is at least this.
+    After n + 1 tokens, the draft continues if the chance that all of them are accepted is at least `needs[n]`. If
+    `needs` has no such element, the draft always continues.
     """
 
     def __init__(self, confidence: Confidence, needs: Items[float] = ()) -> None:
@@ -129,13 +143,16 @@ class Ending:
         self._chance = 1.0
 
     def cut(self, num_tokens: int) -> None:
-        """Forget the tokens drafted beyond `num_tokens`, since the target does not verify them."""
+        """Forget the draft's tokens after the first `num_tokens`. The target does not verify them."""
         if num_tokens < len(self.probabilities):
             del self.probabilities[num_tokens:]
             self.is_early = False
 
     def goes_on(self, logits: Logits, token: int) -> bool:
-        """Note the next token, the likeliest of `logits`; return whether another one is worth its time."""
+        """Record the token that was just drafted. Return whether to draft another one.
+
+        `token` must be the likeliest one of `logits`.
+        """
         probability = self._confidence.probability(logits, token)
         self._chance *= self._confidence.chance(probability)
         number = len(self.probabilities)

@@ -1,7 +1,7 @@
 """Drafts tokens with a small draft model.
 
-The target model checks drafts in one batch. A draft is accepted if it equals the token that the sampler draws from the
-target's own logits, so the output is the same as without drafts. This module only proposes.
+This module only proposes tokens. The target model checks all of them in one batch. A drafted token is accepted if it
+equals the token that the sampler draws from the target's logits, so the output is the same as without drafts.
 """
 
 from __future__ import annotations
@@ -21,38 +21,42 @@ from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.errors import InternalError
 
-# A draft model that is further behind than this (after a long prompt) computes one chunk at each step to catch up: this
-# many tokens, or fewer if they would take longer than _MAX_CATCH_UP_S. All streams wait for it.
+# If the draft model lacks more tokens of a sequence than this, as after a long prompt, it computes one chunk of them in
+# each step: this many tokens, or fewer if they would take longer than _MAX_CATCH_UP_S. All streams wait for that.
 _MAX_CATCH_UP = 256
 _MAX_CATCH_UP_S = 0.1
 _MIN_CATCH_UP = 32
-# A step waits at most this long for blocks to be loaded into the draft's cells. At least one block is loaded.
+# Blocks are loaded into the draft's cells for about this long in a step. At least one block is loaded.
 _MAX_RESTORE_S = 0.01
 # How long to wait for a block if there is nothing else to do.
 _WAIT_S = 0.005
-# Up to this many missing tokens cost no more than the one token that a draft begins with.
+# Up to this many missing tokens take no longer than the one token that begins a draft.
 _FEW = 4
-# The weight of the latest time in the average.
+# The weight of the latest measurement in the average of `_pick_s`.
 _PICK_WEIGHT = 0.1
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A sequence's state in the draft model.
+    """The state of one sequence in the draft model.
 
-    The cache holds `num_agreed` tokens, all equal to the target's. The runner holds these tokens, then `fed`: the last
-    known token and drafted ones, which are recorded only after the target has verified them. `restoring`: the blocks of
-    its prefix that are not restored yet.
+    - `num_agreed`: how many tokens the prefix cache records for the sequence. They equal the target's tokens.
+    - `fed`: the tokens that the runner has computed after these: the last known token and drafted ones. They are
+      recorded only after the target has verified them.
+    - `restoring`: the unfinished restore of its prefix; None if it is complete.
     """
 
     seq_id: int
     num_agreed: int
     restoring: Restoring | None = None
-    num_looked_at: int = 0  # how many tokens were already searched for ends of blocks
+    num_looked_at: int = 0  # up to which length full blocks were already marked for saving
     fed: list[int] = field(default_factory=list)
 
     def num_stood(self, tokens: Items[int]) -> int:
-        """Return how many leading tokens of `fed` equal the sequence's next tokens, its last token left out."""
+        """Return how many leading tokens of `fed` equal the sequence's own tokens at these positions.
+
+        The last of the sequence's `tokens` is not compared: it begins the next draft.
+        """
         actual = tokens[self.num_agreed : len(tokens) - 1]
         stood = 0
         while stood < min(len(self.fed), len(actual)) and self.fed[stood] == actual[stood]:
@@ -66,7 +70,7 @@ class DraftModel:
     def __init__(
         self, runner: Runner, prefixes: PrefixStore | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`prefixes` are those of this runner. If None, prefixes that are evicted from its cells are lost."""
+        """`prefixes`: the prefix cache of `runner`. If None, prefixes that are evicted from its cells are lost."""
         self._runner = runner
         self._clock = clock
         self.prefixes = prefixes or PrefixStore(runner, clock=clock)
@@ -74,10 +78,10 @@ class DraftModel:
         self.costs = self.prefixes.costs
         """The measured costs of the draft model's steps."""
         self._drafts: dict[str, _Draft] = {}
-        self._pick_s = 0.0  # to read a token from its logits
+        self._pick_s = 0.0  # average time of finding the likeliest token of a row of logits
 
     def steps_s(self, num_sequences: int, depth: int) -> list[float]:
-        """Return the expected seconds of a draft step for 0, 1 … `num_sequences`; all 0 if no step was measured."""
+        """Return the expected seconds of draft steps for 0, 1 … `num_sequences` sequences; all 0 before any step."""
         used = StepShape(0, self.prefixes.num_cells_used, 0.0)
         steps_s = self.costs.compare(used, range(1, num_sequences + 1), depth)
         if steps_s is None:
@@ -85,10 +89,10 @@ class DraftModel:
         return [0.0, *(step_s + count * self._pick_s for count, step_s in enumerate(steps_s, 1))]
 
     def catch_up_s(self, sequence: Sequence) -> float:
-        """Return the expected seconds of the computation that is needed before it can draft for a sequence.
+        """Return the expected seconds of computing the tokens that the draft model lacks before it can draft.
 
-        Infinity if it has no room for the sequence, or if blocks of its prefix are still being read, since no step
-        waits for them.
+        Return infinity if the draft model has no room for the sequence, or if blocks of the prefix are still being
+        restored. No step waits for that.
         """
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
         if draft is None or not self._is_restored(draft):
@@ -97,12 +101,15 @@ class DraftModel:
         return (self.costs.prefill_s(num_missing, draft.num_agreed) or 0.0) if num_missing > _FEW else 0.0
 
     def num_missing(self, sequence: Sequence) -> int | None:
-        """Return how many tokens before the last one are still to be computed; None if the sequence is not known."""
+        """Return how many tokens of a sequence, except its last one, the draft model has still to compute.
+
+        None if the sequence is unknown.
+        """
         draft = self._drafts.get(sequence.id)
         return None if draft is None else len(sequence.tokens) - 1 - draft.num_agreed - draft.num_stood(sequence.tokens)
 
     def wait_for(self, sequence: Sequence) -> bool:
-        """If a sequence is being restored, wait up to 5 ms for its blocks and return True."""
+        """Return whether a sequence is being restored. If so, wait up to 5 ms for its next block."""
         draft = self._drafts.get(sequence.id)
         if draft is None or draft.restoring is None:
             return False
@@ -112,9 +119,10 @@ class DraftModel:
     def draft(
         self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
     ) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id: at most `counts` tokens for each, or fewer if its ending stops it earlier.
+        """Return drafted tokens by sequence id.
 
-        If the draft model is far behind a sequence, it proposes nothing, but computes a chunk to catch up.
+        `counts`: the most tokens to draft for each sequence. `endings`, by sequence id, may end a draft earlier. If the
+        draft model lacks many tokens of a sequence, it drafts nothing for it, but computes a chunk of these tokens.
         """
         self.prefixes.shed()
         try:
@@ -125,7 +133,7 @@ class DraftModel:
                 draft.num_agreed = self.prefixes.rewind(draft.seq_id)
             return {}
         except InternalError:
-            # Answers do not need the draft. The state of its memory is unknown after a failed decode.
+            # Answers do not need drafts, so ignore the error. After a failed decode the state of the memory is unknown.
             for draft in self._drafts.values():
                 if draft.restoring is not None:
                     self.prefixes.stop_reload(draft.restoring)
@@ -137,11 +145,11 @@ class DraftModel:
 
     @property
     def is_restoring(self) -> bool:
-        """Whether a sequence is still being restored, so that `draft` should be called again soon."""
+        """Whether any sequence is still being restored. If so, call `draft` again soon."""
         return any(draft.restoring is not None for draft in self._drafts.values())
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended; its prefix stays for the next turn."""
+        """Forget a sequence that ended. Its prefix stays cached if the request allows it."""
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
             self.prefixes.release(
@@ -149,9 +157,10 @@ class DraftModel:
             )
 
     def _begin(self, sequence: Sequence) -> _Draft | None:
-        """Claim a sequence's prefix in the draft's cells and blocks; None if every sequence id is live.
+        """Claim a sequence's prefix in the draft model's cells, and begin to restore its blocks.
 
-        Its blocks are read only now: before the first token they would compete with the target's for the disk.
+        Return None if every seq_id is live. Blocks are not read earlier: before the first token, that would delay the
+        target's blocks.
         """
         partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
         restoring = self.prefixes.claim(sequence.tokens, self.prefixes.match(partition, sequence.tokens, max_length))
@@ -162,22 +171,23 @@ class DraftModel:
         return draft
 
     def _is_restored(self, draft: _Draft) -> bool:
-        """Restore blocks that have been read, for about 10 ms; return whether none is left."""
+        """Restore blocks for about 10 ms, without waiting for the disk. Return whether the restore is complete."""
         if draft.restoring is not None and self.prefixes.reload(draft.restoring, _MAX_RESTORE_S):
             draft.restoring = None
             draft.num_agreed = draft.num_looked_at = self.prefixes.length(draft.seq_id)
         return draft.restoring is None
 
     def _settle(self, sequence: Sequence) -> _Draft | None:
-        """Return a sequence's draft state without refused drafts; claim one if it has none.
+        """Record the accepted drafts of a sequence, remove the refused ones, and return its state.
 
-        None if there is no room for it, or it is still being restored.
+        If the sequence is new, claim its prefix first. Return None if there is no room for it, or if it is still being
+        restored.
         """
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
         if draft is None or not self._is_restored(draft):
             return None
         stood = draft.num_stood(sequence.tokens)
-        # Drafted tokens are not recorded, so another sequence may have been given their cells since.
+        # The cells of drafted tokens were not recorded, so another sequence may have reserved them since.
         if stood and self.prefixes.reserve(stood):
             self.prefixes.append(draft.seq_id, draft.fed[:stood])
         draft.fed.clear()
@@ -186,7 +196,7 @@ class DraftModel:
         return draft
 
     def _save_ends(self, sequence: Sequence, draft: _Draft) -> None:
-        """Mark blocks that have become full, to be read out when there is time."""
+        """Mark the sequence's full blocks, so that they are read out when there is time."""
         if sequence.keeps_prefix:
             self.prefixes.save(draft.seq_id, draft.num_looked_at, sequence.spec.cache_priority)
         draft.num_looked_at = draft.num_agreed
@@ -208,7 +218,7 @@ class DraftModel:
                 if missing:
                     slices.append(Slice(draft.seq_id, draft.num_agreed, missing, 0))
             else:
-                # Missing tokens are computed in one batch with the token that the draft begins with.
+                # Missing tokens are computed in one batch with the last token, which begins the draft.
                 slices.append(Slice(draft.seq_id, draft.num_agreed, [*missing, sequence.tokens[-1]], 1))
                 draft.fed.append(sequence.tokens[-1])
                 wanted[sequence.id] = count
@@ -229,7 +239,11 @@ class DraftModel:
     def _draft_on(
         self, going_on: list[tuple[str, _Draft]], wanted: Mapping[str, int], endings: Mapping[str, Ending]
     ) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id: the first token of each from the last batch, others from further batches."""
+        """Return drafted tokens by sequence id.
+
+        The logits for the first token of each draft are those of the latest batch. Each further token of the drafts
+        takes another batch.
+        """
         proposals: dict[str, list[int]] = {name: [] for name, _ in going_on}
         while going_on:
             started_s = self._clock()

@@ -1,6 +1,6 @@
-"""Counts drafts and their accepted tokens since the start, for status and metrics.
+"""Counts drafts and accepted tokens since the start, for status and metrics.
 
-Decisions use `acceptance` instead, where older drafts count less.
+Decisions do not use these counts. They use `acceptance`, where older drafts count less.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from edgeagent.types import DraftCounts
 
 @dataclass(slots=True)
 class _Source:
-    chosen: list[int] = field(default_factory=list)  # drafts by their length
-    judged: list[int] = field(default_factory=list)  # tokens by position
-    stood: list[int] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)  # number of drafts by length
+    judged: list[int] = field(default_factory=list)  # number of verified tokens by position
+    stood: list[int] = field(default_factory=list)  # number of accepted tokens by position
 
 
 class Tally:
-    """The drafts of each source, and the time of steps with drafts compared with the time without drafts."""
+    """Counts of the drafts of each source, and the time that drafts saved or cost."""
 
     def __init__(self) -> None:
         self._sources: dict[str, _Source] = {}
@@ -26,7 +26,7 @@ class Tally:
 
     @property
     def gain(self) -> float:
-        """The factor by which drafts raised the tokens per second of the steps that had them; 0 if no step had any."""
+        """The factor by which drafts raised the tokens per second of steps with drafts; 0 if there was no such step."""
         return self._without_s / self._taken_s if self._taken_s else 0.0
 
     def counts(self) -> tuple[DraftCounts, ...]:
@@ -37,7 +37,10 @@ class Tally:
         )
 
     def add_draft(self, name: str, num_drafted: int, num_stood: int) -> None:
-        """Count one draft with `num_stood` accepted tokens. Tokens after the first refused one are not counted."""
+        """Count one draft, of which `num_stood` tokens were accepted.
+
+        Tokens after the first refused one count as not verified.
+        """
         source = self._sources.setdefault(name, _Source())
         _add(source.chosen, num_drafted)
         for position in range(min(num_drafted, num_stood + 1)):
@@ -46,9 +49,10 @@ class Tally:
                 _add(source.stood, position)
 
     def add_step(self, num_sequences: int, num_accepted: int, taken_s: float, plain_s: float) -> None:
-        """Count a step of decoding sequences with drafts. `taken_s` includes drafting.
+        """Count a step with drafts, in which all sequences decode.
 
-        Without drafts, a step of `plain_s` would give one token for each sequence.
+        `taken_s`: how long the step and its drafting took. `plain_s`: how long the step would take without drafts,
+        with one token for each sequence.
         """
         self._taken_s += taken_s
         self._without_s += plain_s * (num_sequences + num_accepted) / num_sequences

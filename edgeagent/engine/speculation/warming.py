@@ -1,7 +1,7 @@
-"""Computes prompts of prefill-only requests with the draft model too, in idle moments.
+"""Computes the prompts of prefill-only requests with the draft model too, when the engine is idle.
 
-Such a request has no answer, so the draft model would not compute its prompt otherwise. Once it has, the first answer
-to that prompt can have drafts from its first token on, even after a restart.
+Otherwise the draft model would not compute these prompts, since the requests have no answer to draft for. A later
+answer to the same prompt can then have drafts from its first token on, even after a restart.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections import deque
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.draft_model import DraftModel
 
-# At most this many prompts wait; then the oldest is dropped. Each holds its tokens in memory.
+# At most this many prompts wait. If there are more, the oldest is dropped. Each holds its tokens in memory.
 _MAX_PROMPTS = 64
 
 
 class PromptWarmer:
-    """The prompts that the draft model has yet to compute, the oldest first."""
+    """A queue of prompts that the draft model has still to compute, the oldest first."""
 
     def __init__(self, model: DraftModel | None) -> None:
         """If `model` is None, prompts are ignored."""
         self._model = model
         self._prompts: deque[Sequence] = deque(maxlen=_MAX_PROMPTS)
-        self._has_begun = False  # whether the first prompt has a place in the draft's cells
+        self._has_begun = False  # whether the draft model has a state for the first prompt
 
     @property
     def is_done(self) -> bool:
@@ -30,15 +30,15 @@ class PromptWarmer:
         return not self._prompts
 
     def add(self, sequence: Sequence) -> None:
-        """Add the prompt of a prefill-only sequence that has ended."""
+        """Queue the prompt of a prefill-only sequence that has ended. Ignore it if it may not be cached."""
         if self._model is not None and sequence.keeps_prefix:
             self.pause()
             self._prompts.append(sequence)
 
     def run_idle(self) -> None:
-        """Compute a chunk of the first prompt, or wait a moment for its blocks.
+        """Compute a chunk of the first prompt, or wait up to 5 ms for a block of its prefix.
 
-        Drop the prompt if it is complete or makes no progress.
+        If the prompt is complete, was purged or makes no progress, remove it from the queue.
         """
         if self._model is None or not self._prompts:
             return
@@ -54,13 +54,13 @@ class PromptWarmer:
             self._prompts.popleft()
 
     def pause(self) -> None:
-        """Free the draft's cells for sequences that are being answered. Computed tokens stay as a prefix."""
+        """Stop computing the first prompt for now. Its computed tokens stay as a prefix, which may be evicted."""
         if self._model is not None and self._has_begun:
             self._model.release(self._prompts[0])
             self._has_begun = False
 
     def purge(self, partition: str | None = None) -> None:
-        """Forget the prompts of a partition (None: of all partitions), and their computed tokens."""
+        """Forget the prompts of a partition, or of all partitions if None, and their computed tokens."""
         for sequence in self._prompts:
             sequence.is_purged = sequence.is_purged or partition in (None, sequence.spec.partition)
         self.pause()

@@ -1,1 +1,1 @@
-"""Choices for a model by measurements on this machine: the form of attention and the micro-batch."""
+"""Chooses the form of attention and the micro-batch for a model, by measurements on this machine."""

@@ -1,8 +1,8 @@
-"""The forms of attention and the sizes of micro-batches that a context may use.
+"""Lists the forms of attention and the sizes of micro-batches that a context may use.
 
-With flash attention each token reads only the cells that it attends to. Plain attention is two matrix products of all
-tokens with the used cells of all sequences, in a buffer of scores (cells x heads x tokens). Which one is faster depends
-on the model, the machine and the work, so `tuning.choices` decides by measurements.
+With flash attention, each token reads only the cells that it attends to. Plain attention multiplies all tokens with the
+used cells of all sequences. It takes two matrix products and a buffer of scores (cells x heads x tokens). Which form is
+faster depends on the model, the machine and the work, so `tuning.choices` decides by measurements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_SCORES_BYTES = 192 << 20
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A context's form of attention ("auto": llama.cpp decides) and the tokens it computes at once."""
+    """The form of attention of a context ("auto": llama.cpp decides), and its micro-batch in tokens."""
 
     flash: Literal["auto", "on", "off"]
     micro_batch: int
@@ -27,13 +27,13 @@ class Attention:
 def possible_attention(
     config: EngineConfig, *, num_heads: int, num_cells: int, is_on_gpu: bool
 ) -> tuple[Attention, ...]:
-    """Return the candidates for a context of `num_cells`; the first is the default without measurements."""
+    """Return the settings to choose from for a context of `num_cells`. The first is the default."""
     if config.flash_attention == "on":
         forms: tuple[Literal["auto", "on", "off"], ...] = ("on",)
     elif config.flash_attention == "off":
         forms = ("off",)
     elif is_on_gpu or config.kv_type_v not in UNQUANTIZED_KV_TYPES:
-        # On other backends than the CPU llama.cpp chooses. Plain attention does not support a quantized V cache.
+        # On a GPU llama.cpp chooses. Plain attention does not support a quantized V cache.
         return (Attention("auto", config.batch),)
     else:
         forms = ("on", "off")

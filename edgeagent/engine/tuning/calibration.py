@@ -1,10 +1,11 @@
-"""Measures the candidates of the engine's choices on the loaded model, before it serves.
+"""Measures how fast the loaded model is with each candidate setting, before it serves requests.
 
-A probe computes only the first layers of the model and then stops: layers are alike, so the measurements of an 8 B
-model take no longer than those of a small one. Cells are marked as used without computing them, since the cost of
-attention does not depend on their content. Candidates are measured in turn, so that other load affects all of them, and
-the minimum of several times counts. A sample during which other programs had the cores is dropped. So is a kind of work
-that not all candidates completed within the budget.
+- A probe computes only the first layers of the model. Layers are alike, so the measurements of an 8 B model take no
+  longer than those of a small one.
+- Cells are marked as used without computing them, since the cost of attention does not depend on their content.
+- Candidates are measured alternately, so that other load affects all of them. The minimum of several times counts.
+- A sample is dropped if other programs took the cores meanwhile.
+- A kind of work is left out if any candidate did not complete it within the budget.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from edgeagent.types.choices import CandidateTimes, Measurements
 PROMPT_TOKENS, TURN_TOKENS, BATCH_TOKENS = 128, 16, 512
 MAX_DEPTH = 512
 MAX_PROBES = 3
-"""The most probes at a time: as many as there are sizes of a micro-batch."""
+"""The most probes at a time: one for each size of a micro-batch."""
 MAX_STREAMS = 8
-"""The most streams that are measured; more would take more time."""
-# The most rounds, if there is time. Work of few tokens is repeated in each round.
+"""The most streams in a measured step. More would take too much time."""
+# The most rounds, if there is time. In each round, work of few tokens is measured _NUM_REPEATS_OF_SHORT times.
 _MAX_ROUNDS = 3
 _NUM_REPEATS_OF_SHORT = 3
 _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
-# The share of the time for the form of attention; the rest is for the micro-batch. The number of layers is chosen so
-# that two rounds of the former and one of the latter should fit into the planned part.
+# _FORM_SHARE of the time is for the form of attention, the rest for the micro-batch. The number of layers is chosen so
+# that the planned share of the time should suffice for two rounds of the former and one of the latter.
 _FORM_SHARE, _PLANNED_SHARE = 0.8, 0.5
-# The CPU share that a sample needs to count. Threads spin while they wait for each other, so one thread without a core
-# slows all of them. Systems measure CPU time in ticks of up to 10 ms.
+# A sample counts if the threads had cores for at least the share _UNDISTURBED of its time. Threads wait for each other,
+# so one thread without a core slows all of them. Systems measure CPU time in ticks of up to 10 ms, so a sample shorter
+# than _MIN_COUNTED_S always counts.
 _UNDISTURBED = 0.8
 _MIN_COUNTED_S = 0.02
 _MIN_S = 1e-6
@@ -55,17 +57,17 @@ _SIZE_WORKS = (Work.BATCH_BEHIND, Work.BATCH_ALONE)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How long a work took, and the share of that time in which the threads had a core."""
+    """The time of one measurement, and the share of that time in which the threads had cores."""
 
     seconds: float
     share: float = 1.0
 
 
 class Probe(Protocol):
-    """A context of one candidate, which computes the first layers only."""
+    """A context with one candidate setting, which computes only the first layers."""
 
     def measure(self, work: Work, num_layers: int, deadline_s: float) -> Sample | None:
-        """Compute this many layers of a work and time it; return None if the deadline passed before that."""
+        """Do a kind of work with the first `num_layers` layers, and return the time; None if the deadline passes."""
         ...
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ class Probe(Protocol):
 
 @dataclass(slots=True)
 class _Times:
-    """The measurements of one candidate."""
+    """The measurements of one candidate: the shortest time of each kind of work, in seconds."""
 
     candidate: Attention
     seconds: dict[str, float] = field(default_factory=dict)
@@ -86,7 +88,11 @@ class _Times:
 
 
 class Calibration:
-    """Measures candidates within a time budget. `open_probe` makes the context of a candidate."""
+    """Measures candidates within a time budget. `open_probe` makes the context of a candidate.
+
+    `min_layers`, `max_layers`: limits of the number of layers to compute. `depth`: how many cells are in use, in the
+    kinds of work that need used cells.
+    """
 
     def __init__(
         self,
@@ -106,9 +112,12 @@ class Calibration:
         self._is_whole = True
 
     def measure(self, candidates: Sequence[Attention], room: Room, budget_s: float) -> Measurements | None:
-        """Return the measurements within the budget; None if there are none."""
+        """Measure the candidates for about `budget_s` seconds. Return None if nothing could be measured.
+
+        First compare the forms of attention, and then the sizes of a micro-batch with the better form.
+        """
         started_s = self._clock()
-        # All forms get the same size: only the forms are compared here.
+        # All forms get the same micro-batch, since only the forms are compared first.
         size = min(PROMPT_TOKENS, max(candidate.micro_batch for candidate in candidates))
         forms = [Attention(form, size) for form in dict.fromkeys(candidate.flash for candidate in candidates)]
         times: list[_Times] = []
@@ -135,7 +144,7 @@ class Calibration:
     def _compare(
         self, candidates: Sequence[Attention], works: Sequence[Work], started_s: float, budget_s: float
     ) -> list[_Times]:
-        """Measure candidates in turn. Leave out each kind of work that not all of them completed."""
+        """Measure the candidates and return their times. Leave out kinds of work that not all of them completed."""
         all_times = [_Times(candidate) for candidate in candidates]
         deadline_s = started_s + budget_s
         with ExitStack() as stack:
@@ -154,7 +163,10 @@ class Calibration:
         return all_times
 
     def _warm_up(self, probes: Sequence[Probe], deadline_s: float) -> bool:
-        """Load the first layers' weights, and choose how many layers fit into the time; False if none do."""
+        """Load the weights of the first layers. Choose how many layers to measure, if not chosen before.
+
+        Return False if the deadline passes.
+        """
         took_s = 0.0
         for probe in [*probes, probes[0]]:
             sample = probe.measure(Work.TURN_ALONE, self._min_layers, deadline_s)
@@ -172,7 +184,7 @@ class Calibration:
     def _rounds(
         self, probes: Sequence[Probe], all_times: Sequence[_Times], works: Sequence[Work], deadline_s: float
     ) -> None:
-        """Measure all works repeatedly until the time is over."""
+        """Measure all kinds of work in up to three rounds, until the deadline."""
         for _ in range(_MAX_ROUNDS):
             for work in works:
                 for _ in range(_num_repeats(work)):
@@ -192,5 +204,5 @@ def _num_tokens(works: Sequence[Work]) -> int:
 
 
 def tokens_of(work: Work) -> int:
-    """Return how many tokens a work computes, at most."""
+    """Return how many tokens a kind of work computes, at most."""
     return _NUM_TOKENS[work.partition(" ")[0]]

@@ -1,9 +1,14 @@
-"""Chooses a model's settings on this machine by the measured candidates. Pure functions, which return the reasons too.
+"""Chooses a model's settings on this machine by the measured times of the candidates, and gives the reasons in words.
 
-The situations are those of one person's machine: a prompt into empty cells, after a long text, or with idle texts in
-the cells; a next turn; a stream's tokens; several streams. All have the same weight: a candidate's score is the
-geometric mean of its times, each divided by the best candidate's time. An earlier choice is kept until another one is
-clearly better, since blocks on disk do not fit another form of attention.
+The compared situations are those of a machine with one user:
+
+- a prompt: into empty cells, after a long text, or with idle texts in the cells
+- the next turn of a conversation
+- the tokens of one stream, or of several
+
+All situations have the same weight: a candidate's score is the geometric mean of its times, each divided by the best
+candidate's time. An earlier choice is kept until another one is clearly better, since blocks on disk do not fit another
+form of attention.
 """
 
 from __future__ import annotations
@@ -16,14 +21,18 @@ from enum import StrEnum
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Kept, Measurements
 
-# A candidate must be better than the default by _MARGIN, and than the earlier choice by _KEPT_MARGIN: repeated
-# measurements differ by as much.
+# A candidate must be better than the default by _MARGIN, or better than an earlier choice by _KEPT_MARGIN. Repeated
+# measurements differ by about as much.
 _MARGIN = 0.05
 _KEPT_MARGIN = 0.15
 
 
 class Work(StrEnum):
-    """The measured kinds of work. "Behind": after cells of the same sequence; "beside": with cells of idle ones."""
+    """The measured kinds of work.
+
+    The second word of a name says which cells are in use: "alone" none, "behind" and "deep" earlier tokens of the same
+    sequences, and "beside" cells of idle sequences.
+    """
 
     PROMPT_ALONE = "prompt alone"
     PROMPT_BEHIND = "prompt behind"
@@ -39,7 +48,7 @@ class Work(StrEnum):
     BATCH_BEHIND = "batch behind"
 
 
-# A situation's work with many used cells, and its work without any; None if used cells do not matter.
+# The work of each situation, and the same work without used cells. None if the situation has no used cells.
 _FORM_SITUATIONS: Mapping[Work, Work | None] = {
     Work.PROMPT_ALONE: None,
     Work.PROMPT_BEHIND: Work.PROMPT_ALONE,
@@ -54,18 +63,21 @@ _SIZE_SITUATIONS: Mapping[Work, Work | None] = {Work.BATCH_ALONE: None, Work.BAT
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The cells of a context and the sequences that share them."""
+    """The size of a context: its cells, and how many sequences share them."""
 
     num_cells: int
     parallel: int
 
     @property
     def num_own(self) -> float:
-        """The average number of cells of one text, which grows from nothing to its share."""
+        """The average number of cells that one sequence uses: half of its share, since it grows from nothing."""
         return self.num_cells / self.parallel / 2
 
     def reach(self, work: Work, depth: int) -> float:
-        """Return the used cells of a work in this context, as a multiple of the `depth` at which it was measured."""
+        """Return how many cells are usually in use during a kind of work, as a multiple of `depth`.
+
+        `depth`: the number of used cells in the measurement.
+        """
         is_beside = work in (Work.PROMPT_BESIDE, Work.TOKEN_BESIDE)
         num_used = self.num_cells / 2 - self.num_own if is_beside else self.num_own
         return num_used * (self.parallel if work is Work.STREAMS_DEEP else 1) / depth
@@ -73,7 +85,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The attention that a context should use, and the reasons in words."""
+    """The attention that a context should use, and both choices that led to it, with their reasons."""
 
     attention: Attention
     choices: tuple[Choice, ...]
@@ -88,9 +100,10 @@ def decide(
     asked: str = "auto",
     former: Kept | None = None,
 ) -> Decision:
-    """Choose among candidates. The first one is the default.
+    """Choose one of the candidates. The first one is the default.
 
-    `former`: the earlier choice, made under any conditions. `asked`: the option for the form of attention.
+    `asked`: the value of the option --flash-attention. `former`: the earlier choice, if any. It may have been measured
+    under other conditions.
     """
     judge = _Judge(measurements, room, num_layers)
     form = judge.choose_form(candidates, asked, former)
@@ -101,7 +114,7 @@ def decide(
 
 
 class _Judge:
-    """Compares candidates by one calibration."""
+    """Compares candidates by the measurements of one calibration."""
 
     def __init__(self, measurements: Measurements | None, room: Room, num_layers: int) -> None:
         self._times: tuple[CandidateTimes, ...] = () if measurements is None else measurements.candidates
@@ -135,7 +148,7 @@ class _Judge:
         return self._choose(name, seconds, _SIZE_SITUATIONS, kept)
 
     def _seconds(self, is_flash: bool, micro_batch: int | None = None) -> dict[str, float]:
-        """Return the seconds of each work with one form of attention; None as `micro_batch` means any size."""
+        """Return the measured seconds by kind of work, with one form of attention and micro-batch (any if None)."""
         found: dict[str, float] = {}
         for times in self._times:
             if times.is_flash == is_flash and micro_batch in (None, times.micro_batch):
@@ -149,10 +162,12 @@ class _Judge:
         situations: Mapping[Work, Work | None],
         kept: str | None,
     ) -> Choice:
-        """Choose by the works that were measured for all candidates, if they are at least half of the situations.
+        """Choose one of the values that are the keys of `seconds`. The items are measured seconds by kind of work.
 
-        With fewer, the comparison would be one-sided. The `kept` value, or else the default (the first), wins unless
-        another is clearly better.
+        The usual value is `kept`, or else the default (the first value). Another one is chosen only if it is clearly
+        better. Values without measurements are left out. The others are compared by the kinds of work that were
+        measured for all of them. These must be at least half of the `situations`, so that the comparison is not
+        one-sided.
         """
         usual = kept or next(iter(seconds))
         measured = [value for value, works in seconds.items() if any(work in works for work in situations)]
@@ -182,7 +197,10 @@ class _Judge:
         return Choice(name, taken, "measurement", why, alternatives)
 
     def _predict(self, seconds: Mapping[str, float], work: Work, alone: Work | None) -> float:
-        """Return the expected seconds of a work with all layers and the expected number of used cells."""
+        """Return the expected seconds of a kind of work with all layers and the usual number of used cells.
+
+        `seconds`: the measured times. `alone`: the same kind without used cells; None if `work` itself has none.
+        """
         if alone is None:
             return self._scale * seconds[work]
         added = self._room.reach(work, self._depth) * (seconds[work] - seconds[alone])
