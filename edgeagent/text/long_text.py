@@ -1,8 +1,8 @@
 """A vocabulary whose tokenizer takes time in proportion to the text.
 
-For each special token that llama.cpp finds in a text, it walks a list from the beginning. A text with 10,000 special
-tokens took 14 s. So such a text is cut after every few hundred, at places where a cut changes no token, and each part
-is tokenized separately.
+llama.cpp walks a list from the beginning for each special token that it finds in a text. A text with 10,000 special
+tokens took 14 s. So such a text is cut after every few hundred special tokens, at places where a cut changes no token.
+Each part is tokenized separately.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Trie = dict[str, "Trie"]
 
 
 class LongTextVocabulary:
-    """Wraps another vocabulary, whose special texts are `special`. Only the time of `tokenize` differs."""
+    """Wraps another vocabulary and tokenizes long texts faster. `special` has that vocabulary's special texts."""
 
     def __init__(self, vocabulary: Vocabulary, special: SpecialTexts) -> None:
         self._vocabulary = vocabulary
@@ -47,7 +47,7 @@ class LongTextVocabulary:
         return self._vocabulary.end_tokens
 
     def tokenize(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
-        """Return the same tokens as the wrapped vocabulary."""
+        """Return the same tokens as the wrapped vocabulary, in less time if the text is long."""
         if len(text) < _LONG:
             return self._vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
         tokens: list[int] = []
@@ -81,7 +81,7 @@ class _Cutter:
         self._longest = max(map(len, texts), default=0)
 
     def cut(self, text: str) -> Iterator[str]:
-        """Yield the parts of a text. Each has at most a few hundred special texts, if there are places for the cuts."""
+        """Yield the parts of a text. Each has at most a few hundred special texts, unless it cannot be cut."""
         start = num = 0
         for match in self._pattern.finditer(text):
             num += 1
@@ -98,8 +98,8 @@ class _Cutter:
 
         1. The place must not be inside another special text that begins earlier, because llama.cpp takes the longest
            first.
-        2. It must not be beside white space, which special tokens of a few vocabularies swallow. With `is_urgent` this
-           is allowed.
+        2. It must not be beside white space, because special tokens of a few vocabularies swallow white space. With
+           `is_urgent` this is allowed.
         """
         behind = (match.end(), text[match.end() : match.end() + 1])
         before = (match.start(), text[match.start() - 1 : match.start()])

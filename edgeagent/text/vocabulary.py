@@ -35,7 +35,7 @@ class Vocabulary(Protocol):
         """Return the tokens of a text.
 
         parse_special: the text of a control token becomes that token. add_bos: begin with the BOS token if the model
-        wants one. Nothing else is added, and no end token either.
+        wants one. Nothing else is added, not even an end token.
         """
         ...
 
@@ -58,7 +58,11 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SpecialTexts:
-    """Texts that become single tokens: those of control tokens only with parse_special, user-defined ones always."""
+    """Texts that become single tokens.
+
+    The text of a control token becomes that token only with parse_special. The text of a user-defined token always
+    does.
+    """
 
     control: frozenset[str]
     user_defined: frozenset[str]
@@ -66,7 +70,8 @@ class SpecialTexts:
     def markers(self, known: str) -> frozenset[str]:
         """Return the user-defined texts that look like markup and occur in `known`.
 
-        Other user-defined texts, such as <table> or runs of blanks, only abbreviate common text.
+        `known` is a text with all markup that has a meaning. Other user-defined texts, such as <table> or runs of
+        blanks, only abbreviate common text.
         """
         return frozenset(text for text in self.user_defined if _MARKUP.fullmatch(text) and text in known)
 
@@ -84,7 +89,7 @@ def special_texts(vocabulary: Vocabulary) -> SpecialTexts:
 
 
 def control_tokens(vocabulary: Vocabulary, texts: Iterable[str]) -> frozenset[int]:
-    """Return the control tokens of those texts that are a single control token."""
+    """Return the control tokens of these texts. A text that is not a single control token is left out."""
     found: set[int] = set()
     for text in texts:
         match vocabulary.tokenize(text, parse_special=True):

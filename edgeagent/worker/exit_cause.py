@@ -1,7 +1,7 @@
 """Describes in a few words why a worker died, from its exit code and the end of its output.
 
-After a worker has seen a prompt, the text of an exception may quote it. Then the cause has only the exception's type
-and place, so that no cause contains user text.
+No cause contains user text. After a worker has seen a prompt, the text of an exception may quote it. So the cause then
+has only the exception's type and where it was raised.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def one_line(text: str) -> str:
 def is_from_outside(returncode: int) -> bool:
     """Whether a process was ended from outside: by a person, a service manager, or the kernel for lack of memory.
 
-    Always False on Windows, where the exit code does not show it: the process that ends another chooses the code.
+    Always False on Windows. There, a process that ends another one chooses its exit code, so the code shows nothing.
     """
     return returncode in (-_SIGKILL, -_SIGTERM)
 
@@ -90,7 +90,10 @@ def num_oom_kills(counters: Path = Path("/proc/vmstat")) -> int:
 
 
 def is_out_of_memory(returncode: int, num_oom_kills: int, stderr: str = "") -> bool:
-    """Whether a process ended because memory ran out. The kernel ended `num_oom_kills` processes during its life."""
+    """Whether a process ended because memory ran out.
+
+    `num_oom_kills` is how many processes the kernel ended to free memory while this one ran.
+    """
     by_kernel = returncode == -_SIGKILL and num_oom_kills > 0
     return by_kernel or (returncode != 0 and any(words in stderr for words in _ALLOCATION_FAILED))
 
@@ -98,7 +101,7 @@ def is_out_of_memory(returncode: int, num_oom_kills: int, stderr: str = "") -> b
 def describe_exit(returncode: int, stderr: str, *, has_seen_prompts: bool, num_oom_kills: int = 0) -> str:
     """Return what ended a process that was not asked to stop, e.g. "SIGSEGV (invalid memory access)".
 
-    `num_oom_kills` is how many processes the kernel ended to free memory during this one's life.
+    `num_oom_kills` is how many processes the kernel ended to free memory while this one ran.
     """
     how = _OUT_OF_MEMORY if is_out_of_memory(returncode, num_oom_kills) else _describe_code(returncode)
     why = _describe_output(stderr, has_seen_prompts)

@@ -5,8 +5,8 @@ a hostile model file must not take over the daemon. Messages to the worker go th
 through its stdout.
 
 - The first message to a worker is Load. It is answered by any number of LoadProgress, then Ready or LoadFailed.
-- Every Submit is answered by StepResults for its id, the last of which holds a Finished, or by one Failed. Nothing
-  follows either.
+- Every Submit is answered by StepResults for its id. The request ends with a Finished in the last StepResult, or with
+  one Failed. No message for its id follows.
 - Every Ask is answered by AnswerParts for its id, the last with `is_last`, or by one Failed. A dropped Ask may get no
   answer.
 """
@@ -55,14 +55,14 @@ class DiskCache(Struct, frozen=True):
 class Load(Struct, frozen=True, tag="load"):
     """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
 
-    - `identity` changes if another file replaces the model's file.
+    - `identity` changes if another file replaces the model's file or an adapter's.
     - `writable` are the only folders that the sandbox lets the worker write to.
-    - `shapes` are those of the model and its draft; empty if the model's header could not be read.
+    - `shapes` has the FileShape of the model, then that of its draft; empty if the model's header could not be read.
     - `room_bytes` is how much of the machine's memory the model may use; 0 means all that is free.
-    - `num_tries`: the number of earlier loads that failed because memory ran out.
-    - `kept` is what the last worker sent as `to_keep` or with Keep.
-    - `adapters` are the paths of the model's LoRA adapters by name. `unusable_adapters` has the reasons why others
-      cannot be used.
+    - `num_tries` is the number of earlier loads that failed because memory ran out.
+    - `kept` is the last content that a worker of this model sent, as `Ready.to_keep` or with Keep.
+    - `adapters` are the paths of the model's LoRA adapters by name.
+    - `unusable_adapters` has the reasons why other adapters cannot be used, by name.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Load(Struct, frozen=True, tag="load"):
 class Delivered(Struct, frozen=True, array_like=True):
     """The output so far: first `so_far` from another machine, then `tokens` from earlier workers.
 
-    The tokens were delivered in steps of `step_lengths`. `unsaid` has the log probabilities of the last tokens, whose
+    The tokens were delivered in steps of `step_lengths`. `unsaid` has the log probabilities of the last tokens. Their
     text was not sent yet.
     """
 
@@ -144,7 +144,7 @@ ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
 class LoadProgress(Struct, frozen=True, tag="progress"):
     """How much of the model is loaded, 0 to 1.
 
-    `trying` describes the part of a file that is tried next. If the process ends, it is reported as the cause.
+    `trying` describes the part of a file that is tried next. If the process ends, that part is reported as the cause.
     """
 
     fraction: float
@@ -152,7 +152,7 @@ class LoadProgress(Struct, frozen=True, tag="progress"):
 
 
 def adapter_trial(path: str) -> str:
-    """Return `LoadProgress.trying` for an adapter, from which the daemon knows which adapter ended the process."""
+    """Return `LoadProgress.trying` for an adapter. It tells the daemon which adapter ended the process."""
     return f"the adapter {path}"
 
 
@@ -165,7 +165,7 @@ class Ready(Struct, frozen=True, tag="ready"):
 
 
 class Keep(Struct, frozen=True, tag="keep"):
-    """A newer `to_keep` than that of the Ready, with what was learned since."""
+    """A newer `to_keep` than that of the Ready. It includes what was learned since."""
 
     content: bytes
 
@@ -173,7 +173,7 @@ class Keep(Struct, frozen=True, tag="keep"):
 class LoadFailed(Struct, frozen=True, tag="load_failed"):
     """The model cannot be loaded; the worker exits after this. `code` is an EdgeAgentError code.
 
-    `can_take_less`: the load ran out of memory, and the next one, with a higher `num_tries`, would use less.
+    `can_take_less`: the load ran out of memory, and a load with a higher `num_tries` would use less.
     """
 
     code: str
@@ -184,8 +184,8 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
 class StepItem(Struct, frozen=True, array_like=True):
     """One request's share of an engine step. A large share comes in several items; all but the last have `is_part`.
 
-    Only the last item has `tokens`. `unsaid` has the log probabilities of the latest tokens, whose text is held back; a
-    next worker needs them.
+    Only the last item has `tokens`. `unsaid` has the log probabilities of the latest tokens, whose text is held back.
+    If the worker dies, the next one needs them.
     """
 
     id: str

@@ -14,9 +14,9 @@ _LLAMA_START = b'{"name":'
 
 
 class BannedText:
-    """A text that an answer must not contain, or not begin with, and the tokens that would complete it.
+    """A text that an answer must not contain, and the tokens that would complete it.
 
-    is_start: only the beginning of the answer counts, and white space there is ignored.
+    is_start: the text is banned only at the beginning of the answer, and white space is ignored.
     """
 
     def __init__(self, text: bytes, vocabulary: Vocabulary, *, is_start: bool = False) -> None:
@@ -27,9 +27,10 @@ class BannedText:
         self._tokens: dict[bytes, NDArray[np.int64]] = {}
 
     def after(self, state: bytes | None, piece: bytes) -> bytes | None:
-        """Return the part of the text that is written after this piece; None if the text is no longer possible.
+        """Return the state after this piece: the part of the banned text with which the answer ends.
 
-        `state` is the previous result of this method, empty at first.
+        None means that the banned text is no longer possible. `state` is the previous result of this method, empty at
+        first.
         """
         joined = self._joined(state, piece)
         if joined is None or self._is_start:
@@ -38,14 +39,14 @@ class BannedText:
         return next(joined[start:] for start in starts if self._text.startswith(joined[start:]))
 
     def completes(self, state: bytes | None, piece: bytes) -> bool:
-        """Whether the text would be complete after this piece."""
+        """Whether the banned text would be complete after this piece."""
         joined = self._joined(state, piece)
         if joined is None:
             return False
         return joined.startswith(self._text) if self._is_start else self._text in joined
 
     def tokens(self, state: bytes | None) -> NDArray[np.int64]:
-        """Return the tokens that would complete the text."""
+        """Return the tokens that would complete the banned text."""
         if state is None:
             return np.zeros(0, dtype=np.int64)
         if state not in self._tokens:

@@ -32,7 +32,7 @@ Grammar = dict[str, Any]
 def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
     """Return the tools that the model may call. Raise InvalidRequest if the choice names an unknown tool.
 
-    Raise InvalidToolSchema, a subclass, for too many tools or a wrong name of a tool.
+    Raise InvalidToolSchema, a subclass, if there are too many tools or a tool's name is invalid or used twice.
     """
     names = [tool.name for tool in tools]
     if len(tools) > MAX_TOOLS:
@@ -89,7 +89,10 @@ class CallRules:
         return f'"{{" ws {pairs} ws "}}"'
 
     def after_marker(self, *, several: bool) -> str:
-        """Return the grammar of what follows the opening marker, up to the end of the marked region."""
+        """Return the grammar of what follows the opening marker, up to the end of the marked region.
+
+        With `several`, the region may contain several calls if the format allows that.
+        """
         match self._format:
             case ToolFormat.HERMES:
                 # Line breaks after the marker may be in one token with the marker's end.
@@ -103,7 +106,7 @@ class CallRules:
                 return "call"
 
     def whole(self, *, several: bool) -> str:
-        """Return the grammar of an answer that has only calls."""
+        """Return the grammar of an answer that has only calls; with `several`, one or more of them."""
         body = self.after_marker(several=several)
         match self._format:
             case ToolFormat.HERMES:
@@ -118,7 +121,7 @@ class CallRules:
                 return f"({one})+" if several else one
 
     def marker(self, text: str) -> str:
-        """Return the terminal of a marker: its control token if it has one, else its text."""
+        """Return the grammar's terminal for a marker: its control token if it has one, else its text."""
         assert text in markers(self._format)
         match tuple(control_tokens(self._vocabulary, [text])):
             case (token,):

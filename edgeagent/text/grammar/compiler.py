@@ -65,19 +65,22 @@ class GrammarCompiler:
 
     @cached_property
     def quote(self) -> int | None:
-        """The token that is a single quote mark ("), which ends JSON strings; None if there is none."""
+        """The token that is exactly one double quote ("), which ends JSON strings; None if there is none."""
         tokens = self.vocabulary.tokenize('"', parse_special=False)
         found = [token for token in tokens if self.vocabulary.piece(token) == b'"']
         return found[0] if found else None
 
     @property
     def starts(self) -> TokenStarts:
-        """How the tokens begin. Available only after the vocabulary was read."""
+        """The tokens grouped by how they begin. Available only after the vocabulary was read."""
         assert self._starts is not None
         return self._starts
 
     def prepare(self) -> None:
-        """Read the vocabulary once. It takes half a second for 150,000 tokens; otherwise the first compile does it."""
+        """Read the vocabulary, at the first call only. This takes half a second for 150,000 tokens.
+
+        Without this call, the first `compile` does it.
+        """
         if self._tokenizer is None:
             if not self.end_tokens:
                 raise NotSupported("the model has no token that ends an answer, so its format cannot be constrained")
@@ -98,9 +101,8 @@ class GrammarCompiler:
     ) -> Constraint | CallBan | None:
         """Return the constraint of a request; None if the model may write anything.
 
-        has_called: the conversation contains calls, which a model imitates. If no call is allowed, the constraint then
-        keeps it from opening one. Raise InvalidRequest for a format that cannot be followed, and InvalidToolSchema for
-        tools.
+        has_called: the conversation contains calls. A model imitates calls, so the constraint prevents them if no call
+        is allowed. Raise InvalidRequest for a format that cannot be followed, and InvalidToolSchema for tools.
         """
         usable = callable_tools(tools, tool_choice)
         if not usable and isinstance(format, TextFormat):
@@ -176,7 +178,7 @@ class GrammarCompiler:
         return matcher
 
     def _refusal(self, why: str, output_format: OutputFormat, tools: Sequence[Tool]) -> InvalidRequest:
-        """Return the error for refused schemas. It names the format or the tool, and the place in it if known."""
+        """Return the error for refused schemas. It names the format or the tool, and the keyword at fault if known."""
         error: InvalidRequest | None = None
         if isinstance(output_format, JsonSchemaFormat):
             found = self._fault(output_format.schema, is_strict=output_format.strict)

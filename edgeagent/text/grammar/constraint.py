@@ -1,7 +1,7 @@
 """Tracks one answer with a required form, and decides which tokens may come next.
 
-Free text costs nothing. If only calls are constrained, the grammar is active only from a call's marker to the end of
-the call.
+Free text is not constrained and costs nothing. If only calls are constrained, the grammar is active only from a call's
+marker to the end of the call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPACE = b" \t\r\n"
 
 
 class TokenTools(Protocol):
-    """The parts that constraints of one vocabulary share."""
+    """What all constraints of one vocabulary share. GrammarCompiler implements it."""
 
     vocabulary: Vocabulary
     end_tokens: list[int]
@@ -34,7 +34,7 @@ class TokenTools(Protocol):
 
     @property
     def quote(self) -> int | None:
-        """The token that is a single quote mark ("), which ends JSON strings; None if there is none."""
+        """The token that is exactly one double quote ("), which ends JSON strings; None if there is none."""
         ...
 
     def tokenize_bytes(self, text: bytes) -> list[int]:
@@ -44,7 +44,10 @@ class TokenTools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Text that activates the grammar. `is_start`: only at the start of the answer, where it belongs to the grammar."""
+    """Text that activates the grammar.
+
+    `is_start`: it does so only at the start of the answer, and the grammar also describes the text itself.
+    """
 
     text: bytes
     is_start: bool = False
@@ -52,10 +55,14 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """When a grammar applies: from the start or after a trigger, and once or after each trigger (`repeats`).
+    """A grammar, and when it applies.
 
-    goes_on: the grammar stays active after complete text, because the text may continue. text_grammar: the grammar
-    without tool calls.
+    - `triggers`: the texts after which it applies. Without any, it applies from the start.
+    - `repeats`: it applies after each trigger, not only once.
+    - `goes_on`: it stays active after complete text, because the text may continue.
+    - `open_reasoning`: the markers of reasoning that the prompt has opened. The grammar applies only after the
+      reasoning.
+    - `text_grammar`: the same grammar without tool calls.
     """
 
     grammar: str
@@ -123,9 +130,9 @@ class Constraint:
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
         """Return which tokens may come next, shape (num_tokens,); None if all may. The array is new at each call.
 
-        If the answer may be a call or JSON text, and the model's `likeliest` token begins neither, only the text
-        grammar applies. Otherwise the beginning of a call could be more likely than JSON, and the model would call a
-        tool for no reason.
+        At the start, the answer may be a call or JSON text. If the model's `likeliest` token begins neither, only the
+        text grammar applies. Otherwise the beginning of a call could be more likely than JSON, and the model would call
+        a tool for no reason.
         """
         num_tokens = self._tokens.vocabulary.num_tokens
         if self._is_over:
@@ -148,8 +155,8 @@ class Constraint:
     def instead_of(self, token: int) -> int | None:
         """Return the token to write instead of the model's `token`, which is not allowed; None if that is unclear.
 
-        Inside a JSON string, a token that ends the answer or a control token can only mean that the text is complete,
-        so the string is closed.
+        If the model ends the answer or writes a control token inside a JSON string, it can only mean that the string is
+        complete. So the string is closed.
         """
         vocabulary, quote = self._tokens.vocabulary, self._tokens.quote
         if self._matcher is None or not self._guard.is_in_string or quote is None:
@@ -183,7 +190,7 @@ class Constraint:
         return self._matcher.compute_ff_tokens()
 
     def _follow_text(self, piece: bytes, tokens: list[int]) -> None:
-        """Also feed generated text to the text grammar, and drop that grammar once the answer has begun."""
+        """Feed generated text to the text grammar too. Drop that grammar at the first text that is not white space."""
         if self._text_matcher is not None and (piece.strip() or not self._text_matcher.consume_tokens(tokens)):
             self._text_matcher = None
 
@@ -204,7 +211,7 @@ class Constraint:
         self._look_for_triggers()
 
     def _look_at_start(self) -> None:
-        """Begin to skip reasoning if the answer begins with it."""
+        """If the answer begins with reasoning, leave the reasoning unconstrained."""
         text = self._text.lstrip(_SPACE)
         for pair in REASONING:
             if text.startswith(pair.open.encode()):
@@ -227,7 +234,7 @@ class Constraint:
             self._text = self._text[-self._tokens.max_trigger_bytes :]
 
     def _wake(self, rest: bytes) -> None:
-        """Begin to constrain. `rest` came with the trigger's last token and is the first text of the grammar."""
+        """Activate the grammar. `rest` is the text generated so far that belongs to the grammar."""
         self._text, self._has_started = b"", True
         matcher = self._prototype.deep_copy()
         tokens = self._tokens.tokenize_bytes(rest)
@@ -254,9 +261,10 @@ class Constraint:
 
 
 def reason(text: str) -> str:
-    """Return llguidance's error as one line: the first line, with the last one if the first only announces it.
+    """Return llguidance's error as one line.
 
-    Errors of regular expressions have such a first line.
+    This is the first line of the error. If it only announces the reason, as in errors of regular expressions, the last
+    line is added.
     """
     lines = text.strip().splitlines() or ["unknown reason"]
     reason = lines[0]

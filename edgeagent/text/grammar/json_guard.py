@@ -1,7 +1,7 @@
 """Keeps generated JSON text within limits that its grammar does not set.
 
-JSON allows numbers of any length, so a model that has begun to repeat a digit may do so until its context is full. A
-blank before a colon or a comma is valid JSON too, but models were not trained on such text and continue it badly.
+JSON allows numbers of any length. A model that has begun to repeat a digit may do so until its context is full. A blank
+before a colon or a comma is valid JSON too, but models were not trained on such text and continue it badly.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# The digits of the largest integers that every client reads exactly (2**53); the same limit after the point.
+# The digits of the largest integers that every client reads exactly (2**53). The limit also holds after the point.
 MAX_DIGITS = 16
-# With more digits a number may be infinite as a double.
+# With more digits in its exponent, a number may be infinite as a double.
 MAX_EXPONENT_DIGITS = 2
-# The longest run of one digit, or of white space, in a string. No hash or table has longer runs: those never end.
+# The longest run of one digit, or of white space, in a string. Hashes and tables have no longer runs. A model that
+# writes a longer run does not end it.
 MAX_REPEATS = 128
 _DIGITS = frozenset(b"0123456789")
 _BLANKS = frozenset(b" \t")
@@ -27,7 +28,7 @@ Tokens = NDArray[np.int64]
 
 
 class TokenStarts:
-    """How the tokens of a vocabulary begin. `pieces` are the bytes of all tokens, in order."""
+    """The tokens of a vocabulary, grouped by how they begin. `pieces` are the bytes of all tokens, in order."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         first = np.frombuffer(bytes(piece[0] if piece else 0 for piece in pieces), dtype=np.uint8)
@@ -80,7 +81,7 @@ class JsonGuard:
         return self._is_in_string and not self._is_escaped
 
     def refuses(self, token: int) -> bool:
-        """Whether a token could exceed the limits. `narrowed`, which sees all allowed tokens, makes the decision."""
+        """Whether a token might exceed the limits. Only `narrowed` can decide, since it sees all allowed tokens."""
         if self._is_in_string:
             return self._has_to_end and not self._starts.is_quote[token]
         if self._starts.is_space[token]:
@@ -91,7 +92,7 @@ class JsonGuard:
         return bool(self._starts.num_digits[token] > self._room)
 
     def narrowed(self, mask: Mask) -> Mask:
-        """Return the mask without the tokens that exceed the limits, unless it has no others."""
+        """Return the mask without the tokens that exceed the limits, as long as other tokens are left."""
         if self._is_in_string:
             return self._with_quotes(mask) if self._has_to_end else mask
         if self._depth > 0:
@@ -105,7 +106,7 @@ class JsonGuard:
         return _without(mask, self._starts.zeros) if shorter is mask else shorter
 
     def _with_quotes(self, mask: Mask) -> Mask:
-        """Return a mask that allows only the end of the string, or the unchanged mask if it must not end here."""
+        """Return a mask that allows only the end of the string; the unchanged mask if the grammar forbids the end."""
         only = np.zeros_like(mask)
         only[self._starts.quotes] = mask[self._starts.quotes]
         return only if only.any() else mask
@@ -135,7 +136,7 @@ class JsonGuard:
 
     @property
     def _has_to_end(self) -> bool:
-        """Whether a string has repeated one character too often, at a place where a quote mark would end it."""
+        """Whether the current string must end: it repeats one character too often, and a quote mark would end it."""
         return self._num_repeats >= MAX_REPEATS and not self._is_escaped
 
     @property

@@ -1,7 +1,7 @@
 """Reads the syntax of tool calls, with one reader for each format.
 
-A reader is sent the text after the opening marker, one character at a time. It reports calls to a sink, and raises
-MalformedError if the text is not a call. Its return value is the text that it read beyond the call.
+A reader is a generator. It is sent the text after the opening marker, one character at a time. It reports calls to a
+sink, and raises MalformedError if the text is not a call. Its return value is the text that it read beyond the call.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _PartialCall:
         self._seen: set[str] = set()
 
     def read_field(self, key: str, first: str) -> Reader:
-        """Read the value of a key."""
+        """Read the value of a key; raise MalformedError if the key is unknown or was read before."""
         key = "arguments" if key in _ARGUMENT_KEYS else key
         if key in self._seen or key not in ("name", "arguments", *_OTHER_KEYS):
             raise MalformedError

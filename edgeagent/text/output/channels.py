@@ -1,7 +1,8 @@
 """Splits generated text into content, reasoning and tool calls incrementally.
 
-It knows markers and the syntax of calls, but no tokens, stop strings or templates. Text that is not a valid call, or
-that calls a tool which the request does not have, becomes content. Only a call cut off before its name is dropped.
+It knows markers and the syntax of calls, but no tokens, stop strings or templates. Text becomes content if it is not a
+valid call, or if it calls a tool that the request does not have. Only a call that is cut off before its name is
+dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def new_call_id() -> str:
 
 
 class ChannelParser:
-    """The channels of one response.
+    """Splits the text of one response into channels.
 
     Calls are parsed only if there is a `tool_format`, and only tools in `tool_names` can be called. Reasoning is the
     text between a pair of `reasoning` markers, before any content. `open_reasoning` is the pair that the prompt itself
@@ -77,21 +78,21 @@ class ChannelParser:
 
     @property
     def num_held(self) -> int:
-        """The number of last characters that are not assigned to a channel yet and may be content."""
+        """How many characters at the end of the text have no channel yet and may be content."""
         if self._call is None:
             return len(self._buffer)
         is_begun = self.num_calls > self._call.num_calls_before
         return len(self._call.unread) + (0 if is_begun else len(self._call.opening))
 
     def feed(self, text: str) -> tuple[Part, ...]:
-        """Take more generated text, and return the parts of the channels that it completes."""
+        """Take more generated text. Return the content, reasoning and call parts that are complete now."""
         self._buffer += text
         while self._buffer and self._advance():
             pass
         return self._take_parts()
 
     def finish(self) -> tuple[Part, ...]:
-        """End the input and return the text that was held back. The begun part of an incomplete call is kept."""
+        """End the input and return the text that was held back. The part of a call that was already sent is kept."""
         while self._call is not None:
             call = self._call
             if self._sink.is_open or (self.num_calls > call.num_calls_before and "{" not in call.unread):
@@ -236,7 +237,11 @@ class ChannelParser:
 
 @dataclass(slots=True)
 class _Region:
-    """A marked region whose calls are being read."""
+    """A marked region whose calls are being read.
+
+    `opening` is its marker. `unread` is the text since the reader's last progress. If the call fails, this text is
+    parsed again.
+    """
 
     reader: Reader
     opening: str
@@ -245,7 +250,7 @@ class _Region:
 
 
 class _Sink:
-    """Turns a reader's findings into parts."""
+    """Turns what a reader reports into parts."""
 
     def __init__(self, parts: list[Part], tool_names: frozenset[str], new_call_id: Callable[[], str]) -> None:
         self._parts = parts
@@ -280,7 +285,7 @@ class _Sink:
 
 
 def _partial_start(text: str, marker: str) -> int:
-    """Return where a beginning of `marker` at the end of `text` starts, the longest one; len(text) if there is none."""
+    """Return where an incomplete `marker` at the end of `text` starts; len(text) if there is none."""
     start = text.find(marker[0], max(0, len(text) - len(marker) + 1))
     while start >= 0:
         if marker.startswith(text[start:]):

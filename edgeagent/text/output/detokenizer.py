@@ -11,7 +11,7 @@ _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one token stream.
+    """Turns one stream of tokens into text.
 
     Control tokens and tokens that end generation have no text, except those in `visible_control` (markers that a later
     stage parses).

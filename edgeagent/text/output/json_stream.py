@@ -27,7 +27,10 @@ def ignore(_: str) -> None:
 
 
 def read_space(keep: Keep = ignore, ahead: str = "") -> Reader:
-    """Read up to the first character that is not white space, and return that character."""
+    """Read up to the first character that is not white space, and return that character.
+
+    `keep` gets the white space. `ahead` is a character that was read before.
+    """
     char = ahead or (yield)
     while char in SPACE:
         keep(char)

@@ -43,7 +43,7 @@ class PromptEcho:
         self._logprobs += logprobs
 
     def take(self) -> tuple[PromptText, ...]:
-        """Return the whole prompt at the first call, later nothing. If it is scored, all scores must be added first."""
+        """Return the whole prompt at the first call, and () later. If the prompt is scored, add all scores first."""
         if self._is_told:
             return ()
         self._is_told = True

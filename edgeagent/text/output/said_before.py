@@ -1,6 +1,6 @@
 """Removes the part of an answer that another machine has already delivered to the client.
 
-The channels hold text back (white space, half a marker) that the other machine may have shown already.
+The other machine may have shown text that the channels of this machine still hold back (white space, half a marker).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from edgeagent.types import Delta, ReasoningDelta, TextDelta, replace
 class SaidBefore:
     """Removes the delivered part from the deltas of an answer that is repeated from its start.
 
-    White space before the text, and before or after the reasoning, belongs to neither.
+    White space is not compared before the text, or before and after the reasoning.
     """
 
     def __init__(self, text: str, reasoning: str) -> None:
@@ -37,7 +37,7 @@ class SaidBefore:
 
 
 def _behind(text: str, said: str) -> tuple[str, str]:
-    """Return the part of a text after the delivered one, and the rest of the delivered one."""
+    """Return the part of `text` that was not delivered, and the part of `said` that is still to be compared."""
     if said.startswith(text):
         return "", said[len(text) :]
     pairs = enumerate(zip(text, said, strict=False))

@@ -1,6 +1,7 @@
 """Continues an answer from another machine at a position that may be inside one of this model's tokens.
 
-The text of its last few tokens is generated again, with any tokens that spell this text and continue it.
+The text of the answer's last few tokens is generated again. Any tokens that spell this text and continue it may be
+used.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def num_open(pieces: Sequence[bytes]) -> int:
 
 
 def _is_inside_word(before: bytes, piece: bytes) -> bool:
-    """Whether a piece continues a word that `before` began. In most words the blank before is part of a token."""
+    """Whether a piece continues a word that `before` began. A blank before a word counts as part of the word."""
     return (_is_of_word(before[-1:]) or before == b" ") and _is_of_word(piece[:1])
 
 
@@ -45,7 +46,11 @@ class Inner(Protocol):
 
 
 class Seam:
-    """A constraint: the next tokens spell `text`, and the last may go beyond it. After that, only `inner` holds."""
+    """A constraint: the next tokens must spell `text`, and the last of them may go beyond it.
+
+    The constraint `inner` holds at the same time, and alone after that. It also decides alone if it allows none of the
+    tokens that spell the text.
+    """
 
     def __init__(self, vocabulary: Vocabulary, text: bytes, inner: Inner | None) -> None:
         self._vocabulary = vocabulary
@@ -106,7 +111,7 @@ class Seam:
 
 
 def _fitting_tokens(vocabulary: Vocabulary, text: bytes) -> list[list[int]]:
-    """Return, for each place in the text, the tokens that may begin there."""
+    """Return, for each index of the text, the tokens that match the text from there."""
     fitting: list[list[int]] = [[] for _ in text]
     places: dict[int, list[int]] = {}
     for place, byte in enumerate(text):
@@ -121,6 +126,6 @@ def _fitting_tokens(vocabulary: Vocabulary, text: bytes) -> list[list[int]]:
 
 
 def _matches(piece: bytes, text: bytes, place: int) -> bool:
-    """Whether a piece is a prefix of the text from a place on, or begins with all of that text."""
+    """Whether the piece and the text from `place` on are equal as far as both go."""
     length = min(len(piece), len(text) - place)
     return length > 0 and piece[:length] == text[place : place + length]

@@ -1,7 +1,7 @@
 """Turns one request's tokens into deltas: characters, then channels, then stop strings.
 
-It keeps log probabilities together with the text of their tokens. It does not know other reasons for which a sequence
-may end.
+It keeps log probabilities together with the text of their tokens. Of the reasons for the end of an answer, it knows
+only stop strings.
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ class OutputStream:
 
     @property
     def unsaid(self) -> tuple[TokenLogprob, ...]:
-        """The log probabilities of the last tokens, whose text has not been returned at all yet."""
+        """The log probabilities of the last tokens, as long as no part of their text has been returned."""
         return tuple(logprob for _, logprob in self._unsaid)
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:
         """Return the deltas of these tokens.
 
         `logprobs` is empty or has one item for each token, None for a token that was sent before. If `stopped` is set
-        afterwards, a stop string is complete, `num_tokens` tokens were used, and no more should be fed.
+        afterwards, a stop string is complete. Then `num_tokens` is the number of tokens used so far, and no more tokens
+        should be fed.
         """
         for token, logprob in zip_longest(tokens, logprobs):
             if self.stopped is not None:
@@ -101,7 +102,10 @@ class OutputStream:
         return not self.feed(tokens) and self.stopped is None
 
     def cut(self) -> tuple[Delta, ...]:
-        """End the input of a generation that was cut off. Return the text that was held back, without a begun call."""
+        """End the input of an answer that was cut off, and return the text that was held back.
+
+        A call that has its marker but no name yet is dropped.
+        """
         if self.stopped is None:
             self._channels.drop_opening()
         return self.finish()

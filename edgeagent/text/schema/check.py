@@ -49,8 +49,8 @@ def parse_schema(text: str) -> dict[str, Any]:
 def followable(schema: Schema, *, lenient: bool, effort: Effort | None = None) -> Schema:
     """Return the schema in the form that is compiled: with closed objects and the compiler's options.
 
-    lenient: ignore keywords that the compiler does not know. effort: pass the same one for all schemas of a request.
-    Raise SchemaError.
+    lenient: ignore keywords that the compiler does not know. effort: limits the work; pass the same one for all schemas
+    of a request. Raise SchemaError.
     """
     try:
         schema = close_objects(choices_as_any_of(schema), effort)
@@ -88,7 +88,7 @@ def _checked(schema: Any) -> Any:
 
 
 def _with_format(schema: Schema) -> Schema:
-    """Return the schema without an unknown format. Add a longest text if the compiler has no limit for the format."""
+    """Return the schema without an unknown format. Add a `maxLength` if the compiler does not limit the format."""
     name = schema.get("format")
     if not isinstance(name, str):
         return schema

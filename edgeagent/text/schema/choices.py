@@ -1,6 +1,7 @@
-"""Turns `oneOf` into `anyOf` if no value can fit two of its schemas. The grammar compiler requires that.
+"""Turns `oneOf` into `anyOf` if no value can fit two of its schemas.
 
-The compiler does this itself, but does not follow references, and a union of models is a list of references.
+The grammar compiler accepts no other `oneOf`. It makes this change itself, but only if it need not follow references.
+The schema of a union of models is a `oneOf` of references.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _are_disjoint(one: Schema, other: Schema) -> bool:
 
 
 def _types(schema: Schema) -> set[str]:
-    """Return the types that a value of the schema can have; empty if any. An integer counts as a number."""
+    """Return the types that a value of the schema can have; empty if it can have any. An integer is a number."""
     types = schema.get("type")
     found = {str(item) for item in (types if isinstance(types, list) else [types]) if item is not None}
     return {"number" if name == "integer" else name for name in found}
@@ -76,7 +77,7 @@ def _required(schema: Schema) -> list[str]:
 
 
 def _values(schema: Any) -> set[str]:
-    """Return the values that a schema accepts if it lists them and all are texts; otherwise an empty set."""
+    """Return the values of a schema's `const` or `enum` if all are texts; otherwise an empty set."""
     if not isinstance(schema, dict):
         return set()
     values = [schema["const"]] if "const" in schema else schema.get("enum")

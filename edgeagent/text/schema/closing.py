@@ -34,7 +34,7 @@ Schema = dict[str, Any]
 
 
 class TooManyReferencesError(ValueError):
-    """References beside other keywords lead through too many schemas, or alternatives name too many keys."""
+    """A $ref beside other keywords leads through too many schemas, or alternatives name too many keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class _Keys:
 def close_objects(schema: Schema, effort: Effort | None = None) -> Schema:
     """Return the schema with every object closed that has `properties` but no `additionalProperties`.
 
-    A closed object has only the keys that it names, in `properties` or only in `required`. If an object gets keys from
-    allOf, anyOf, oneOf, or a $ref beside other keywords, these are joined before it is closed. Paths within the schema
-    do not change. `effort` limits the work: pass the same one for all schemas of a request. Raise
-    TooManyReferencesError if the limit is exceeded.
+    A closed object has only the keys that it names, in `properties` or only in `required`. An object may get keys from
+    allOf, anyOf, oneOf, or a $ref beside other keywords. All these keys are allowed too. Paths within the schema do not
+    change. `effort` limits the work: pass the same one for all schemas of a request. Raise TooManyReferencesError if
+    the limit is exceeded.
     """
     return _Closer(schema, effort or Effort()).close_root()
 
@@ -162,7 +162,7 @@ class _Closer:
         return _closed(opened, keys.names)
 
     def _others(self, forks: list[list[Any]], keys: _Keys) -> dict[int, _Keys]:
-        """Return the other keys of the same object for each list of branches, by the list's id."""
+        """Return, for each list of branches by its id, the keys that the same object has outside of that list."""
         names = [self._all_names(fork) for fork in forks]
         num_forks = Counter(chain.from_iterable(names))
         others: dict[int, _Keys] = {}
@@ -173,9 +173,10 @@ class _Closer:
         return others
 
     def _open(self, schema: Schema, others: dict[int, _Keys]) -> Schema:
-        """Return the open form of a schema that is combined with others: only the objects in its values are closed.
+        """Return a schema that stays open because it is combined with others. Objects in its values are closed.
 
-        `others` maps lists of branches, by id, to the other keys of the same object. Branches in other lists stay open.
+        `others` maps lists of branches, by id, to the keys that the object gets from elsewhere; see `_others`. Branches
+        of these lists are closed, all other branches stay open.
         """
         result: Schema = {}
         for key, value in map_schemas(
@@ -201,7 +202,8 @@ class _Closer:
     def _joined_keys(self, schema: Schema, forks: list[list[Any]], seen: set[str]) -> _Keys:
         """Return an object's keys that apply in every branch, and add its lists of branches to `forks`.
 
-        The keys of all branches behind a reference count together, as keys of the object.
+        A branch is a schema in anyOf or oneOf. Behind a reference, the keys of all branches count as keys of the
+        object.
         """
         self._effort.visit(len(seen))
         parts: list[_Keys] = []
@@ -231,7 +233,7 @@ class _Closer:
         return self._together([keys, *(_Keys(fork.names, fork.has_properties) for fork in behind)])
 
     def _all_names(self, branches: list[Any]) -> tuple[str, ...]:
-        """Return all names that any branch gives."""
+        """Return the names of all keys that any of the branches gives to the object."""
         return self._branch_keys(branches, set()).names
 
     def _branch_keys(self, branches: list[Any], seen: set[str]) -> _Keys:

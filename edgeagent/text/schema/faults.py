@@ -58,7 +58,7 @@ def _nodes(schema: Any, path: str) -> Iterator[tuple[str, Schema]]:
 
 
 def _faults(root: Schema, node: Schema) -> Iterator[tuple[str, str]]:
-    """Yield keywords that are wrong or that no value fits, each with the reason."""
+    """Yield keywords that are invalid or that no value can satisfy, each with the reason."""
     types = node.get("type")
     for name in types if isinstance(types, list) else [types] if "type" in node else []:
         if not isinstance(name, str) or name not in _TYPES:
@@ -75,7 +75,7 @@ def _faults(root: Schema, node: Schema) -> Iterator[tuple[str, str]]:
 def _doubts(node: Schema) -> Iterator[tuple[str, str]]:
     """Yield keywords that often cannot be followed, each with the reason."""
     for keyword in _UNKNOWN:
-        # A true or false value of it can be followed.
+        # `unevaluatedProperties` can be followed if it is true or false.
         if keyword in node and not (keyword == "unevaluatedProperties" and isinstance(node[keyword], bool)):
             yield keyword, "cannot be followed; leave it out, or send strict: false to have it ignored"
     if "oneOf" in node:

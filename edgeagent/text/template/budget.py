@@ -1,4 +1,7 @@
-"""Limits the work of one rendering of a template (operations, text, time). Sizes are computed before the results."""
+"""Limits the operations, the text and the time of one rendering of a template.
+
+The size of a result is computed and charged before the result itself.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _SIMPLE_FORMAT = re.compile(r"(?:[^%]|%[sdi%])*")
 
 
 class Budget:
-    """The budget of one rendering. Its methods raise SecurityError if it is exceeded."""
+    """The budget of one rendering. Its methods raise SecurityError if the budget is exceeded."""
 
     def __init__(self) -> None:
         self._num_operations = 0
@@ -39,7 +42,7 @@ class Budget:
         self.spend(len(value) if isinstance(value, str) else weigh(value) * _CHARS_PER_ELEMENT)
 
     def spend(self, num_chars: int = 0) -> None:
-        """Charge for one operation that makes `num_chars` characters of text, or a list of that size (`size_of`)."""
+        """Charge for one operation. `num_chars` is the size of its result in characters; see `size_of`."""
         self._num_operations += 1
         self._num_chars += num_chars
         if num_chars > _MAX_TEXT_CHARS or self._num_chars > _MAX_TOTAL_CHARS:

@@ -1,6 +1,7 @@
 """Renders a conversation with a model's own chat template, and finds out what that template supports.
 
-If the template refuses a conversation, it is rearranged into a form that the template accepts, without losing anything.
+If the template refuses a conversation, the conversation is rearranged into a form that the template accepts. Nothing is
+lost.
 """
 
 from __future__ import annotations
@@ -117,17 +118,17 @@ class ChatTemplate:
 
     @cached_property
     def tool_format(self) -> ToolFormat:
-        """The format in which the model writes calls; Hermes if tools are written into the messages for it."""
+        """The format in which the model writes calls; Hermes if the template itself does not render tools."""
         return self._native_tool_format or ToolFormat.HERMES
 
     def renew(self) -> None:
         """Prepare for another request. This does nothing, because each rendering has a budget of its own."""
 
     def render(self, prompt: ChatPrompt) -> Rendered:
-        """Render a conversation up to the beginning of the assistant's answer. Tools are shown for any tool choice.
+        """Render a conversation up to the beginning of the assistant's answer.
 
-        Raise InvalidRequest if the template refuses the conversation or exceeds its limits, and InvalidToolSchema for
-        tools that are not JSON objects.
+        Tools are shown whatever the tool choice is. Raise InvalidRequest if the template refuses the conversation or
+        exceeds its limits, and InvalidToolSchema for tools that are not JSON objects.
         """
         kwargs = _template_kwargs(prompt.template_kwargs)
         marker = Marker(self._control, _strings(prompt), foreign=self._foreign)
@@ -206,7 +207,10 @@ class ChatTemplate:
         )
 
     def _tool_style(self, base: Style) -> tuple[bool, Style | None]:
-        """Return whether tools are shown, and the style that shows a call with its result, or None if no style does."""
+        """Return whether the template shows tools, and the style in which it shows a call with its result.
+
+        The style is None if the template shows them in no style.
+        """
         shows_tools = "probe_tool" in (self._try([_USER], style=base, tools=(_PROBE_TOOL,)) or "")
         for short_ids, null_content, text_arguments in product((False, True), (False, True), (True, False)):
             style = Style(
@@ -250,9 +254,11 @@ class _RefusedError(Exception):
 
 
 def _arrangements(messages: tuple[Message, ...], takes_system: bool) -> Iterator[tuple[Message, ...]]:
-    """Yield the messages unchanged, then rearranged more and more.
+    """Yield the messages in several arrangements, each changed more than the last.
 
-    System messages are joined, then neighbours of one role, then each call gets its own turn.
+    First they are unchanged. Then system messages are joined, then neighbours of one role. Then each call gets its own
+    turn. Last, the system's text is moved into the first user message. Without `takes_system`, that text is moved in
+    all arrangements.
     """
     if takes_system:
         joined = join_systems(messages)

@@ -37,9 +37,13 @@ for each call:
 class Style:
     """The form of messages that a template accepts.
 
-    takes_tools: it shows tools, calls and results in a format known here. Otherwise they are written into the messages.
-    text_arguments: a call's arguments are JSON text, not an object. content_parts: content is a list of parts.
-    short_ids: call ids have exactly nine letters and digits. null_content: content beside tool calls is None, not "".
+    - takes_system: it shows system messages.
+    - takes_tools: it shows tools, calls and results in a format known here. Otherwise they are written into the
+      messages.
+    - text_arguments: a call's arguments are JSON text, not an object.
+    - content_parts: content is a list of parts.
+    - short_ids: call ids have exactly nine letters and digits.
+    - null_content: empty content beside tool calls is None, not "".
     """
 
     takes_system: bool = True
@@ -84,7 +88,10 @@ def join_systems(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def join_same_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with neighbours of the same role joined: users', and assistants' up to one with calls."""
+    """Return the messages with neighbouring user messages joined, and neighbouring assistant messages too.
+
+    Nothing is joined to a message with calls.
+    """
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None
@@ -207,7 +214,7 @@ def _call(call: ToolCall, style: Style, mark: Mark) -> Turn:
 
 
 def _arguments(text: str, mark: Mark) -> object:
-    """Return the arguments as an object if they are one. Those of an incomplete or malformed call stay text.
+    """Return a call's arguments as an object; as text if they are no JSON object (incomplete or malformed calls).
 
     The text was already marked, but its JSON escapes (\\u003c) may hide text that must be marked in the values.
     """

@@ -1,4 +1,4 @@
-"""Keeps clients' text apart from the template's own text, from before the rendering up to the tokens.
+"""Keeps clients' text apart from the template's own text, from rendering to tokenization.
 
 Client text that spells a control token is marked, so that it becomes plain text tokens and never begins a turn. The
 mark is put after the first character of such text. All other text is unchanged, so that a template can trim, compare
@@ -27,8 +27,8 @@ Pieces = tuple[tuple[str, bool], ...]
 class Rendered:
     """A rendered prompt. `pieces` holds its text in order, as pairs of a text and whether it is trusted.
 
-    Control tokens in a trusted text are the template's own. open_reasoning: the markers of the reasoning in which the
-    prompt ends, and which the model has to close.
+    Control tokens in a trusted text are the template's own. open_reasoning: the markers of reasoning that the prompt
+    leaves open. The model has to close it.
     """
 
     text: str
@@ -39,9 +39,9 @@ class Rendered:
 class Marker:
     """Marks the texts of control tokens in the strings of one prompt, and finds the marks in the rendered text.
 
-    `foreign` matches the texts to mark in messages of users and tools: those of control tokens, and those that stand
-    for calls, results and reasoning. Messages of the assistant may contain the latter, and templates look for them
-    there.
+    Texts of control tokens are marked in all strings. Texts that stand for calls, results and reasoning are marked only
+    in messages of users and tools. Messages of the assistant may contain them, and templates look for them there.
+    `foreign` matches the texts of both kinds.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Marker:
         self._sentinel = next(mark for mark in map(chr, _SENTINELS) if mark not in text) if self._is_needed else ""
 
     def mark(self, text: str) -> str:
-        """Return the text with the texts of control tokens marked. Marking a text twice has no further effect."""
+        """Return the text with a mark in every part that spells a control token. Marking twice changes nothing more."""
         return self._mark(self._control, text)
 
     def mark_foreign(self, text: str) -> str:
-        """Return the marked text of a user or a tool."""
+        """Return the text of a user or a tool, with a mark in every part that `foreign` matches."""
         return self._mark(self._foreign, text)
 
     def _mark(self, pattern: re.Pattern[str], text: str) -> str:
@@ -125,7 +125,11 @@ def _is_special(text: str, vocabulary: Vocabulary) -> bool:
 
 
 def _plain_tokens(text: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the tokens of a text as plain text. User-defined tokens, which are always parsed, are avoided by a cut."""
+    """Return the tokens of a text as plain text.
+
+    User-defined tokens are parsed even in plain text. If there are any, the text is cut after its first character to
+    avoid them.
+    """
     tokens = vocabulary.tokenize(text, parse_special=False)
     if len(text) > 1 and any(map(vocabulary.is_user_defined, tokens)):
         return _plain_tokens(text[:1], vocabulary) + _plain_tokens(text[1:], vocabulary)

@@ -75,7 +75,7 @@ class RawJson(dict[str, Any]):
 
 
 class _Meter(NodeTransformer):
-    """Changes a syntax tree so that Jinja calls the environment for all work that it would otherwise do directly."""
+    """Changes a syntax tree so that the Sandbox is called for all work, and can charge the budget for it."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)

@@ -1,8 +1,8 @@
 """Finds the places where a conversation that is too long for its context can be cut.
 
 The prefix cache reuses a prompt only as far as its beginning is the same. So messages at the front are dropped in steps
-whose size does not depend on the conversation's end. The cut stays at the same place for many turns, until the next
-step is due, and only then the rest is computed again. This module knows neither the rendering nor how many tokens fit.
+whose size does not depend on the conversation's end. The cut stays at the same place for many turns. When the next step
+is due, the rest of the conversation is computed again. This module knows neither the rendering nor how many tokens fit.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ def text_of(message: Message) -> str:
 
 
 def num_items(messages: Sequence[Message]) -> int:
-    """Return the number of a client's items in messages. Reasoning, text and each call are items of their own."""
+    """Return how many of a client's items the messages hold. Reasoning, text and each call are items of their own."""
     parts = (bool(each.reasoning) + bool(each.content) + len(each.tool_calls) for each in messages)
     return sum(max(1, num) for num in parts)
 
 
 def cut_before(messages: Sequence[Message], place: int) -> tuple[Message, ...]:
-    """Return the conversation without the messages before a place. System messages and the last user message stay."""
+    """Return the conversation without the messages before `place`. System messages and the last user message stay."""
     last = _last_of_user(messages)
     kept = (index for index, message in enumerate(messages) if index >= place or index == last or _is_system(message))
     return tuple(messages[index] for index in kept)
 
 
 def cut_places(messages: Sequence[Message], step: int, size: Callable[[Message], int]) -> list[int]:
-    """Return the places for cuts in order: the first possible place after each step, and the last possible one.
+    """Return the indices where the conversation can be cut, in order: one after each step, and the last possible one.
 
-    `size` returns a message's size, which must be the same each time. A cut is before a user's message, because
-    templates require a conversation to begin with one. If only the last user message is left, a cut is before an answer
-    to it. A call and its result stay together. The last message always stays.
+    `step` is the size of the messages that each step drops. `size` returns a message's size, which must be the same
+    each time. A cut is before a user's message, because templates require a conversation to begin with one. After the
+    last user message, which stays, a cut is before a message of the assistant. A call and its result stay together. The
+    last message always stays.
     """
     places: list[int] = []
     due, num_dropped, previous = step, 0, 0

@@ -24,9 +24,9 @@ Piece = Callable[[int], bytes]
 def find_system_end(
     template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
 ) -> int | None:
-    """Return where the tokens of a prompt's instructions and tools end; None if the template cannot render them alone.
+    """Return how many leading tokens hold the instructions and tools; None if the template cannot render them alone.
 
-    If the prompt has no instructions, these are the tokens that the template writes before any message. `text` is the
+    If the prompt has neither, count the tokens that the template writes before the first message. `text` is the
     rendered prompt.
     """
     system = tuple(takewhile(lambda message: message.role == "system", prompt.messages))
@@ -36,16 +36,20 @@ def find_system_end(
 def find_next_turn(
     template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
 ) -> int | None:
-    """Return how many tokens the next turn's prompt will share; None if the template refuses to render one.
+    """Return how many leading tokens the next turn's prompt will share with this one; None if the template refuses it.
 
-    That is less than the whole prompt if the template writes past turns differently from a new one.
+    Some templates write a past turn differently from the latest one. Then the next prompt shares only a part of this
+    one.
     """
     next_turn = structs.replace(prompt, messages=(*prompt.messages, Message("assistant", _OTHER), _QUESTION))
     return _num_shared(template, next_turn, text, tokens, piece)
 
 
 def _num_shared(template: Template, other: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece) -> int | None:
-    """Return how many leading tokens another prompt shares, at most all but the last."""
+    """Return how many leading tokens the prompt `other` shares; None if the template refuses it.
+
+    The last of `tokens` is never counted.
+    """
     try:
         rendered = template.render(other).text
     except EdgeAgentError:
@@ -55,7 +59,7 @@ def _num_shared(template: Template, other: ChatPrompt, text: str, tokens: Sequen
 
 
 def _num_equal(text: str, other: str) -> int:
-    """Return how many leading characters are equal."""
+    """Return how many leading characters the two texts share."""
     low, high = 0, min(len(text), len(other))
     while low < high:
         middle = (low + high + 1) // 2

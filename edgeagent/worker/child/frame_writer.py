@@ -1,7 +1,7 @@
 """Writes frames to the pipe on a separate thread. The main thread writes directly if that cannot block.
 
-Through the thread, each step's tokens would wait until the next step has begun, since the thread gets the interpreter
-only then. The two threads never write at the same time: each first takes the only item of `permit`.
+If all frames went through the thread, each step's tokens would wait until the next step has begun. Only then does the
+thread get the interpreter. The two threads never write at the same time: each first takes the only item of `permit`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Frames(Protocol):
 
 
 class FrameWriter(threading.Thread):
-    """Writes the items of `frames` to the pipe; None ends it. Items of bytes are encoded frames from the Outlet."""
+    """Writes the items of `frames` to the pipe; None ends the thread. The Outlet's items are encoded already."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(name="writer", daemon=True)

@@ -1,4 +1,4 @@
-"""Opens the model of a Load in the available memory: chooses layers on GPUs, context length and KV types."""
+"""Opens the model of a Load. Chooses GPU layers, context length and KV types so that it fits into memory."""
 
 from __future__ import annotations
 

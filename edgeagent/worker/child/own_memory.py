@@ -15,9 +15,10 @@ class OwnMemory:
         self._of_context = 0  # attributed to the context, until it is freed
 
     def without_side(self, own_bytes: int, num_side_bytes: int) -> int:
-        """Return `own_bytes` without the side context's memory. `num_side_bytes` is its largest size; 0 without one.
+        """Return `own_bytes` without the side context's memory.
 
-        Growth since the last measurement without a context is attributed to the context, up to its largest size.
+        `num_side_bytes` is the largest size of the side context; 0 if there is none. Growth since the last measurement
+        without a context is attributed to the context, up to its largest size.
         """
         grown = max(0, own_bytes - self._before)
         if num_side_bytes:

@@ -68,7 +68,7 @@ _IDLE_S = 1.0
 
 
 class _Reader(threading.Thread):
-    """Reads frames from stdin and answers pings. It ends the process if the stream ends, since the daemon is gone."""
+    """Reads frames from stdin and answers pings. When the stream ends, the daemon is gone, and the process is ended."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ def _die_with_parent() -> None:
 
 
 def _claim_stdout() -> BinaryIO:
-    """Return stdout as the pipe for frames, and redirect prints to stderr, since llama.cpp may print to stdout."""
+    """Return stdout as the pipe for frames. Redirect prints to stderr, because llama.cpp may print to stdout."""
     frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # buffered: a write to a raw pipe may be partial
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return frames

@@ -35,7 +35,7 @@ from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
 from edgeagent.worker.render.protocol import Open
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
-_USUAL_PIECE = 8  # characters per cell; a text below this may fit, and is quickly tokenized
+_USUAL_PIECE = 8  # characters per cell of the context; a shorter text may fit, and is tokenized quickly
 _MOST_BYTES = 16  # bytes per token, on average; a conversation with more cannot fit and is not even rendered
 _ROUGHLY_BYTES = 4  # bytes per token, if a conversation is too long to count its tokens
 _TURN_TOKENS = 8  # about how many tokens a turn's role and punctuation add
@@ -54,9 +54,9 @@ class ReadPrompt:
 
     - `text`: the prompt as text; None for a prompt of token ids and for infill.
     - `num_added`: how many leading tokens the tokenizer added.
-    - `open_reasoning`: the reasoning tag that the template left open.
+    - `open_reasoning`: the markers of reasoning that the template left open.
     - `num_system`: how many leading tokens are instructions and tools.
-    - `boundaries`: positions where other prompts may diverge from this one; empty unless the memory kind needs them.
+    - `boundaries`: positions where other prompts may diverge from this one; empty if the memory kind needs none.
     - `num_dropped_items`: how many items of the conversation were dropped because they did not fit.
     """
 
@@ -71,7 +71,7 @@ class ReadPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A conversation as the template writes it."""
+    """A conversation that the template has rendered, and its tokens."""
 
     prompt: ChatPrompt
     rendered: Rendered
@@ -146,7 +146,10 @@ class PromptReader:
         return self._write(_cut(prompt, places[-1]) if places else prompt)
 
     def _places(self, messages: Sequence[Message]) -> list[int]:
-        """Return where a conversation can be cut. Message sizes are cached, since the next turn repeats them."""
+        """Return where a conversation can be cut; see `cut_places`.
+
+        The sizes of messages are cached, because the next turn has the same messages.
+        """
         texts = {id(message): text_of(message) for message in messages}
         is_countable = sum(map(len, texts.values())) <= _USUAL_PIECE * _MOST_BYTES * self._context_length
 
@@ -164,7 +167,7 @@ class PromptReader:
         return cut_places(messages, max(1, self._context_length // _STEP), size)
 
     def _write_fitting(self, prompt: ChatPrompt, most: int) -> _Written | None:
-        """Render a conversation; None if it has too many tokens."""
+        """Render a conversation; return None if it has more than `most` tokens."""
         if sum(len(text_of(message).encode()) for message in prompt.messages) > _MOST_BYTES * most:
             return None
         try:
@@ -211,7 +214,7 @@ class PromptReader:
         return [*([] if bos is None else [bos]), marks.prefix, *head, marks.suffix, *tail, marks.middle]
 
     def _check_length(self, text: str) -> None:
-        """Raise ContextLengthExceeded for a text that cannot fit, before tokenizing it delays others by seconds."""
+        """Raise ContextLengthExceeded for a text that cannot fit. Tokenizing it would delay others by seconds."""
         context = self._context_length
         if len(text) <= _USUAL_PIECE * context or self._model.max_piece_bytes is None:
             return

@@ -39,10 +39,10 @@ class TextReader:
         ]
 
     def _read(self, prompt: TextPrompt | TokenPrompt, name: str, *, truncate: bool) -> list[int]:
-        """Return a text's tokens, with the first and last tokens that the model was trained with.
+        """Return a text's tokens, with the tokens that the model expects at the beginning and at the end.
 
-        Text that spells a control token becomes that token, as in llama-server and Ollama. A prompt of token ids is not
-        changed.
+        Text that spells a control token becomes that token, as in llama-server and Ollama. If the prompt has token ids,
+        nothing is added to them.
         """
         head: list[int] = []
         tail: list[int] = []

@@ -23,7 +23,10 @@ _MAX_STDERR_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The parameters of a quantization. `target` must exist and be empty; `file_type` is llama.cpp's number."""
+    """The parameters of a quantization.
+
+    `target` must exist and be empty. `file_type` is llama.cpp's number for the type of quantization.
+    """
 
     sources: tuple[Path, ...]
     target: Path
@@ -42,8 +45,8 @@ def quantize(
 ) -> None:
     """Quantize the sources into the target. `on_tensor` gets the number of finished tensors and the total.
 
-    `check_size` gets the size of the quantized tensors in bytes before anything is written, and may raise. Raise
-    ModelLoadFailed if llama.cpp refuses, or if the process ends early. Any exception ends the process.
+    Before anything is written, `check_size` gets the size of the quantized tensors in bytes. It may raise an error. Any
+    exception ends the process. Raise ModelLoadFailed if llama.cpp refuses, or if the process ends early.
     """
     oom_kills = num_oom_kills()
     with tempfile.TemporaryFile() as stderr, _started(command, stderr) as process:

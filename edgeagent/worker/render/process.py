@@ -1,10 +1,11 @@
-"""The processes that run a model's chat template, separate from the model. Ending one affects only its own request.
+"""The processes that run a model's chat template, separate from the model.
 
-Jinja's work in C (comparing, sorting, formatting) does not check budgets, and blocks all other threads of its process.
-So the kernel limits it: a timer of CPU time ends the process, and a limit of its address space makes allocations fail.
-A keeper process, which runs no template code, starts the next renderer and reports the end of the last.
+If such a process is ended, only its own request fails. Jinja's work in C (comparing, sorting, formatting) does not
+check budgets, and blocks all other threads of its process. So the kernel limits it: a timer of CPU time ends the
+process, and a limit of its address space makes allocations fail. A keeper process, which runs no template code, starts
+the next renderer and reports the end of the last.
 
-Both are forked before the worker starts threads and enters its sandbox, where it cannot start processes.
+The keeper is forked before the worker starts threads and enters its sandbox, where it cannot start processes.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ Pipes = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Post:
-    """What a renderer is started with.
+    """The parameters of a renderer.
 
-    `mark` begins each frame. `place` is shared with the keeper and holds the number of the message in work, or 0.
-    `num_ended` is how many earlier renderers at this pipe have ended.
+    `mark` begins each frame. `place` is shared with the keeper and holds the number of the message that the renderer is
+    working on, or 0. `num_ended` is how many earlier renderers at this pipe have ended.
     """
 
     pipe: Pipes
@@ -70,7 +71,7 @@ class _Post:
 
 
 def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
-    """Keep a renderer running at each pair of pipes until the worker is gone, then end the process.
+    """Keep a renderer running at each pair of pipes until the worker is gone, then end this process.
 
     Call this in a new process. `mark` begins each frame.
     """
@@ -111,7 +112,7 @@ def _say_what_failed() -> None:
 
 
 def _leave_the_worker(pipes: list[Pipes]) -> None:
-    """Close the worker's pipes to the daemon, which must end when the worker ends."""
+    """Close this fork's copies of the pipes between worker and daemon, so that they end with the worker."""
     kept = {2, *(descriptor for pipe in pipes for descriptor in pipe)}
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -144,7 +145,7 @@ def _start(post: _Post, is_enclosed: bool) -> int:
         _limit_memory()
     except BaseException:
         _say_what_failed()
-        os._exit(0)  # the next one would fail too
+        os._exit(0)  # the next renderer would fail too
     try:
         _serve(post)
     except BaseException:

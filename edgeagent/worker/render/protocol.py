@@ -2,8 +2,10 @@
 
 Each Open and each Render has a number and is answered by one frame with that number. A process may be ended at any
 moment, even in the middle of a frame, and the next one uses the same pipe. So each frame begins with random bytes that
-no template can know, and ends with zeros; a broken frame is skipped. Each question states how many processes have ended
-as far as its writer knows. If more have ended, the process answers NotOpen.
+no template can know, and ends with zeros; a broken frame is skipped.
+
+Each Open and each Render also has `num_ended`: how many processes have ended, as far as the worker knows. If more have
+ended, the process answers NotOpen.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class RenderFailed(Struct, frozen=True, tag="refused"):
 
 
 class Ended(Struct, frozen=True, tag="ended"):
-    """The process has ended, and a new one takes over. `number` is the message it was working on; 0 if none.
+    """The process has ended, and a new one takes over. `number` is the message it was working on, or 0.
 
     `signal` is the signal that ended it; 0 if it exited by itself.
     """
@@ -106,7 +108,7 @@ def encode(message: ToRenderer | FromRenderer) -> bytes:
 
 
 def new_mark() -> bytes:
-    """Return a random mark for the frames of one pair of pipes. Its first byte is not a zero, as in a frame's end."""
+    """Return a random mark for the frames of one pair of pipes. It does not begin with zero, as a frame's end does."""
     return b"\xc1" + os.urandom(MARK_BYTES - 1)
 
 
@@ -173,7 +175,7 @@ class Frames:
         return None
 
     def _find_frame(self) -> bool:
-        """Drop all bytes before the first mark; return whether a whole frame head follows."""
+        """Drop all bytes before the first mark. Return whether a whole frame head is in the buffer then."""
         start = self._buffer.find(self._mark)
         if start:
             self._drop(start if start > 0 else max(0, len(self._buffer) - MARK_BYTES + 1))

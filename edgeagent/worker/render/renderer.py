@@ -65,7 +65,7 @@ class Template(Protocol):
 REQUEST_CPU_S = 3.0
 # With less, starting the process alone would exceed the limit.
 _LEAST_CPU_S = 0.05
-# A message is sent again if a process ended before it began or after it finished: the prompt is not the cause then.
+# A message is sent again if the process ended before or after its work on it: the prompt is not the cause then.
 _MAX_TRIES = 4
 _END_TRIES, _END_WAIT_S = 20, 0.01
 
@@ -182,12 +182,12 @@ class RemoteTemplate:
         raise _ended(signal.SIGKILL, OPEN_CPU_S)
 
     def _count_ends(self) -> None:
-        """Count the processes that ended since the last question, so that the next question needs no extra try."""
+        """Count the processes that ended since the last message. Otherwise the next message would get NotOpen."""
         while (body := self._frames.receive_now()) is not None:
             self._num_ended += isinstance(decode_from_renderer(body), Ended)
 
     def _ask(self, message: ToRenderer, cpu_s: float) -> FromRenderer:
-        """Return the answer to a message; NotOpen if it must be sent again, since a process ended meanwhile.
+        """Return the answer to a message; NotOpen if the message must be sent again because a process ended.
 
         Raise the answer's error, or TemplateTooSlow.
         """
@@ -236,7 +236,7 @@ def _ended(number: int, cpu_s: float) -> InvalidRequest:
 
 
 def _fail(why: str, keeper: int) -> NoReturn:
-    """End the worker. It is useless without its renderer; the next worker continues its streams.
+    """End the worker, which is useless without its renderer. The next worker continues its streams.
 
     The sandbox does not allow starting a new keeper process. If a signal from outside killed the keeper, the worker
     ends by the same signal. That does not count as a crash, since a keeper runs no code of the model.
@@ -250,7 +250,10 @@ def _fail(why: str, keeper: int) -> NoReturn:
 
 
 def _wait_ended(child: int) -> int | None:
-    """Return a child's exit code; None if it is still running. Its pipes may end a moment before the process."""
+    """Return a child's exit code; None if it is still running after 0.2 s.
+
+    The child's pipes may end a moment before the process does.
+    """
     for _ in range(_END_TRIES):
         try:
             pid, status = os.waitpid(child, os.WNOHANG)

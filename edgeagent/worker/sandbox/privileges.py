@@ -24,9 +24,9 @@ class _Sets(ctypes.Structure):
 
 
 def give_up() -> None:
-    """Drop this thread's capabilities, except those to access files and lock memory. Executed programs gain none.
+    """Drop this thread's capabilities, except those for accessing files and locking memory.
 
-    Raise OSError if that fails.
+    Programs executed after this gain no capabilities. Raise OSError if a call fails.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))

@@ -107,10 +107,10 @@ def enclose_renderer() -> None:
 
 
 def _wake_gpu() -> None:
-    """Create NVIDIA's device files, which are missing until a program uses the GPU after the machine's start.
+    """Create NVIDIA's device files if they are missing.
 
-    The driver creates them with a program that runs as root. Later the sandbox would forbid that, and no GPU would be
-    found.
+    After the machine's start, they are missing until a program uses the GPU. The driver creates them with a program
+    that runs as root. The sandbox would forbid that later, and no GPU would be found.
     """
     program = shutil.which("nvidia-modprobe", path="/usr/bin:/usr/sbin:/bin:/sbin")
     is_asleep = Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidia-uvm").exists()

@@ -58,7 +58,10 @@ def refuse_calls() -> None:
 
 
 def make_filter(machine: Machine, pid: int) -> bytes:
-    """Return the filter's instructions for the process with this id. Calls are allowed unless listed or too new."""
+    """Return the filter's instructions for the process with this id.
+
+    A call is allowed unless `system_calls` refuses it, or it is newer than NEWEST_CALL.
+    """
     code: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_JUMP_EQUAL, 1, 0, machine.audit),
@@ -81,13 +84,13 @@ def make_filter(machine: Machine, pid: int) -> bytes:
 
 
 def _if_called(machine: Machine, name: str, steps: list[_Instruction]) -> list[_Instruction]:
-    """Return the steps for one call, after a jump that skips them for all other calls. The steps end in a return."""
+    """Return instructions that run `steps` for this call and skip them for all others. The steps end in a return."""
     number = machine.numbers.get(name)
     return [] if number is None else [(_JUMP_EQUAL, 0, len(steps), number), *steps]
 
 
 def _check(check: Check, pid: int) -> list[_Instruction]:
-    """Return steps that refuse the call unless its argument passes the check. If it passes, the next steps run."""
+    """Return instructions that refuse the call if its argument fails the check. Otherwise the next ones run."""
     own = {OWN_ID: (pid,), OWN_PROCESS: (0, pid)}
     values = [value for each in check.values for value in own.get(each, (each,))]
     # Both architectures are little-endian.

@@ -1,9 +1,9 @@
 """The names of the system calls that a worker may not use, and their numbers on each architecture.
 
-This is a deny list: a call that is not on it is allowed. GPU drivers (NVIDIA's is closed source) use undocumented
-calls, and a list of allowed calls that lacks one of them would break machines that we cannot test. So whole
-classes of calls are refused, each because of what an intruder could do with it. Calls newer than this file fail
-as if the kernel did not have them, which programs must handle anyway.
+This is a deny list: a call that is not on it is allowed. GPU drivers use undocumented calls (NVIDIA's driver is closed
+source). A list of allowed calls might lack one of these calls, and so break machines that we cannot test. So whole
+classes of calls are refused, each because of what an intruder could do with it. Calls newer than this file fail as if
+the kernel did not have them, which programs must handle anyway.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ NEWEST_CALL = 470
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The values that 32 bits of an argument may have, after masking. With `refuses`, those that it may not have.
+    """A condition on 32 bits of an argument: after masking, they must have one of the `values`.
 
-    The upper half of an argument is checked only if the kernel uses it, as for pointers.
+    With `refuses`, they must have none of the `values`. The upper half of an argument is checked only if the kernel
+    uses it, as for pointers.
     """
 
     argument: int
@@ -32,7 +33,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """An architecture: its audit number, and its numbers for the calls below. Calls that it lacks are left out."""
+    """An architecture: its audit number, and the numbers of this module's calls. Calls that it lacks are left out."""
 
     audit: int
     numbers: dict[str, int]

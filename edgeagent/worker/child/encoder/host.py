@@ -24,7 +24,7 @@ from edgeagent.worker.protocol import Load
 
 
 class EncoderHost:
-    """One model, ready to embed or to rank. One thread calls `encode`; other threads may read texts meanwhile."""
+    """One model, ready to embed or to rank. One thread calls `encode`; others may call `read_texts` meanwhile."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class EncoderHost:
     ) -> None:
         """Warm the model up; raise ModelLoadFailed if it cannot compute.
 
-        `on_try` is called with a description of the part of a file that is tried next. `started_s` is the
-        time.monotonic when the load began; None means now.
+        Before a part of a file is tried, `on_try` gets a description of the part: a damaged file may crash the process.
+        `started_s` is the time.monotonic when the load began; None means now.
         """
         started_s = time.monotonic() if started_s is None else started_s
         config, model = opened.config, opened.model
@@ -65,13 +65,14 @@ class EncoderHost:
         return self._threads.num_threads
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Rows:
-        """Compute a batch; see Encoder.encode."""
+        """Return the results of a batch, one row for each text; see Encoder.encode."""
         return self.encoder.encode(texts, self.num_threads)
 
     def read_texts(self, query: Embed | Rerank) -> list[list[int]]:
         """Return the tokens of each text to compute; any thread may call it.
 
-        Raise InvalidRequest, ContextLengthExceeded, or NotSupported if the model embeds and should rank, or vice versa.
+        Raise InvalidRequest or ContextLengthExceeded. Raise NotSupported if the query asks an embedding model to rank,
+        or a ranking model to embed.
         """
         if isinstance(query, Embed):
             return self._texts.read(query)
@@ -86,7 +87,7 @@ class EncoderHost:
         return partial(answer_text_query, self.model, self._vocabulary)
 
     def disk_cache(self) -> None:
-        """Return None: nothing about a text is cached."""
+        """Return None: an encoder caches nothing on disk."""
 
     def close(self) -> None:
         """Free the memory. No method may be called after this."""

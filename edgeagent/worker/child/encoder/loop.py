@@ -38,9 +38,10 @@ _IDLE_S = 60.0  # the memory is freed after this time without use
 
 @dataclass(slots=True)
 class _Job:
-    """A question in progress. `texts` are those still to compute; None until they are tokenized.
+    """A question in progress.
 
-    `scores` are the scores so far of a Rerank.
+    `texts` has the tokens of each text still to compute; None until the texts are tokenized. `scores` has the scores of
+    a Rerank so far.
     """
 
     query: Embed | Rerank
@@ -60,7 +61,7 @@ Command = Cancel | Ask | Drop | Stop | TextsReady
 
 
 class EncoderWorker:
-    """Computes open questions in batches. The questions take turns."""
+    """Computes open questions in batches. The questions take turns: one batch each."""
 
     def __init__(self, host: EncoderHost, frames: Frames, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -78,7 +79,7 @@ class EncoderWorker:
         self.preparing_id = ""
 
     def run(self) -> None:
-        """Serve until Stop."""
+        """Carry out commands and compute batches until a Stop command."""
         while self.turn():
             pass
 
@@ -101,7 +102,8 @@ class EncoderWorker:
     def submit(self, message: Submit) -> None:
         """Refuse a request to generate text; any thread may call it.
 
-        A request without output and without caching only asks to load the model. It succeeds: the model is loaded.
+        A request with `prefill_only` that writes no cache only asks for the model to be loaded. Such a request
+        succeeds.
         """
         request = message.request
         if request.prefill_only and not request.cache.write:
@@ -125,7 +127,7 @@ class EncoderWorker:
             self._encoder.request_abort()
 
     def ask(self, message: Ask) -> None:
-        """Queue a question, whose tokens follow later; any thread may call it."""
+        """Queue a question; its tokens follow as TextsReady. Any thread may call it."""
         self.commands.put(message)
 
     def drop(self, message: Drop) -> None:
@@ -134,7 +136,10 @@ class EncoderWorker:
         self._encoder.request_abort()
 
     def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
-        """Tokenize a question's texts on another thread."""
+        """Tokenize a question's texts and queue the tokens for the main thread. Another thread calls this.
+
+        If it raises an error, the question is dropped.
+        """
         try:
             self.commands.put(TextsReady(ask_id, self._host.read_texts(query)))
         except BaseException:
@@ -143,7 +148,7 @@ class EncoderWorker:
 
     @property
     def status(self) -> WorkerStatus:
-        """Counts for the status; any thread may read them."""
+        """The worker's counters and times; any thread may read them."""
         num_open = len(self._jobs)
         return WorkerStatus(
             num_steps=self._num_batches,
@@ -175,14 +180,14 @@ class EncoderWorker:
         return True
 
     def _queued(self, *, can_wait: bool) -> Iterator[Command]:
-        """Yield the queued commands; with `can_wait`, wait for one."""
+        """Yield the queued commands. With `can_wait`, first wait for a command."""
         with contextlib.suppress(Empty):
             yield self.commands.get(block=can_wait, timeout=self._rest_s())
             for _ in range(self.commands.qsize()):
                 yield self.commands.get_nowait()
 
     def _rest_s(self) -> float | None:
-        """Return after how many idle seconds the memory can be freed; None if there is work or nothing to free."""
+        """Return in how many seconds the idle memory can be freed; None if there is work or nothing to free."""
         if self._jobs or not self._encoder.is_open:
             return None
         return max(0.0, self._used_at_s + _IDLE_S - self._clock())
@@ -218,7 +223,7 @@ class EncoderWorker:
         is_last = not job.texts
         del self._jobs[ask_id]
         if not is_last:
-            self._jobs[ask_id] = job  # last in turn, so that a short question need not wait for all of a long one
+            self._jobs[ask_id] = job  # moved to the end, so that a short question does not wait for a long one
         if isinstance(job.query, Rerank):
             job.scores += [Score(relevance(row), len(text)) for text, row in zip(texts, rows, strict=True)]
             if is_last:

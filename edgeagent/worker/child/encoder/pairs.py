@@ -33,7 +33,7 @@ class PairReader:
         self._template = model.metadata(_TEMPLATE_KEY)
 
     def read(self, query: Rerank) -> list[list[int]]:
-        """Return the tokens of each pair; raise ContextLengthExceeded or InvalidRequest, naming the document."""
+        """Return the tokens of each pair. Raise ContextLengthExceeded or InvalidRequest, which names the document."""
         pairs = self._filled(query) if self._template is not None else self._joined(query)
         for index, tokens in enumerate(pairs):
             self._check_length(len(tokens), index)

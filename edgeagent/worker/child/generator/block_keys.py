@@ -1,4 +1,7 @@
-"""The keys of the disk blocks of a model and its draft, and the clients' names that the store records for them."""
+"""Makes the keys of the disk blocks of a model and its draft.
+
+It also tells the store which client each cache partition belongs to.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from edgeagent.worker.protocol import Load
 
 
 class BlockKeys:
-    """Makes the keyrings of one load. They are the same after a restart. Without a disk tier there are none (None)."""
+    """Makes the keyrings of one load's model and draft. Their keys are the same after a restart.
+
+    Without a disk cache, the keyrings are None.
+    """
 
     def __init__(self, load: Load, store: BlockStore | None) -> None:
         self._name = load.name
@@ -29,7 +35,7 @@ class BlockKeys:
         self._introduced: set[str] = set()
 
     def make(self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int) -> Keyring | None:
-        """Return the keyring of the model at `path`, whose full blocks have `block_tokens` tokens."""
+        """Return the keyring of the model at `path`. A full block of the model has `block_tokens` tokens."""
         self._model = self._make(path, runner, config, block_tokens, is_draft=False)
         return None if self._model is None else self._model[0]
 
@@ -46,7 +52,7 @@ class BlockKeys:
         return describe_unused(Path(self._disk.folder), self._name, fingerprint, keyring)
 
     def introduce(self, policy: CachePolicy, adapter: str, adapter_id: str) -> None:
-        """Tell the store which client a partition belongs to, so that it can be listed and purged by name."""
+        """Tell the store which client a cache partition belongs to, so that it can be listed and purged by name."""
         name = partition_of(policy.partition, adapter_id)
         if self._store is None or self._model is None or not policy.write or name in self._introduced:
             return

@@ -39,7 +39,11 @@ _decoder = msgspec.json.Decoder(Kept)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The chosen attention, the choices with their reasons, the calibration, and what earlier processes learned."""
+    """The result of `choose`.
+
+    `choices` has all choices with their reasons. `kept` is the calibration. `learned` is what earlier processes
+    learned.
+    """
 
     attention: Attention
     choices: tuple[Choice, ...]
@@ -61,7 +65,11 @@ def choose(
     kv_bytes_per_token: float = 0.0,
     free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
 ) -> Chosen:
-    """Choose settings by the kept calibration. If its conditions differ, call `on_measure` and measure now."""
+    """Choose the attention settings by the kept calibration. If it is missing, incomplete or outdated, measure first.
+
+    `on_measure` is called before measuring. Nothing is measured if there is only one choice, if calibration is off, if
+    three loads have measured already, or if too little memory is free.
+    """
     candidates = attention_candidates(model, config)
     room = Room(num_cells_of(model, config), config.num_parallel)
     conditions = make_conditions(
@@ -96,7 +104,7 @@ def _depth(room: Room) -> int:
 
 
 def read_kept(content: bytes) -> Kept | None:
-    """Return the kept calibration; None if it is not valid."""
+    """Return the calibration in these bytes; None if they are not valid."""
     try:
         return _decoder.decode(content) if content else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -35,10 +35,10 @@ def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The beginning of an answer in this model's tokens: `tokens` are kept, `open_text` is generated again.
+    """The beginning of an answer, in this model's tokens.
 
-    `num_open` is the number of tokens of `open_text`. `num_elsewhere` is how many more tokens the other machine counted
-    for this beginning than this model has for it.
+    `tokens` are kept. `open_text` is the text of the last few tokens, which is generated again; it has `num_open`
+    tokens. `num_elsewhere` is the other machine's token count for the beginning minus this model's.
     """
 
     so_far: AnswerSoFar
@@ -48,7 +48,7 @@ class Continuation:
     num_elsewhere: int
 
     def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> Seam | None:
-        """Advance the sampler and the output to the end of `so_far`; raise NotSupported if they reject it.
+        """Advance the sampler and the output to the end of `so_far`; raise NotSupported if one of them rejects it.
 
         Return the constraint under which the open text is generated again; None if there is no open text.
         """
@@ -73,7 +73,7 @@ class Continuation:
     def extend(self, spec: SequenceSpec) -> SequenceSpec:
         """Return a sequence that includes the answer's beginning as delivered tokens.
 
-        `max_tokens` is reduced by `num_elsewhere`, so that the limit applies to the other machine's count.
+        `max_tokens` is reduced by `num_elsewhere`: the limit counts the beginning as the other machine counted it.
         """
         first, *others = spec.step_lengths or (0,)
         return dataclasses.replace(
@@ -122,7 +122,8 @@ def _reasoning_tokens(
 ) -> list[list[int]]:
     """Return the tokens of the reasoning, in parts. If the answer's text has begun, add the close marker.
 
-    A model without reasoning markers continues only the text. Raise NotSupported if there is no text either.
+    If the vocabulary has no reasoning markers, return []: only the text is continued. Raise NotSupported if there is no
+    text either.
     """
     pair = opened or next((pair for pair in REASONING if _is_one_token(pair.open, vocabulary)), None)
     if pair is None:
@@ -147,10 +148,10 @@ def _is_one_token(text: str, vocabulary: LongTextVocabulary) -> bool:
 
 
 def _text_tokens(text: str, vocabulary: LongTextVocabulary, *, may_add_blank: bool = False) -> list[int]:
-    """Return tokens that give exactly this text at any position.
+    """Return tokens that give exactly this text at any position; raise NotSupported if there are none.
 
     Some vocabularies add a blank before the first word of a text, but not after a line feed. So a line feed is put
-    before the text, and its tokens are removed.
+    before the text, and the tokens of the line feed are removed. With `may_add_blank`, an added blank is accepted.
     """
     if not text:
         return []

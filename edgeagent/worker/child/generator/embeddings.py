@@ -17,7 +17,7 @@ from edgeagent.types import Embed, Embedding, TextAnswer
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import AnswerPart, failed
 
-_SHARE = 0.2  # of the time, while something is generated
+_SHARE = 0.2  # the share of time that embedding gets while something is generated
 _BUDGET_SHARE = 0.3  # of the inter-token-latency budget: the limit for one chunk while something is generated
 _IDLE_S = 60.0  # the memory is freed after this time without use
 
@@ -44,7 +44,7 @@ class _Job:
 
 
 class Embeddings:
-    """Computes the open Embeds, which take turns after each text. Only the main thread uses it."""
+    """Computes the open Embeds in turn, one text of each at a time. Only the main thread uses it."""
 
     def __init__(
         self, embedder: Embedder, frames: Frames, itl_budget_s: float, clock: Callable[[], float] = time.monotonic
@@ -96,7 +96,7 @@ class Embeddings:
         self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
 
     def rest_s(self) -> float | None:
-        """Return after how many idle seconds `rest` can free memory; None if there is work or nothing to free."""
+        """Return in how many seconds `rest` can free memory; None if there is work or nothing to free."""
         if self._jobs or not self._embedder.is_open:
             return None
         return max(0.0, self._used_at_s + _IDLE_S - self._clock())
@@ -107,7 +107,7 @@ class Embeddings:
             self._embedder.close()
 
     def _next(self) -> str | None:
-        # Finish a text that was begun first: the embedder handles one at a time.
+        # If a text was begun, finish it first: the embedder handles one text at a time.
         ready = [ask_id for ask_id, job in self._jobs.items() if job.texts is not None]
         return next((ask_id for ask_id in ready if self._jobs[ask_id].is_begun), ready[0] if ready else None)
 
@@ -124,5 +124,5 @@ class Embeddings:
         embedding = Embedding(shortened(vector, job.dimensions).astype("<f4").tobytes(), num_tokens)
         self.drop(ask_id)
         if job.texts:
-            self._jobs[ask_id] = job  # last in turn, so that a short question need not wait for all of a long one
+            self._jobs[ask_id] = job  # moved to the end, so that a short question does not wait for a long one
         self._frames.put(AnswerPart(ask_id, TextAnswer(embeddings=(embedding,)), is_last=not job.texts))

@@ -58,7 +58,7 @@ from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
 # A draft model's cells take about this fraction of its target's memory.
 _DRAFT_SHARE = 1 / 8
-_OPEN_S = 1.0  # how long to wait for a slow disk to list its blocks; those listed later are added then
+_OPEN_S = 1.0  # how long to wait for a slow disk to list its blocks; blocks listed later are added then
 
 
 class Host:
@@ -79,9 +79,9 @@ class Host:
     ) -> None:
         """Make a model ready. Raise ModelLoadFailed, whose message says what to do.
 
-        `sandbox` is shown in the status. `store` keeps blocks on disk, on its own thread. `on_try` is called with a
-        description of the part of a file that is tried next. `make` makes a chat template from an Open. `started_s` is
-        the time.monotonic when the load began; None means now.
+        `sandbox` is shown in the status. `store` keeps blocks on disk, on its own thread. Before a part of a file is
+        tried, `on_try` gets a description of the part: a damaged file may crash the process. `make` makes a chat
+        template from an Open. `started_s` is the time.monotonic when the load began; None means now.
         """
         started_s = time.monotonic() if started_s is None else started_s
         config = opened.config
@@ -183,7 +183,7 @@ class Host:
         return partial(answer_query, self.model, self._vocabulary, self._make_template())
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
-        """Render, tokenize, compile the grammar and set up the sampler.
+        """Return a request ready for the engine: render, tokenize, compile the grammar and set up the sampler.
 
         Sampler, grammar and output are advanced to the end of the `delivered` output, which is not sent again. Raise
         InvalidRequest (template, grammar, sampling values) or NotSupported.

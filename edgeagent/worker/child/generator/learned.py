@@ -1,4 +1,4 @@
-"""Keeps what an engine learned for the next load's worker: the cost of steps, and how often drafts were accepted."""
+"""Keeps what an engine learned, for the worker of the next load: step times and how often drafts were accepted."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _EVERY_S = 60.0
 
 
 class Lessons:
-    """What earlier processes learned, and the draft file that it applies to."""
+    """Step times and draft acceptance rates from earlier processes, and the draft file that they belong to."""
 
     def __init__(self, kept: Kept, earlier: Learned, num_layers: int) -> None:
-        """`kept` is the calibration of this load, of a model with `num_layers`."""
+        """`kept` is the calibration of this load. The model has `num_layers` layers."""
         self._kept = kept
         self._num_layers = num_layers
         self._earlier = earlier
         self._draft = ""
 
     def teach(self, costs: CostModel) -> None:
-        """Initialise the target's cost model with the step times of earlier processes, or else by the calibration."""
+        """Initialise the target's cost model with earlier step times. If there are none, use the calibration."""
         costs.learn(_steps(self._earlier.times) or _calibrated(self._kept, self._num_layers))
 
     def teach_draft(self, costs: CostModel, path: Path) -> None:
@@ -60,7 +60,7 @@ class Lessons:
 
 
 class Keeper:
-    """Sends what an engine has learned to the daemon once a minute at most, while no request is live."""
+    """Sends the daemon what an engine has learned: once a minute at most, and only while no request is live."""
 
     def __init__(
         self,
@@ -73,7 +73,10 @@ class Keeper:
         self._looked_at_s, self._num_steps = clock(), 0
 
     def look(self, *, is_last: bool = False) -> None:
-        """Send it if the engine is idle and has made more steps. `is_last`: do not wait for the minute to pass."""
+        """Send what was learned if the engine is idle and has made steps since the last time.
+
+        `is_last`: do not wait for the minute to pass.
+        """
         if self._engine.num_live or (self._clock() - self._looked_at_s < _EVERY_S and not is_last):
             return
         self._looked_at_s, num_steps = self._clock(), self._engine.status().num_steps
@@ -91,10 +94,10 @@ def _steps(times: tuple[StepTime, ...]) -> list[tuple[StepShape, float]]:
 
 
 def _calibrated(kept: Kept, num_layers: int) -> list[tuple[StepShape, float]]:
-    """Return the calibrated steps of a prompt's chunk in empty cells, behind its own text and beside other texts.
+    """Return the calibrated times of a prompt chunk: alone, behind its own text, and beside other texts.
 
-    Their differences tell what a sequence's own cells cost and what those of others cost. Requests show that later, or
-    never: as long as one sequence runs alone, all cells in use are its own.
+    The differences show what a sequence's own cells cost and what other sequences' cells cost. Requests alone would
+    show that late or never: as long as one sequence runs alone, all cells in use are its own.
     """
     found = kept.measurements
     if found is None:

@@ -97,13 +97,13 @@ class Worker:
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_restored: Counter[str] = Counter()  # tokens by tier
-        # Read by the reader thread for pongs; written by the main thread, the last one by the preparer.
+        # Read by the reader thread for pongs. The main thread writes the first one, the preparer the last two.
         self.step_started_at_s = 0.0
         self.preparing_since_s = 0.0
         self.preparing_id = ""
 
     def run(self) -> None:
-        """Serve until Stop."""
+        """Carry out commands and run steps until a Stop command."""
         keeper = Keeper(self._engine, lambda: self._host.to_keep, self._frames)
         while self.turn():
             keeper.look()
@@ -145,7 +145,10 @@ class Worker:
         self.commands.put(message)
 
     def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
-        """Tokenize an Embed on another thread; raise NotSupported for a Rerank."""
+        """Tokenize an Embed and queue its tokens for the main thread; raise NotSupported for a Rerank.
+
+        Another thread calls this. If it raises an error, the question is dropped.
+        """
         try:
             if isinstance(query, Rerank):
                 raise NotSupported("This model ranks no documents: it generates text. Serve a reranker.", param="model")
@@ -157,8 +160,8 @@ class Worker:
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
         """Queue a command from the reader thread, and interrupt a long step that would delay it.
 
-        There is no gap: either this method sees the running step, or the step sees the command before it starts
-        (`_is_wanted`).
+        No command is missed: either this method sees the running step, or `_is_wanted` sees the command before the step
+        starts.
         """
         self.commands.put(command)
         if self._engine.current_step.is_long:
@@ -206,14 +209,14 @@ class Worker:
         return True
 
     def _queued(self, *, can_wait: bool) -> Iterator[Command]:
-        """Yield the commands in the queue; with `can_wait`, wait for one. Later commands are left for the next turn."""
+        """Yield the queued commands; with `can_wait`, first wait for one. Later commands are left for the next turn."""
         with contextlib.suppress(Empty):
             yield self.commands.get(block=can_wait, timeout=self._rest_s())
             for _ in range(self.commands.qsize()):
                 yield self.commands.get_nowait()
 
     def _rest_s(self) -> float | None:
-        """Return for how many seconds to wait for a command at most; None for no limit."""
+        """Return the maximum time in seconds to wait for a command; None for no limit."""
         rests = [rest_s for rest_s in (self._embeddings.rest_s(), self._engine.rest_s) if rest_s is not None]
         return min(rests, default=None)
 
@@ -249,7 +252,7 @@ class Worker:
         self._put([StepItem(request_id, tuple(deltas))], time.monotonic())
 
     def _send(self, outputs: list[Output]) -> None:
-        """Turn a step's outputs into one frame."""
+        """Send a step's outputs to the daemon. End the requests that failed in this step."""
         at_s = time.monotonic()
         items = []
         for output in outputs:
@@ -299,7 +302,7 @@ class Worker:
         return StepItem(sequence.id, tuple(deltas), tokens, unsaid=stream.unsaid[-_MAX_UNSAID:])
 
     def _echo(self, prepared: Prepared, output: Output) -> tuple[PromptText, ...]:
-        """Return the prompt's text if an echo is wanted. It is sent together with the first tokens, or not at all."""
+        """Return the prompt's text if an echo is wanted: once, with the first tokens or with the end of the request."""
         if prepared.echo is None:
             return ()
         prepared.echo.add([self._with_piece(logprob) for logprob in output.prompt_logprobs])
@@ -343,7 +346,7 @@ class Worker:
 
     @property
     def status(self) -> WorkerStatus:
-        """Counts for the status. Any thread may read them, even in the middle of a step."""
+        """The worker's counters and times. Any thread may read them, even in the middle of a step."""
         status = self._engine.status()
         return WorkerStatus(
             num_steps=status.num_steps + self._embeddings.num_chunks,
@@ -370,7 +373,7 @@ class Worker:
 
 
 def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
-    """Return why an answer ended. A reason in the text (a stop string, tool calls) overrides the engine's."""
+    """Return why an answer ended. A reason in the text (a stop string, tool calls) overrides `reason`."""
     if stream.stopped is not None:
         reason = FinishReason.STOP
     return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason

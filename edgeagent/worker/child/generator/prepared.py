@@ -27,7 +27,7 @@ class Prepared:
 
     @property
     def num_elsewhere(self) -> int:
-        """How many more tokens the answer's beginning has by the other machine's count than by ours."""
+        """The other machine's token count for the answer's beginning, minus this model's count."""
         if self.earlier is None:
             return 0
         return self.earlier.num_elsewhere - self._num_too_many
@@ -35,7 +35,7 @@ class Prepared:
     def settle(self, sequence: Sequence, context_length: int) -> None:
         """Correct the sequence's length limit when the open text has been generated again.
 
-        It may have another number of tokens now. Only the first call after that has an effect.
+        The open text may now have more or fewer tokens than before. Only the first call after that has an effect.
         """
         if self.seam is None or not self.seam.is_over or self.seam.is_settled:
             return

@@ -1,8 +1,8 @@
 """A second context of a model that computes one prompt on its own thread, and pauses between llama.cpp's graph nodes.
 
-CPU only: there, llama.cpp calls an abort callback before each node. To pause, the thread sleeps in the callback. The
-other threads of its graph wait for it at a barrier. GNU OpenMP lets them sleep there too, at once if there are more
-threads than cores. The process has fewer threads again when this thread ends.
+This works only on a CPU, where llama.cpp calls an abort callback before each node. To pause, the thread sleeps in the
+callback, and the other threads of its graph wait at a barrier. With GNU OpenMP, they sleep too; they do so at once if
+there are more threads than cores. When this thread ends, the other threads of its graph end too.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ def side_contexts(
     token_bytes: float,
     free_bytes: Callable[[], int] | None = None,
 ) -> OpenSideContext | None:
-    """Return a function that opens a side context for the model of `runner`; None if this is off or would not work.
+    """Return a function that opens a side context for the model of `runner`; None if they are off or would not work.
 
-    `token_bytes` is the size of one token's cells. Sliding windows and recurrent states cannot be copied in parts, and
-    a GPU calls no abort callback. The function returns None if there is not enough free memory.
+    They do not work for sliding windows and recurrent states, which cannot be copied in parts. They do not work on a
+    GPU, which calls no abort callback, or if waiting threads do not sleep (`barriers_sleep`). The returned function
+    returns None if there is not enough free memory. `token_bytes` is the size of one token's cells.
     """
     is_on_cpu = runner.memory_kind is MemoryKind.FULL_ATTENTION and runner.model.num_gpu_layers == 0
     if not config.side_prefill or not is_on_cpu or not (runner.num_threads == 1 or barriers_sleep()):
@@ -77,7 +78,7 @@ def barriers_sleep() -> bool:
 
 
 class LlamaSideContext:
-    """See runner.SideContext."""
+    """A SideContext of llama.cpp; see engine.runner.SideContext."""
 
     def __init__(
         self,
@@ -89,7 +90,8 @@ class LlamaSideContext:
     ) -> None:
         """Start the thread in the paused state. The new thread calls `open_runner` to make a context for the tokens.
 
-        The cells of the first `num_known` tokens come through `give`. The other tokens are computed in chunks.
+        The cells of the first `num_known` tokens come through `give`. The other tokens are computed in chunks of at
+        most `chunk` tokens.
         """
         self._open_runner = open_runner
         self._tokens = tokens
@@ -98,7 +100,7 @@ class LlamaSideContext:
         self.num_bytes = num_bytes
         self._state = threading.Condition()
         self._may_run = self._is_closed = self._is_blocked = False
-        self._is_apart = False  # is making or freeing its context, which takes seconds if it is large
+        self._is_apart = False  # the thread makes or frees its context, which takes seconds if it is large
         self._given: deque[Chunk] = deque()
         self._chunks: list[Chunk] = []
         self.is_over = False

@@ -12,7 +12,10 @@ _MAX_LOGPROBS = 128
 
 
 def step_frames(items: Sequence[StepItem], at_s: float) -> Iterator[StepResult]:
-    """Yield one frame with all items. Before it, yield the parts of items that are too large for it."""
+    """Yield the frames of a step. The last frame has all items.
+
+    If an item is too large for that frame, earlier frames have parts of the item.
+    """
     last = []
     for item in items:
         *parts, rest = _split(item)

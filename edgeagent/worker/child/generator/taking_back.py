@@ -16,10 +16,10 @@ _DRAFTS = "drafts"
 def check_drafts(
     model: Model, runner: LlamaRunner, choices: Sequence[Choice], on_try: Callable[[str], None]
 ) -> tuple[str, tuple[Choice, ...]]:
-    """Return why a model cannot have drafts ("" if it can), and the model's choices, including this one.
+    """Return why a model cannot use drafts ("" if it can), and its choices.
 
-    `choices` may already have a planned choice about drafts; see `fit.draft_states`. The runner's cells must be empty,
-    and are empty again afterwards.
+    If it cannot, the returned choices say so. That replaces a choice about drafts that was planned in `choices`; see
+    `fit.draft_states`. The runner's cells must be empty before the call, and are empty again afterwards.
     """
     if model.memory_kind in CUTTABLE:
         return "", tuple(choices)

@@ -1,4 +1,4 @@
-"""Makes room for a model: unloads the least recently used ones, and refuses the model if that is not enough.
+"""Makes room for a model: unloads the least recently used models, and refuses the model if that is not enough.
 
 It never unloads a model with live requests. The caller passes the function that ends a worker.
 """
@@ -33,9 +33,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """Why there is no room for a model, and how much memory is free for it in bytes (-1: too many models are loaded).
+    """Why there is no room for a model.
 
-    `is_coming`: there will be room once the workers that are being ended have ended.
+    `free_bytes` is the memory that is free for it; -1 if too many models are loaded. `is_coming`: there will be room
+    when the workers that are ending now are gone.
     """
 
     text: str
@@ -52,7 +53,10 @@ class _Leaving:
 
 
 class Eviction:
-    """Decides which models share the machine's memory. `models` lists them; `unload` ends one's worker."""
+    """Decides which models share the machine's memory.
+
+    `models` returns all models of the pool. `unload` begins to end the worker of one of them.
+    """
 
     def __init__(
         self,
@@ -88,9 +92,10 @@ class Eviction:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def make_room(self, model: LoadedModel) -> None:
-        """Unload other models until there is room for this one, and wait for busy ones; raise BackendUnavailable.
+        """Unload idle models until there is room for this one; raise BackendUnavailable if there is none.
 
-        If that is not enough, allow the load with a shorter context. A pinned model may load in any case.
+        If unloading is not enough, allow the load with a shorter context. A pinned model may load in any case.
+        Otherwise, wait for busy models to become idle, for `max_wait_s` seconds at most.
         """
         await self._wait_for_itself(model)
         until_s = self._clock() + self._max_wait_s
@@ -150,7 +155,7 @@ class Eviction:
         return [tenant for tenant in tenants if tenant is not None]
 
     def _devices(self, model: LoadedModel) -> Devices | None:
-        """Return the GPUs' memory; None if it is not known yet and the model may use it."""
+        """Return the memory of the GPUs that the model may use; None if it is not known yet."""
         used = 0
         for each in self._models():
             info = each.status().info

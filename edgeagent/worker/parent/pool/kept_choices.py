@@ -1,7 +1,7 @@
 """The daemon's calibration files, one for each model. They hold a worker's `to_keep` for the next worker's Load.
 
-The daemon does not interpret their content. If a hostile model takes over its worker, it can only affect the next
-worker of the same model file, and that worker validates what it reads.
+The daemon does not interpret their content. A hostile model that takes over its worker can only affect the next worker
+of the same model file. That worker validates what it reads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 class KeptChoices:
     """Keeps calibrations as files in a private folder, or only in memory if the folder is None.
 
-    Each method reads or writes the disk: call it in a thread. New calibrations stay in memory too, even if the disk
-    fails, since a worker that replaces another must make the same choices.
+    Each method reads or writes the disk: call it in a thread. New calibrations stay in memory too, in case the disk
+    fails: a worker that replaces another must make the same choices.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

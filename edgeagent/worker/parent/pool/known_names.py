@@ -1,4 +1,4 @@
-"""Maps the names in requests to models. It knows no files: its owner, the pool, finds the models."""
+"""Maps the names in requests to models. It does not search for models; its owner, the pool, does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _MAX_NAMES = 4096
 
 
 class KnownNames:
-    """Maps names to models that were found. Any other name stands for itself.
+    """Maps names to models that were found. Any other name maps to itself.
 
-    `stamp` returns a value that changes whenever the machine's owner adds or removes a name; then all names are looked
-    up again. It is called for each request, so it must be fast.
+    `stamp` returns a value that changes whenever the machine's owner adds or removes a name. Then the names that were
+    found are forgotten. `stamp` is called for each request, so it must be fast.
     """
 
     def __init__(self, stamp: Callable[[], object]) -> None:
@@ -21,7 +21,7 @@ class KnownNames:
         self._found: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> str:
-        """Return the model that a name stands for."""
+        """Return the model that a name maps to; the name itself if no model was found for it."""
         return self._fixed.get(name) or self._found.get(name, name)
 
     def fix(self, names: Iterable[str], model: str) -> None:

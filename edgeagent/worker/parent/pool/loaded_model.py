@@ -28,9 +28,10 @@ _AWAITED_CALIBRATION_S = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How workers are started. `make_room` makes room for a model, or raises an error if it cannot be loaded.
+    """What every model needs to start its worker.
 
-    `keep` stores a worker's calibration for the next load.
+    `make_room` makes room for a model, or raises an error if it cannot be loaded. `keep` stores a worker's calibration
+    for the next load.
     """
 
     command: Sequence[str]
@@ -107,7 +108,7 @@ class LoadedModel:
             raise ModelNotFound(f"model '{self.name}+{name[:256]}' not found; {known}", param="model")
 
     def pin(self) -> None:
-        """Keep it loaded from now on."""
+        """Keep the model loaded from now on: it does not expire and is not unloaded to make room."""
         self.is_pinned = True
         self._usual_keep_alive_s = self.keep_alive_s = math.inf
 
@@ -118,7 +119,7 @@ class LoadedModel:
         return old
 
     def note_use(self) -> None:
-        """Note whether the model is in use. Call this when a request arrives or ends, and from time to time."""
+        """Update the time of the last use. Call this when a request arrives or ends, and from time to time."""
         is_busy = self.supervisor.is_busy
         if is_busy or self._was_busy:
             self._used_at_s = self._workers.clock()
@@ -126,7 +127,7 @@ class LoadedModel:
 
     @property
     def idle_s(self) -> float:
-        """How many seconds the model has not been used."""
+        """For how many seconds the model has been idle; 0 while it is in use."""
         return 0.0 if self.supervisor.is_busy else self._workers.clock() - self._used_at_s
 
     @property
@@ -141,7 +142,7 @@ class LoadedModel:
 
     @property
     def is_forgettable(self) -> bool:
-        """Whether the model has no worker and has not been used for a long time."""
+        """Whether the pool may forget the model: it is not pinned, has no worker, and was not used for ten minutes."""
         return not self.is_pinned and self.state in (WorkerState.STOPPED, *UNUSABLE) and self.idle_s >= _FORGET_S
 
     def status(self) -> ModelStatus:
@@ -160,7 +161,7 @@ class LoadedModel:
         )
 
     def tenant(self) -> Tenant | None:
-        """Return the model's share of the machine's memory; None while it has none."""
+        """Return the model's share of the machine's memory; None if it has no worker, or no room for one yet."""
         status = self.supervisor.status()
         if status.state in (WorkerState.STOPPED, *UNUSABLE) or not self.has_room:
             return None
@@ -183,7 +184,7 @@ class LoadedModel:
         return "is pinned" if self.is_pinned else ""
 
     def refuse(self, why: str, retry_after_s: float) -> BackendUnavailable:
-        """Note that there is no room for the model, and return the error for its load."""
+        """Record that there is no room for the model, and return the error for its load."""
         self.lacks_room = True
         return BackendUnavailable(why, retry_after_s=retry_after_s, served_by="local")
 

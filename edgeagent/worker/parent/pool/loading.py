@@ -156,15 +156,15 @@ class Preparation:
             try:
                 self._checks.validate_adapter(path)
                 self._check_not_fatal(name, path)
-            except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # StoreError: its hash is not the policy's
+            except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # StoreError: the policy has another hash
                 found[name] = error.message
                 logger.warning("%s is loaded without its adapter %s: %s", self.name, name, error.message)
         return found
 
     def leave_out(self, trying: str, cause: str) -> bool:
-        """If the trial of an adapter ended the process, load without the adapter until its file is replaced.
+        """If the trial of an adapter ended the process, leave the adapter out of loads until its file is replaced.
 
-        `trying` describes what was tried. Return whether it was an adapter.
+        `trying` describes what was tried when the process ended. Return whether it was an adapter.
         """
         for name, given in self._tried.items():
             if trying == adapter_trial(str(self.adapters[name].absolute())):

@@ -1,4 +1,4 @@
-"""Measures the machine's free memory and the memory of each worker. It reads files: call it in a thread."""
+"""Measures the machine's free memory and the memory of each worker. This reads files: do it in a thread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import psutil
 class Held:
     """The memory of one process.
 
-    `mapped_bytes` is the part backed by files. The system counts it as available, although the process needs it. None
-    if the system does not report it.
+    `mapped_bytes` is the part backed by files; None if the system does not report it. The system counts this part as
+    available, although the process needs it.
     """
 
     rss_bytes: int

@@ -13,7 +13,7 @@ def keep_alive_s(config: Config, name: str) -> float:
 
 
 def draft(config: Config, name: str, *, is_default: bool) -> str:
-    """Return the draft option for a model. A draft model named by --draft applies only to the default model."""
+    """Return the draft option for a model. The draft model that --draft names is only for the default model."""
     own = config.models.get(name)
     if own is not None and own.draft != "auto":
         return own.draft

@@ -1,7 +1,7 @@
 """The models on this machine by name. Each gets its own worker when it is requested.
 
 The pool finds a model's files, and starts, keeps and ends workers. It does not know the files' content, how a worker
-runs, or how room is made for one.
+runs, or how room is made for a model.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ logger = logging.getLogger(__name__)
 class Pool:
     """The models on this machine.
 
-    `resolve` finds a model's files by a name from the configuration, `offer` by a name from a request. `offer` raises
-    ModelNotFound if the model is missing or requests may not load it; if it is None, requests may name only configured
-    models. Both run in a thread, and so do the functions that make up Checks. `kept` has the calibrations of earlier
-    loads; None keeps only those of this process. `read` reads the memory of the machine and of workers. `names_stamp`
-    returns a value that changes whenever the owner adds or removes a model's name.
+    - `resolve` finds a model's files by a name from the configuration, `offer` by a name from a request. Both are
+      called in a thread, and so are the functions for Checks.
+    - `offer` raises ModelNotFound if the model is missing or requests may not load it. If `offer` is None, requests may
+      name only configured models.
+    - `kept` has the calibrations of earlier loads; None keeps only those of this process.
+    - `read` returns the memory of the machine and of workers.
+    - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Pool:
         return found
 
     def _known(self, name: str) -> str | None:
-        """Return the canonical name of a located model, or of one with an adapter (MODEL+NAME); None if unknown."""
+        """Return a located model's canonical name, with the adapter that `name` has (MODEL+NAME); None if unknown."""
         found = self._names[name]
         if found in self._models:
             return found
@@ -156,7 +158,7 @@ class Pool:
     async def start(self) -> None:
         """Find the configured model and start loading it; raise StoreError or NotFound if it is missing.
 
-        Return once its files have been checked. If they must not be loaded, the model has failed by then.
+        Return once its files have been checked. If the check refuses them, the load has failed by then.
         """
         if self._default is not None:
             return
@@ -196,7 +198,7 @@ class Pool:
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def models(self) -> list[ModelStatus]:
-        """Return the status of each configured model and of each requested one."""
+        """Return the status of each model of the pool: configured models, and those that requests named."""
         return [model.status() for model in self._models.values()]
 
     def status(self, model: str) -> ModelStatus:
@@ -245,7 +247,10 @@ class Pool:
             model.supervisor.cancel(request_id)
 
     def abandon(self, request_id: str) -> None:
-        """Cancel a request and send its sink nothing more. Call it after each request's end, too."""
+        """Cancel a request and send its sink nothing more.
+
+        Call this after each request's end, too: it also unloads models whose keep-alive time is over.
+        """
         for model in self._models.values():
             model.supervisor.abandon(request_id)
         self._unload_expired()
@@ -255,7 +260,7 @@ class Pool:
         self._model(model).supervisor.reload()
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0. If the model has live requests, return how many must end first.
+        """End a model's worker once its live requests have ended. Return their number; 0 if the worker has ended.
 
         A pinned model is unloaded too, until the next request for it. Raise ModelNotFound.
         """
@@ -292,7 +297,7 @@ class Pool:
         return self._prepare(found, name)
 
     def _prepare(self, found: FoundModel, asked: str) -> Preparation:
-        """Return a model's files with their sizes and the owner's options. It reads the disk: call it in a thread."""
+        """Return a model's files with their sizes and the owner's options. Call this in a thread: it reads the disk."""
         table = self._table_of(found, asked)
         draft = own_options.draft(self._config, table, is_default=asked == self._config.model)
         draft_path = found.draft_path if draft == "auto" else None
@@ -306,7 +311,7 @@ class Pool:
         return preparation
 
     def _table_of(self, found: FoundModel, asked: str) -> str:
-        """Return the name of the [models] table for this model, which may use another of its names; "" if none."""
+        """Return the name of the model's [models] table; "" if none. It may be another of the model's names."""
         for name in (asked, found.name):
             if name in self._config.models:
                 return name
@@ -317,7 +322,7 @@ class Pool:
         return ""
 
     def _add(self, asked: str, preparation: Preparation, *, is_pinned: bool) -> LoadedModel:
-        """Map the name `asked` to the known model with the same file or name, or else to a new model; return it."""
+        """Return the model with this file or name, and map the name `asked` to it. Add the model if it is new."""
         name = preparation.name
         known = next((each for each in self._models.values() if each.preparation.path == preparation.path), None)
         known = known or self._models.get(name)

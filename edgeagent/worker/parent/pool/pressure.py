@@ -1,4 +1,4 @@
-"""Checks whether the machine itself is short of memory, or too hot. It reads files: call it in a thread."""
+"""Checks whether the machine itself is short of memory, or too hot. This reads files: do it in a thread."""
 
 from __future__ import annotations
 

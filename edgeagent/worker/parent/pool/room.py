@@ -13,9 +13,10 @@ from edgeagent.worker.parent.pool.memory import Memory
 class Tenant:
     """A model with a worker.
 
-    `needed_bytes`: its predicted memory, including `weights_bytes` for its files. `is_loading`: it does not use all of
-    `needed_bytes` yet. `why_staying`: why it cannot be unloaded now; empty if it can. `may_leave_later`: it can be
-    unloaded once it has no requests.
+    - `needed_bytes`: the model's predicted memory, including `weights_bytes` for its files.
+    - `is_loading`: it does not use all of `needed_bytes` yet.
+    - `why_staying`: why it cannot be unloaded now; empty if it can.
+    - `may_leave_later`: it can be unloaded once it has no requests.
     """
 
     name: str
@@ -37,14 +38,15 @@ class Devices:
 
     @property
     def free_bytes(self) -> int:
-        """About how many bytes are free. A tenth of the memory is left to the driver and the desktop."""
+        """About how many bytes are free. A tenth of the memory is left for the driver and the desktop."""
         return max(0, int(0.9 * self.total_bytes) - self.used_bytes)
 
 
 def free_bytes(memory: Memory, tenants: Sequence[Tenant], devices: Devices = Devices()) -> int:
     """Return how many bytes another model may use.
 
-    This is the free memory, without the files that loaded models map, and without what loading models still need.
+    This is the free memory minus a margin, minus the files that loaded models map, and minus what loading models still
+    need.
     """
     free = memory.available_bytes + devices.free_bytes - margin_bytes(memory.total_bytes)
     for tenant in tenants:
@@ -62,7 +64,7 @@ def first_to_leave(tenants: Sequence[Tenant]) -> Tenant | None:
 
 
 def describe_refusal(name: str, needed_bytes: int, free: int, tenants: Sequence[Tenant]) -> str:
-    """Return why a model cannot be loaded, with the numbers."""
+    """Return the message for a model that does not fit into memory, with the sizes."""
     others = "; ".join(
         f"{tenant.name} takes {_size(tenant.needed_bytes)} and {tenant.why_staying}" for tenant in tenants
     )
@@ -73,7 +75,7 @@ def describe_refusal(name: str, needed_bytes: int, free: int, tenants: Sequence[
 
 
 def describe_limit(name: str, max_loaded: int, tenants: Sequence[Tenant]) -> str:
-    """Return why a model cannot be loaded because of the limit of loaded models."""
+    """Return the message for a model that would exceed the limit of loaded models."""
     others = "; ".join(f"{tenant.name} {tenant.why_staying}" for tenant in tenants)
     return (
         f"{name} cannot be loaded now: at most {max_loaded} models are loaded at a time (load.max_models), and {others}"

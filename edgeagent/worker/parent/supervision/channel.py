@@ -63,7 +63,7 @@ class FrameBuffer:
 
 @dataclass(frozen=True, slots=True)
 class FloodLimit:
-    """Limits of what may arrive in a period. More is an attack, not a fast model."""
+    """How much a child may send in a period. A child that sends more is attacking; a fast model sends less."""
 
     max_frames: int = 20_000
     # Many fast streams with twenty log probabilities per token produce several MiB per second.
@@ -164,16 +164,16 @@ class Channel(asyncio.SubprocessProtocol):
         return self._stderr.decode("utf-8", "replace")
 
     async def stop(self, grace_s: float, save_s: float = 0.0) -> bool:
-        """Ask the child to stop and wait `grace_s` + `save_s` seconds, then end it; return False if it cannot be ended.
+        """Ask the child to stop, wait `grace_s` + `save_s` seconds, then end it; return False if it cannot be ended.
 
-        The child's stdin stays open. If it closed, the child would take the daemon for gone and exit at once, but its
-        last frames are still wanted.
+        The child's stdin stays open. If it closed, the child would exit at once, as if the daemon were gone. But the
+        child's last frames are still wanted.
         """
         self.send(Stop())
         return await self._has_ended(grace_s + save_s) or await self.end(grace_s)
 
     async def end(self, grace_s: float) -> bool:
-        """Send SIGTERM, wait `grace_s`, and send SIGKILL. Return False if even that fails (a device driver hangs)."""
+        """Send SIGTERM, wait `grace_s` seconds, and send SIGKILL. Return False if even that fails (a driver hangs)."""
         assert self._transport is not None
         for send_signal in (self._transport.terminate, self._transport.kill):
             with contextlib.suppress(ProcessLookupError):

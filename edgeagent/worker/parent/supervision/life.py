@@ -28,7 +28,7 @@ class Life:
         self.info: ModelInfo | None = None
         self.ready_at_s: float | None = None
         self.has_seen_prompts = False
-        """Whether a request or a question was sent to it. If so, its last lines may quote one."""
+        """Whether a request or a question was sent to the process. If so, its stderr may quote one."""
 
     async def watch(self, channel: Channel, tick: Callable[[float], None], clock: Callable[[], float]) -> None:
         """Wait until the process ends or must be ended. Until then, call `tick` regularly with the seconds passed."""
@@ -45,7 +45,7 @@ class Life:
             last_s = now_s
 
     def death_of(self, channel: Channel, leave_out: Callable[[str, str], bool]) -> Death:
-        """Return why a process ended that was not told to end. See Supervisor for `leave_out`."""
+        """Return why a process ended without being told to. See Supervisor for `leave_out`."""
         assert channel.returncode is not None
         cause = channel.describe_end(has_seen_prompts=self.has_seen_prompts)
         death = Death(cause, Fate.KILLED if is_from_outside(channel.returncode) else Fate.CRASHED)

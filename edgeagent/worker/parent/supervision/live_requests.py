@@ -31,8 +31,8 @@ from edgeagent.types import (
 from edgeagent.worker.parent.supervision.refusals import crashed_again, stuck
 from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
 
-# How many workers may die during a request if the last one delivered no token for it, and otherwise. Three crashes
-# within a minute lead to quarantine. Hangs have their own limit, since each takes longer and all other requests wait.
+# How many workers may die during a request. The first limit applies if the last worker delivered no token for it. Three
+# crashes within a minute lead to quarantine. Hangs have their own limit: they take longer, and all other requests wait.
 _MAX_FRUITLESS_DEATHS = 2
 _MAX_DEATHS = 5
 _MAX_HANGS = 3
@@ -47,7 +47,7 @@ _MAX_PLAIN_PARTS = 4
 
 
 class Fate(StrEnum):
-    """How a worker ended. Each handover of its requests records this."""
+    """How a worker ended. It is recorded in each request that is handed over to the next worker."""
 
     CRASHED = "worker_crashed"
     KILLED = "worker_killed"
@@ -56,7 +56,10 @@ class Fate(StrEnum):
 
 
 class Sink(Protocol):
-    """The receiver of an answer. Its methods must not block or raise. None is called after a Finished or a failure."""
+    """The receiver of an answer. Its methods must not block or raise.
+
+    After a Finished or a failure, no method is called.
+    """
 
     def put(self, step: Step) -> None:
         """Receive a step."""
@@ -70,8 +73,8 @@ class Sink(Protocol):
 class LiveRequest:
     """One accepted request.
 
-    `tokens` are the token ids delivered so far, in steps of `step_lengths`; the next worker continues after them. They
-    follow `so_far`, the earlier output of another machine.
+    `so_far` is the earlier output of another machine. `tokens` are the token ids delivered after it, in steps of
+    `step_lengths`. A next worker continues after them.
     """
 
     __slots__ = (
@@ -106,8 +109,8 @@ class LiveRequest:
         self.started: Started | None = None
         self.tokens: list[int] = []
         self.step_lengths: list[int] = []
-        self.unsaid: tuple[TokenLogprob, ...] = ()  # of the last of these tokens
-        self.held: list[Delta] = []  # the parts so far of an item that came in several
+        self.unsaid: tuple[TokenLogprob, ...] = ()  # log probabilities of the last tokens
+        self.held: list[Delta] = []  # the deltas so far of an item that comes in several parts
         self.first_token_at_s: float | None = None
         self.has_progressed = False  # got a token from its current worker
         self.num_deaths = 0
@@ -132,13 +135,13 @@ class LiveRequest:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether workers died during this request, and it got no token since. It may be the cause."""
+        """Whether the request may have killed workers: some died during it, and it got no token since."""
         is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
         return is_marked and not self.has_progressed
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether too many workers died during this request, so that it must end."""
+        """Whether the request must end because too many workers died during it."""
         max_deaths = _MAX_DEATHS if self.has_progressed else _MAX_FRUITLESS_DEATHS
         is_worn_out = self.num_deaths >= max_deaths or self.num_hangs >= _MAX_HANGS
         return is_worn_out or self.num_deaths + self.num_kills >= _MAX_HANDOVERS
@@ -163,8 +166,8 @@ class ModelRequests:
     def sendable(self) -> list[LiveRequest]:
         """Return the requests that should be sent to the worker now.
 
-        Suspects are sent one at a time, the most urgent first. The next one follows once the last has a token or has
-        ended. So if a suspect kills another worker, no other suspect is blamed for it.
+        Suspects (`is_suspect`) are sent one at a time, the most urgent first. The next suspect is sent when the last
+        one has a token or has ended. So if a suspect kills another worker, no other suspect is blamed.
         """
         unsent = [live for live in self._live.values() if not live.is_sent]
         sendable = [live for live in unsent if not live.is_suspect]
@@ -195,7 +198,7 @@ class ModelRequests:
         live.is_sent = True
 
     def cancel(self, request_id: str, now_s: float) -> bool:
-        """Cancel a request. End it at once if it is unsent; return True if the worker has it and must be told."""
+        """Cancel a request; if it is unsent, end it at once. Return True if the worker has it and must be told."""
         live = self._live.get(request_id)
         if live is None or live.cancelled_at_s is not None:
             return False
@@ -213,7 +216,7 @@ class ModelRequests:
         return self.cancel(request_id, now_s)
 
     def fail(self, live: LiveRequest, error: EdgeAgentError) -> None:
-        """End one request with an error; record in it how many tokens were delivered."""
+        """End one request with an error. Record in the error how many tokens were delivered."""
         error.num_delivered_tokens = live.num_delivered
         del self._live[live.request.id]
         if live.sink is not None:
@@ -228,7 +231,7 @@ class ModelRequests:
                 self._finish_cancelled(live)
 
     def fail_begun(self, make_error: Callable[[], EdgeAgentError]) -> None:
-        """End every request that has delivered tokens with an error. The others can start over."""
+        """Fail every request that has delivered tokens. The other requests can start over."""
         for live in [live for live in self._live.values() if live.tokens]:
             self.fail(live, make_error())
 
@@ -238,7 +241,7 @@ class ModelRequests:
             self._finish_cancelled(live)
 
     def on_steps(self, steps: StepResult) -> None:
-        """Deliver a step's deltas to their requests; raise ProtocolError if a request is not with the worker."""
+        """Deliver a step's deltas to their requests; raise ProtocolError if the worker does not have such a request."""
         for item in steps.items:
             self._on_item(item, steps.at_s)
 
@@ -314,7 +317,7 @@ class ModelRequests:
 
 
 def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
-    """Record a request's first Started. Return the deltas, without a Started that another worker repeats."""
+    """Record a request's first Started. Return the deltas, without a Started that repeats an earlier worker's."""
     if not deltas or not isinstance(deltas[0], Started):
         return deltas
     if live.started is not None:
@@ -324,10 +327,10 @@ def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ..
 
 
 def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
-    """Add to a Finished the handovers, the times over all workers, and the first worker's number of cached tokens.
+    """Return a Finished with the handovers, the times over all workers, and the first worker's cached tokens.
 
-    If an earlier worker sent the first token, its stage times are unknown. The last worker's stage times are left out,
-    since they measure repeated work, which counts as decoding.
+    If an earlier worker sent the first token, the stage times are 0. Those of the earlier worker are unknown. Those of
+    the last worker are left out: they measure repeated work, which counts as decoding.
     """
     if not live.handovers:
         return finished

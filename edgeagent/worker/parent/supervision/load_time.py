@@ -1,4 +1,4 @@
-"""Predicts how long a model takes to load, from its last load, the progress of the first, or the size of its files."""
+"""Predicts how long a model takes to load: from its last load, or the progress of the first, or the file sizes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LoadTime:
         return self.guess_s if self._last_s is None else self._last_s
 
     def ready_in_s(self, state: WorkerState, progress: float) -> float | None:
-        """Return after how many seconds a model in this state would be ready; None if unknown."""
+        """Return in how many seconds a model in this state could be ready; None if unknown."""
         match state:
             case WorkerState.READY:
                 return 0.0

@@ -30,7 +30,7 @@ class Query:
 
     @property
     def is_embed(self) -> bool:
-        """Whether the question is an Embed or a Rerank, which takes about as long."""
+        """Whether the question is an Embed, or a Rerank, which takes about as long as an Embed."""
         return isinstance(self.ask.query, Embed | Rerank)
 
 
@@ -73,13 +73,13 @@ class Queries:
         return any(query.is_embed and query.sent_at_s is not None for query in self._open.values())
 
     def sendable(self) -> list[Query]:
-        """Return the questions to send now. Only one of each kind is sent at a time, so that each can be timed."""
+        """Return the questions to send now. One of each kind is sent at a time, so that its time can be measured."""
         first = {query.is_embed: query for query in reversed(self._open.values())}
         sent = {query.is_embed for query in self._open.values() if query.sent_at_s is not None}
         return [query for kind, query in first.items() if kind not in sent]
 
     def discard(self, query: Query) -> bool:
-        """Drop a question whose client is gone; return True if the worker has it and must be told."""
+        """Drop a question if it is still open; return True if the worker has it and must be told."""
         return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
 
     def on_answer(self, answer: AnswerPart) -> None:

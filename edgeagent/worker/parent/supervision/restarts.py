@@ -11,10 +11,12 @@ from edgeagent.worker.parent.supervision.watchdog import Patience
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How and why a worker ended. `ready_for_s`: how long it had been ready; None if it never was.
+    """How and why a worker ended.
 
-    `error` is set if the model cannot be loaded. `is_short_of_memory`: the load ran out of memory, and the next one may
-    use less. `left_out`: a description of the part whose trial ended the process; the next load leaves it out.
+    - `ready_for_s`: how long the worker had been ready; None if it never was.
+    - `error` is set if the model cannot be loaded.
+    - `is_short_of_memory`: the load ran out of memory, and the next one may use less.
+    - `left_out`: a description of the part whose trial ended the process; the next load leaves it out.
     """
 
     cause: str
@@ -40,12 +42,12 @@ class Quarantine:
 
 
 class RestartPolicy:
-    """Decides what follows a crash: a restart with a growing delay, or quarantine after several in a short time.
+    """Decides what follows a crash: a restart with a growing delay, or quarantine after several crashes.
 
     1. If the worker had been ready for a whole crash window, forget earlier crashes.
-    2. Quarantine after the third crash (`max_crashes`) within the window, or the first after a quarantine. Also
-       quarantine after the third worker in a row that hung before it finished a step, since a hang is noticed later
-       than a crash window.
+    2. Quarantine after the third crash (`max_crashes`) within the window, or after the first one that follows a
+       quarantine. Also quarantine after the third worker in a row that hung before it finished a step. No window
+       applies to these, because noticing a hang can take longer than the window.
     3. After the first crash of a worker that had been ready, restart at once.
     4. After any other crash, restart after 0.5, 1, 2 … 30 s.
     5. A kill of a ready worker from outside says nothing about the model. Restart at once, then after 0.5, 1, 2 … s.

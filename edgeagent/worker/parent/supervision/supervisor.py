@@ -71,9 +71,9 @@ class Supervisor:
         load_time: LoadTime | None = None,
         leave_out: Callable[[str, str], bool] = lambda _trying, _cause: False,
     ) -> None:
-        """`keep` gets what a worker wants to keep for the next worker; `load_time` has the times of earlier loads.
+        """`keep` stores a worker's bytes for the next worker's Load. `load_time` has the times of earlier loads.
 
-        `leave_out` gets the part whose trial ended the process, and the cause. It tells whether the next load omits it.
+        `leave_out(part, cause)` tells whether the next load omits the part whose trial ended the process.
         """
         self.name = name
         self._keep = keep
@@ -145,10 +145,10 @@ class Supervisor:
         self.start()
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
-        """Accept a request and send its steps or its error to the sink. `so_far`: its output on another machine.
+        """Accept a request and send its steps or its error to the sink. `so_far` is earlier output of another machine.
 
-        Raise BackendUnavailable or the load's error if no worker can be started, InvalidRequest or PayloadTooLarge if
-        the request cannot be sent to a worker.
+        Raise BackendUnavailable or the load's error if no worker can be started. Raise InvalidRequest or
+        PayloadTooLarge if the request cannot be sent to a worker.
         """
         self._check_available()
         now_s = self._clock()
@@ -206,7 +206,7 @@ class Supervisor:
         self._state = WorkerState.STOPPED
 
     async def _run(self) -> None:
-        """Run one worker after the other, until stopped or quarantined."""
+        """Run one worker after the other, until the supervisor is stopped or gives the model up."""
         try:
             while not self._is_stopped_for_good:
                 self._begin_life()
@@ -290,7 +290,7 @@ class Supervisor:
         return self._bury(death)
 
     def _bury(self, death: Death) -> Death:
-        """Settle a dead worker's requests."""
+        """Settle a dead worker's requests; return its death, with the time for which it had been ready."""
         if self._life.ready_at_s is not None:
             death = replace(death, ready_for_s=self._clock() - self._life.ready_at_s)
         if not self._is_stopped_for_good:
@@ -300,7 +300,7 @@ class Supervisor:
         return death
 
     def _condemn(self, death: Death) -> None:
-        """Have the worker ended. Settle its requests now, without waiting for that."""
+        """Request the end of the worker. Settle its requests now, without waiting for the end."""
         if self._life.verdict.done():
             return
         self._life.verdict.set_result(death)
@@ -374,7 +374,7 @@ class Supervisor:
         self._condemn(Death(error.message, error=error, is_short_of_memory=can_take_less))
 
     def _send_waiting(self) -> None:
-        """Send the worker those waiting requests and questions that may be sent now."""
+        """Send the worker the waiting requests and questions that it may get now."""
         if self._state is not WorkerState.READY:
             return
         if self._requests.has_unsent:

@@ -30,7 +30,7 @@ class Vitals:
 
     @property
     def culprit(self) -> str:
-        """The request whose preparation hung the worker; empty if unknown."""
+        """The id of the request whose preparation hung the worker; empty if unknown."""
         return self._steps.culprit
 
     def on_load_progress(self, progress: LoadProgress) -> None:
@@ -39,11 +39,14 @@ class Vitals:
         self.trying = progress.trying
 
     def on_progress(self) -> None:
-        """Note that the worker answered a request in part or whole, or that it was idle and got one."""
+        """Restart the waits for a pong and for a step.
+
+        Call this when the worker has answered a request, in part or whole, and when it gets a request while idle.
+        """
         self._steps.on_progress()
 
     def on_steps(self, steps: StepResult) -> None:
-        """Record the results of a step, which may be only the start of a prompt's computation."""
+        """Record a StepResult. Without tokens, it does not show that a step has ended: a prompt may only have begun."""
         self._steps.on_progress()
         self.has_worked = self.has_worked or any(item.tokens for item in steps.items)
 

@@ -1,9 +1,10 @@
 """Decides when a worker counts as hung. Pure: the caller passes the time.
 
 A worker hangs if it makes no progress: a long answer is fine while tokens come. Waiting time is added up from ticks of
-limited length, so that a laptop's sleep or a stall of the daemon itself does not end a worker. There are two limits:
-one for the worker's CPU time, and a longer one for elapsed time, in which the worker may have been stopped, starved by
-other programs, or waiting for a disk or a GPU.
+limited length, so that a laptop's sleep or a stall of the daemon itself does not end a worker.
+
+There are two limits. One is for the worker's CPU time. The other is for elapsed time and is three times as long: the
+worker may have been stopped, starved by other programs, or waiting for a disk or a GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Patience:
 
     @classmethod
     def from_config(cls, engine: EngineConfig) -> Patience:
-        """Return the limits, with those that the user configured."""
+        """Return the limits that the user configured, and the defaults of all others."""
         return cls(hang_timeout_s=engine.hang_timeout_s, load_timeout_s=engine.load_timeout_s)
 
 
@@ -60,21 +61,21 @@ class Signs:
 
 @dataclass(frozen=True, slots=True)
 class Elapsed:
-    """The part of a tick that counts, in seconds. `busy_s` is the part of `all_s` in which the worker used the CPU."""
+    """The time of a tick, in seconds. `busy_s` is the part of `all_s` in which the worker used the CPU."""
 
     all_s: float
     busy_s: float
 
 
 class Pulse:
-    """Turns ticks into elapsed time and CPU time."""
+    """Measures the elapsed time and the CPU time of each tick."""
 
     def __init__(self, patience: Patience) -> None:
         self._max_tick_s = 2 * patience.ping_interval_s
         self._cpu_s: float | None = None
 
     def beat(self, elapsed_s: float, signs: Signs | None) -> Elapsed:
-        """Return the part of a tick that counts. Without signs of the process, all of it counts as CPU time."""
+        """Return the time of a tick, at most two ping intervals. Without `signs`, all of it counts as CPU time."""
         all_s = min(elapsed_s, self._max_tick_s)
         if signs is None:
             return Elapsed(all_s, all_s)
@@ -83,14 +84,14 @@ class Pulse:
 
 
 class Wait:
-    """How long we have waited for one thing. The count restarts if the thing changes or is None."""
+    """How long the supervisor has waited for one thing. The count restarts if the thing changes or is None."""
 
     def __init__(self) -> None:
         self._thing: object = None
         self._all_s = self._busy_s = 0.0
 
     def add(self, thing: object, elapsed: Elapsed) -> None:
-        """Add a tick of waiting for a thing."""
+        """Add a tick to the time waited for `thing`. If the last tick was for another thing, begin at zero."""
         if thing is None or thing != self._thing:
             self._thing, self._all_s, self._busy_s = thing, 0.0, 0.0
         if thing is not None:
@@ -107,7 +108,7 @@ class Wait:
 
 
 class Growth:
-    """How much a process's memory has grown since one thing began.
+    """How much a process's memory has grown since a task began, such as preparing one prompt.
 
     Growth of the cached blocks does not count. Freed blocks are not subtracted, since the process may keep their memory
     for other use.
@@ -132,7 +133,7 @@ class Growth:
 
 
 class LoadWatch:
-    """Watches a loading worker: its progress or its memory must grow."""
+    """Watches a loading worker. Its progress or its memory must grow within the time limit."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
@@ -160,9 +161,9 @@ class LoadWatch:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """The open work of a ready worker: steps if it `is_busy`, the end of a cancelled request, an answer to a question.
+    """The open work of a ready worker: steps if `is_busy`, the end of a cancelled request, an answer to a question.
 
-    The times only identify a cancel or a question. They are not compared with the clock.
+    `cancelled_at_s` and `asked_at_s` only identify the cancel and the question. They are not compared with the clock.
     """
 
     is_busy: bool = False
@@ -184,7 +185,7 @@ class StepWatch:
         self._busy_s = 0.0
         self._status = WorkerStatus()
         self._step_times_s: deque[float] = deque(maxlen=32)
-        self.culprit = ""  # the request whose preparation hung the worker
+        self.culprit = ""  # the id of the request whose preparation hung the worker
 
     def on_pong(self, status: WorkerStatus) -> None:
         """Record the answer to a ping, with the number of finished steps."""
@@ -197,14 +198,18 @@ class StepWatch:
         self._status = status
 
     def on_progress(self) -> None:
-        """Note that the worker answered a request in part or whole, or that it was idle and got one."""
+        """Restart the waits for a pong and for a step.
+
+        Call this when the worker has answered a request, in part or whole, and when it gets a request while idle.
+        """
         self._num_pongs += 1
         self._num_signs += 1
 
     def step_limit_s(self) -> float:
-        """Return how many seconds a step may take: the configured limit, or 20 times a step's usual or expected time.
+        """Return how many seconds a step may take.
 
-        The longest of these counts.
+        This is the longest of three times: the configured limit, 20 times the usual time of a step, and 20 times the
+        time that the worker expects for the running step.
         """
         usual_s = statistics.median(self._step_times_s) if self._step_times_s else 0.0
         told_s = self._status.step_expected_s
