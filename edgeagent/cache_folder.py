@@ -1,8 +1,9 @@
 """File names, client records and removal for the folder of cached blocks, shared by all processes.
 
 The engine's block store writes and reads the blocks. The daemon and the command line list and remove them with this
-module, without the engine. It knows neither the content of blocks nor llama.cpp. A file name holds all that an index
-needs. It names no client, and without the installation's secret it does not reveal what was asked.
+module, without the engine. This module knows neither the content of blocks nor llama.cpp. A file name holds all that an
+index needs. A file name contains no client's name, and reveals nothing about a prompt without the installation's
+secret.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class BlockName:
 
     @property
     def short_key(self) -> bytes:
-        """The part of the key that the names of its child blocks contain."""
+        """The part of the key that the file names of the block's children contain."""
         return self.key[:PARENT_BYTES]
 
     @property
@@ -67,7 +68,10 @@ class BlockName:
 
 @dataclass(frozen=True, slots=True)
 class BlockFile:
-    """A block's file. `used_s` is its last use in seconds of the store's own clock, stored as its modification time."""
+    """A block's file. `used_s`: when the block was last used, in seconds of the store's own clock.
+
+    The file's modification time stores this value.
+    """
 
     name: BlockName
     num_bytes: int
@@ -76,9 +80,10 @@ class BlockFile:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The model and client that a root stands for, stored beside the blocks for listing and for purging one client.
+    """The model and client of all blocks with the same root, stored in a file beside the blocks.
 
-    `settings` holds what the root's blocks depend on, by name. It is empty if an older version wrote the file.
+    It is used to list blocks and to purge one client's. `settings` holds what the blocks depend on, by name; it is
+    empty if an older version wrote the file.
     """
 
     model: str
@@ -117,7 +122,7 @@ def scan(folder: Path) -> Iterator[BlockFile]:
 
 
 def ensure_private(folder: Path) -> None:
-    """Create the folder if needed and close it to other users; raise OSError if it is not a folder of this user."""
+    """Create the folder if needed, and make it private to this user. Raise OSError if that is impossible."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
@@ -183,7 +188,7 @@ def write_about(about: About) -> bytes:
 
 
 def read_abouts(folder: Path) -> dict[bytes, About]:
-    """Return the description of each root in the folder; unreadable files are skipped."""
+    """Return the model and client of each root in the folder; unreadable files are skipped."""
     known = {}
     with contextlib.suppress(OSError):
         for name in list_names(folder):
@@ -250,7 +255,7 @@ def list_parts(folder: Path) -> list[FolderShare]:
 
 
 def _store_time(folder: Path) -> float:
-    """Return the store's approximate time, or the wall clock's time if the store has not saved its own."""
+    """Return the approximate time of the store's clock; the wall clock's time if the store has saved none."""
     now_s = time.time()
     try:
         state = json.loads(read_private(folder / STATE_FILE) or b"")
@@ -262,8 +267,8 @@ def _store_time(folder: Path) -> float:
 def purge(folder: Path, client: str | None = None) -> int:
     """Remove all blocks, or those of one client, and return how many were removed.
 
-    A process that is reading a removed block gets a cache miss. Blocks of an unknown client are removed together with
-    those of any client. Raise OSError if a file cannot be removed.
+    A process that is reading a removed block gets a cache miss. Blocks whose client is unknown are always removed, even
+    if `client` is given. Raise OSError if a file cannot be removed.
     """
     if not folder.is_dir():
         return 0

@@ -102,7 +102,7 @@ class ServerConfig(Section):
     @field_validator("allowed_origins")
     @classmethod
     def _are_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        """Reject values that no browser sends, because they would allow nothing."""
+        """Reject values that no browser sends as an Origin. They would never match a request."""
         for origin in origins:
             if origin != "null" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
@@ -197,7 +197,7 @@ class EngineConfig(Section):
     @field_validator("kv_type_v")
     @classmethod
     def _is_possible_without_flash_attention(cls, kv_type: str, fields: ValidationInfo) -> str:
-        """Reject at once what llama.cpp would reject only at the end of the load."""
+        """Reject a quantized V cache without flash attention. llama.cpp would reject it only at the end of the load."""
         if kv_type not in UNQUANTIZED_KV_TYPES and fields.data.get("flash_attention") == "off":
             raise ValueError(
                 f"{kv_type} is quantized, and a quantized V cache needs flash attention: set flash_attention to auto "
@@ -225,7 +225,7 @@ class LoadConfig(Section):
 
 
 class ModelConfig(Section):
-    """Options of one model that differ from those of the others."""
+    """Options that are set for one model only."""
 
     keep_alive: Duration | None = None
     """How long the model stays loaded without use."""
@@ -345,7 +345,7 @@ class Config(BaseSettings):
         return self
 
     def engine_of(self, name: str) -> EngineConfig:
-        """Return the engine options of a model, including its own ones if the model is a key of `models`."""
+        """Return the engine options of a model. Options in `models`, if it has any there, replace the common ones."""
         own = self.models.get(name)
         if own is None:
             return self.engine_with_drafts

@@ -198,7 +198,10 @@ def _line_of(name: str, text: str) -> int:
 
 
 def _meant(name: str, known: Mapping[str, object]) -> str | None:
-    """Return the known dotted name that is most similar to a wrong one, or else whose last part is most similar."""
+    """Return the known dotted name that was probably meant; None if none is similar.
+
+    Whole names are compared first, then only their last parts.
+    """
     leaves = {candidate.rpartition(".")[2]: candidate for candidate in known}
     alike = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     alike = alike or [leaves[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], leaves, n=1)]
@@ -228,7 +231,7 @@ def _complaints(
 
 
 def _complaint_of_table(problem: Mapping[str, Any]) -> str:
-    """Return what is wrong with a model's table. If the problem has no location, its message names the table."""
+    """Return what is wrong with a model's table in the file."""
     where = problem["loc"]
     if not where:
         what = str(problem["msg"]).replace("Value error, ", "").replace("Input should be", "must be")

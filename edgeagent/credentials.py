@@ -67,7 +67,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A request's checked keys. `client` and `digest` are set for a known token. `reason`: why none can be checked."""
+    """A request's checked keys. A known token sets `client` and `digest`. `reason`: why tokens cannot be checked."""
 
     standing: Standing
     client: Client | None = None

@@ -218,7 +218,7 @@ def _tree(cls: type[EdgeAgentError]) -> list[type[EdgeAgentError]]:
 def from_code(
     code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
 ) -> EdgeAgentError:
-    """Return the error with this code, or InternalError if the code is unknown. It is served by "local"."""
+    """Return the error with this code, or InternalError if the code is unknown. Its `served_by` is "local"."""
     for cls in _tree(EdgeAgentError)[1:]:
         if cls.code == code:
             return cls(message, param=param, retry_after_s=retry_after_s, served_by="local")

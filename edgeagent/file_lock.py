@@ -1,4 +1,4 @@
-"""Exclusive locks on open files. The kernel releases a lock whenever its process ends, so that none becomes stale."""
+"""Exclusive locks on open files. The kernel releases a lock when its process ends, so that no lock becomes stale."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ else:
 
 
 def holder(path: Path) -> int | None:
-    """Return the id of the process that holds a file's lock; None if it is free, or if the system is not Linux.
+    """Return the id of the process that holds a file's lock; None if the lock is free, or not on Linux.
 
-    This function never takes the lock itself, because that could make a daemon's own attempt fail.
+    This function never takes the lock itself, because a daemon that tries to take it at the same time would fail.
     """
     try:
         inode = path.stat().st_ino

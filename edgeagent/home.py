@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def with_home(path: Path) -> Path:
-    """Return a path with `~` or `~user` expanded; unchanged if no user has that name, so that no file is found."""
+    """Return a path with `~` or `~user` expanded. If there is no such user, the path is returned unchanged."""
     with contextlib.suppress(RuntimeError):
         return path.expanduser()
     return path

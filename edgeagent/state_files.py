@@ -38,10 +38,10 @@ def folder_stamp(folder: Path) -> object:
 
 
 class OncePerTurn:
-    """Limits checks of files to one in each iteration of the event loop. Without a loop, every check is due.
+    """Limits the checks of a file to one in each iteration of the event loop. Without a loop, every check is due.
 
-    One iteration may ask for the same file two dozen times. It takes a millisecond at most, and no other code runs in
-    between.
+    The code of one iteration may ask for the same file two dozen times. An iteration takes a millisecond at most, so a
+    change of the file is still seen soon.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,10 @@ class OncePerTurn:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigError if other users could put back an older file of the owner, e.g. one with a removed token."""
+    """Raise ConfigError if other users can replace the files in a folder.
+
+    They could put back an older file of the owner, for example one with a token that was removed since.
+    """
     if sys.platform == "win32":
         return
     try:
@@ -76,8 +79,8 @@ def check_folder(folder: Path) -> None:
 def changing(lock: Path, command: str) -> Iterator[None]:
     """Hold a lock, so that only one process at a time changes a file.
 
-    Without it, a process that writes back what it read could undo the change of another process. The error's text names
-    `command` as the holder of the lock. Raise ConfigError if the lock stays held for 10 s.
+    Without the lock, a process that writes back what it read could undo another process's change. Raise ConfigError if
+    another process holds the lock for 10 s. `command` is the command that the error names as the lock's holder.
     """
     try:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, Step, TextAnswer, TextQuery
 
 CONTEXT = "context"
-"""The obstacle of a remote whose context is too short for the prompt, by the prompt's estimated size."""
+"""The obstacle of a remote whose context is too short for the prompt. The prompt's size is an estimate."""
 UNREACHABLE = "unreachable"
 """The obstacle of a remote that has no reachable endpoint, as far as is known."""
 
@@ -20,9 +20,9 @@ class Estimate(Struct, frozen=True):
 
     `retry_after_s`: how long to wait before retrying, if the backend refuses the request.
     `obstacle`: one word for why the backend cannot serve the request, from the reasons listed in docs; empty if it can.
-    `trouble`: the same as a sentence for the client, with what to change; empty if the word is enough.
+    `trouble`: a sentence that explains the obstacle to the client and says what to change; empty if none is needed.
     `first_token_s` and `token_s`: the predicted time to the first token, and between tokens; None if unknown.
-    `strain`: one word for why the backend would be slow now (loading, memory, thermal); empty if it would not.
+    `strain`: one word for why the backend is slow now (loading, memory, thermal); empty if it is not.
     `may_be_tried`: the obstacle may be gone. A request that no other backend can serve is sent here to find out.
     """
 
@@ -44,8 +44,8 @@ class Backend(Protocol):
 
     The contract of `generate`:
 
-    - It yields Steps in order. Either the last Step ends with a Finished delta, or the generator raises an
-      EdgeAgentError; never both, never neither.
+    - It yields Steps in order. It ends in exactly one of two ways: the last Step ends with a Finished delta, or the
+      generator raises an EdgeAgentError.
     - Closing the generator (aclose, or cancelling the task that iterates it) cancels the request. It then yields
       nothing more.
     - `cancel` ends the request in an orderly way: the generator still yields a Finished(cancelled) with the usage.
@@ -82,7 +82,7 @@ class Backend(Protocol):
         ...
 
     def reload(self, model: str) -> None:
-        """Reload a model, which also ends its quarantine. Its live requests continue. Raise ModelNotFound."""
+        """Reload a model and end its quarantine. Its live requests continue. Raise ModelNotFound if it is unknown."""
         ...
 
     def default_model(self) -> str:

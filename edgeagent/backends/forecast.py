@@ -31,7 +31,7 @@ class Rates:
     token_s: float
 
     def better(self, other: Rates) -> Rates:
-        """Return the better value of each rate."""
+        """Return the faster of the two values for each rate. A rate of 0 is unknown."""
         times = [time_s for time_s in (self.token_s, other.token_s) if time_s > 0]
         return Rates(max(self.prefill_tokens_per_s, other.prefill_tokens_per_s), min(times, default=0.0))
 
@@ -83,8 +83,9 @@ class Forecast:
     def known(self, rates: Rates, *, is_proven: bool, is_busy: bool, idle_s: float) -> Rates:
         """Return the rates to predict with: a busy worker's current rates, else the best rates measured so far.
 
-        Rates count only after a request has run (`is_proven`): other programs may slow down the trial run at loading.
-        An idle worker measures nothing, so its rates are assumed to improve with time.
+        `rates` are used only after a request has run (`is_proven`). Before that they come from the trial run at
+        loading, which other programs may have slowed down. An idle worker measures nothing, so its rates are assumed to
+        improve with time.
         """
         if is_proven and rates.prefill_tokens_per_s > 0:
             self._best = self._best.better(rates)

@@ -52,7 +52,7 @@ class _Traffic:
 
     @property
     def retry_after_s(self) -> float:
-        """About how many seconds until the queue has drained: a request's usual duration, waiting included."""
+        """About how many seconds until a retry may succeed: a request's usual duration, waiting included."""
         return min(_MAX_RETRY_AFTER_S, max(1.0, self.usual_duration_s))
 
 
@@ -67,7 +67,7 @@ class LocalBackend:
         self._traffic: dict[str, _Traffic] = {}
 
     def reload(self, model: str) -> None:
-        """Reload a model, which also ends its quarantine. Its live requests continue. Raise ModelNotFound."""
+        """Reload a model and end its quarantine. Its live requests continue. Raise ModelNotFound if it is unknown."""
         self._pool.reload(model)
 
     def default_model(self) -> str:
@@ -196,7 +196,7 @@ class LocalBackend:
             self._pool.abandon(request.id)
 
     def _placed(self, request: GenerateRequest, step: Step) -> Step:
-        """Return the step; if it is the answer's first, add to it where the answer comes from."""
+        """Return the step. If it holds the Started delta, add the placement to that."""
         if not step.deltas or not isinstance(step.deltas[0], Started):
             return step
         sha256 = self._pool.status(request.model).sha256

@@ -17,7 +17,7 @@ _DEFAULT_MAX_STEPS = 64
 
 
 def merge_steps(steps: list[Step]) -> Step:
-    """Merge steps into one with the time of the first; neighbouring deltas of the same kind are joined."""
+    """Merge steps into one that has the time of the first step. Neighbouring deltas of the same kind are joined."""
     deltas: list[Delta] = []
     run: list[Delta] = []
     for delta in chain.from_iterable(step.deltas for step in steps):
@@ -55,7 +55,10 @@ def _join(run: list[Delta]) -> Delta:
 
 
 class Mailbox:
-    """A Sink with one reader. `num_tokens` counts the answer's tokens, including those another backend delivered."""
+    """A queue of one answer's steps with one reader; the worker's pipe fills it.
+
+    `num_tokens` counts the answer's tokens, including those that another backend delivered before.
+    """
 
     def __init__(self, max_steps: int = _DEFAULT_MAX_STEPS, *, num_tokens: int = 0) -> None:
         self._max_steps = max_steps

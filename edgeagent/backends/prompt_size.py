@@ -1,4 +1,4 @@
-"""Computes the size of a prompt in bytes, from which its tokens are estimated before it is rendered."""
+"""Computes the size of a prompt in bytes. The number of its tokens is estimated from it before rendering."""
 
 from __future__ import annotations
 

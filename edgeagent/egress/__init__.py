@@ -1,7 +1,8 @@
 """The egress ledger: one row for each request that was sent from this machine to a remote, without its content.
 
-A row is two lines in the file of its UTC day: one is written before anything is sent, one at the end. `ledger` writes
-the lines, `rows` reads and purges them, and `spending` sums a day's tokens and money.
+A row is two lines. The first is written before anything is sent, the second when the request has ended. Each is in the
+file of the UTC day on which it was written. `ledger` writes the lines, `rows` reads and purges them, and `spending`
+sums a day's tokens and money.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class Begun(Sent, frozen=True, tag="begun", tag_field="kind"):
 
 
 class Ended(Struct, frozen=True, tag="ended", tag_field="kind"):
-    """The line at the end. It repeats the remote and the client, since `Begun` may be in another day's file."""
+    """The line that is written when a request has ended.
+
+    It repeats the remote and the client, since the `Begun` line may be in another day's file.
+    """
 
     row: int
     at: str
@@ -47,7 +51,7 @@ class Ended(Struct, frozen=True, tag="ended", tag_field="kind"):
 
 
 class Carried(Struct, frozen=True, tag="carried", tag_field="kind"):
-    """What a client had spent at a remote when the day's rows were purged. It still counts against the budgets."""
+    """What a client had spent at a remote when the day's rows were purged. This still counts against the budgets."""
 
     remote: str
     client: str

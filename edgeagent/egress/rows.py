@@ -112,7 +112,7 @@ def _ended(row: Row, end: Ended) -> Row:
 
 
 def purge(folder: Path, now_s: float) -> int:
-    """Delete all rows and return how many days had a file. What was spent today is kept as sums, without rows."""
+    """Delete all rows and return how many days had a file. Only the sums of today's spending are kept."""
     today, found = day_of(now_s), days(folder)
     for day in found:
         path = file_of(folder, day)

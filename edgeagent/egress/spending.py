@@ -10,13 +10,13 @@ from edgeagent.remotes import Budget, Price
 # The assumed size of a token in a body whose tokens are not counted yet.
 BYTES_PER_TOKEN = 4
 ALL = ""
-"""Used in place of a remote's name: all remotes together."""
+"""Stands for all remotes together, in place of a remote's name."""
 _PER_MILLION = 1e-6
 
 
 @dataclass(slots=True)
 class Spent:
-    """Tokens and money spent. Until a running request ends, it counts with an estimate of its prompt."""
+    """Tokens and money spent. A request that still runs counts with an estimate of its prompt."""
 
     num_tokens: int = 0
     money: float = 0.0
@@ -62,7 +62,7 @@ class Spending:
         return sorted(client for name, client in self._by_client if name == remote)
 
     def carried(self) -> list[Carried]:
-        """Return the sums of all ended requests, as lines. Nothing can be added afterwards."""
+        """Return the sums of all ended requests, as lines. Add no more lines afterwards: open rows are dropped."""
         for row in list(self._open):
             self._close(row)
         return [

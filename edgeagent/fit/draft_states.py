@@ -19,9 +19,9 @@ _ROOM_SHARE, _WEIGHTS_SHARE, _LITTLE_BYTES, _MAX_BYTES = 1 / 8, 1 / 2, 64 << 20,
 
 @dataclass(frozen=True, slots=True)
 class DraftStates:
-    """The states before each of the last `num_tokens` tokens of every sequence.
+    """How many earlier states a model keeps: one for each of the last `num_tokens` tokens of every sequence.
 
-    The states before one token, of all sequences together, take `token_bytes`.
+    Each of these tokens takes `token_bytes`, for all sequences together.
     """
 
     num_tokens: int
@@ -29,7 +29,7 @@ class DraftStates:
 
 
 def draft_states(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> DraftStates | None:
-    """Return the states that the model of the first shape keeps; None if it cannot keep any, or needs none."""
+    """Return the earlier states that the first shape's model keeps; None if it cannot keep any, or needs none."""
     values = [layer.num_state_values for layer in shapes[0].layers]
     if not shapes[0].keeps_states or not any(values) or not config.draft_tokens:
         return None

@@ -51,7 +51,7 @@ class Need:
     """The memory that a model and its draft take on a CPU, by part.
 
     weights: the files, which are mapped. repacked: matrices that are kept a second time, reordered for the processor.
-    kv: the cells of the context, and states. blocks: memory reserved for blocks that are read out of the cells.
+    kv: the cells of the context, and states. blocks: memory reserved for cache blocks that are copied out of the cells.
     outputs: rows of logits. buffers: memory in which a batch is computed. worker: the worker's process.
     """
 
@@ -125,7 +125,7 @@ def compute_bytes(shape: FileShape, config: EngineConfig, num_cells: int, num_ba
 
 
 def blocks_bytes(shape: FileShape, config: EngineConfig, num_cells: int) -> int:
-    """Return the bytes reserved for blocks that are read out of a model's cells; 0 for models with states."""
+    """Return the bytes reserved for cache blocks that are copied out of a model's cells; 0 for models with states."""
     if any(layer.num_state_values for layer in shape.layers):
         return 0
     host = _MAX_HOST_BYTES if config.cache_memory_bytes < 0 else config.cache_memory_bytes

@@ -19,7 +19,7 @@ _GPU_MARGIN = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The memory that a model may take: of the machine, and of each GPU that it may use."""
+    """The memory that a model may take on the machine, and on each GPU that it may use."""
 
     ram_bytes: int
     gpus: tuple[Gpu, ...] = ()
@@ -47,7 +47,10 @@ class Taken:
     gpu_bytes: tuple[int, ...] = ()
 
     def fits(self, room: Room) -> bool:
-        """Whether there is this much memory. Memory that a GPU shares with the machine counts for both."""
+        """Whether the machine and each GPU have this much memory.
+
+        What the model takes on a GPU that shares the machine's RAM also counts as RAM.
+        """
         shared = sum(taken for taken, gpu in zip(self.gpu_bytes, room.gpus, strict=True) if gpu.shares_memory)
         return self.ram_bytes + shared <= room.ram_bytes and self.fits_gpus(room)
 

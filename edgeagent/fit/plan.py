@@ -1,8 +1,9 @@
 """Plans how a model runs in the available memory: layers on GPUs, context, KV types. Configured values are kept.
 
-What users notice least is given up first: a context above 4,096 tokens, then the exact KV type, then the number of
-parallel requests, then layers on the GPUs, and last a context of 4,096 tokens. The number of parallel requests is
-lowered only for models that keep a state for each request; cells are shared by all requests.
+If memory is short, what users notice least is given up first: a context above 4,096 tokens, then the exact KV type,
+then the number of parallel requests, then layers on the GPUs, and last a context of 4,096 tokens. The number of
+parallel requests is lowered only for models that keep a state for each request, because all requests share the KV
+cells.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Plan:
     """How a model runs. `config` holds the options with all choices made, `draft_config` the same for its draft.
 
     `num_wanted`: tokens of context that the model would have with enough memory. `fits`: the model fits beside what is
-    already in memory. `draft_states`: None if drafts need no states.
+    already in memory. `draft_states`: None if drafts need no earlier states, or if the model cannot keep them.
     """
 
     config: EngineConfig
@@ -98,10 +99,11 @@ def _plan(
 
 
 def plan_again(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_tries: int) -> Plan:
-    """Return the plan after `num_tries` loads that ran out of memory. Each takes less than the one before, if possible.
+    """Return the plan after `num_tries` loads that ran out of memory. Each try takes less than the one before.
 
-    First the earlier states for drafts are dropped. After that a model with layers on GPUs may take four fifths of what
-    it took there. Other models get half of the context, and half of the parallel requests if each keeps a state.
+    First the earlier states for drafts are dropped. After that, a model with layers on GPUs may take four fifths of the
+    GPU memory that it took before. Other models get half of the context, and fewer parallel requests if each keeps a
+    state.
     """
     plan = make_plan(shapes, config, room)
     counts = _parallel_counts(shapes, config)
@@ -138,10 +140,9 @@ def longest_context(shapes: Sequence[FileShape], config: EngineConfig, room: Roo
 
 
 def check_possible(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> None:
-    """Raise ModelLoadFailed if the configured options cannot work, even after everything else has left memory.
+    """Raise ModelLoadFailed if the configured options need more memory than could ever become free.
 
-    `room` is all memory that could become free. Without this check the system would kill the worker, or llama.cpp would
-    try for seconds.
+    `room` is that memory. Without this check the system would kill the worker, or llama.cpp would try for seconds.
     """
     _check_gpu_layers(shapes, config, room)
     cells = num_cells_wanted(shapes[0], config) if config.ctx else min(_WORTHY)

@@ -1,7 +1,7 @@
 """The policy's file: its path, the checks of its owner and its content, and how a running process follows its changes.
 
-No option and no environment variable can name another path, so only users who may write there set the policy. While the
-file cannot be trusted or understood, the policy is CLOSED, and `trouble` says why.
+No option and no environment variable can name another path, so only users who may write to this path set the policy.
+While the file cannot be trusted or understood, the policy is CLOSED, and `trouble` says why.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class PolicyFile:
 
     @property
     def policy(self) -> MachinePolicy:
-        """What is allowed: everything if there is no file, nothing outside this machine while there is trouble."""
+        """The policy. Without a file it allows everything. While `trouble` is set, it is CLOSED."""
         self._refresh()
         return CLOSED if self._trouble else self._policy or MachinePolicy()
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a policy, or a file that should be one."""
+        """Whether there is a policy file, even one that cannot be used."""
         self._refresh()
         return self._policy is not None or bool(self._trouble)
 
@@ -196,7 +196,10 @@ def _read(path: Path) -> bytes | None:
 
 
 def _check_owner(status: os.stat_result, what: str) -> None:
-    """Raise ConfigError if a user other than root and this one could have written it. Windows has no such bits."""
+    """Raise ConfigError if a user other than root and the current user could have written the file or folder.
+
+    `what` names it in the error. Windows has no such owner and mode bits, so nothing is checked there.
+    """
     if sys.platform == "win32":
         return
     if status.st_uid not in (0, os.getuid()):

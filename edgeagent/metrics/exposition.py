@@ -1,4 +1,4 @@
-"""Exports all metrics in Prometheus's format: counters, and values that are read from the models at export."""
+"""Exports all metrics in Prometheus's format: counters, and values that are read from the models when exported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _CACHE_COUNTERS: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Values that are read rather than counted. A worker's values come from its last pong, at most a second ago."""
+    """Values that are read rather than counted. A worker's values are those of its last pong, at most a second old."""
 
     models: Sequence[ModelStatus]
     num_connections: int

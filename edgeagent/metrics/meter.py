@@ -41,9 +41,9 @@ class Meter:
         metrics.live_requests.labels(model, "waiting").inc()
 
     def rename(self, model: str) -> None:
-        """Count under another model's name, unless the generation has begun.
+        """Count the generation under another model's name. Do nothing if the generation has begun.
 
-        A name that is unknown when the request arrives may be a known model's later.
+        The model's canonical name may become known only after the request has arrived.
         """
         if self.has_begun or model == self.model:
             return
@@ -75,7 +75,7 @@ class Meter:
             self.last_s = step.at_s
 
     def end(self, code: str = ABANDONED) -> str:
-        """Count the end and return its name: the finish reason if there is one, otherwise `code`.
+        """Count the end of the generation, and return its finish reason if it has one, otherwise `code`.
 
         `code` is an error's code, or ABANDONED if the client left.
         """

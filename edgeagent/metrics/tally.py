@@ -1,4 +1,4 @@
-"""A histogram for events of every step. An observation takes 0.2 µs; with prometheus_client's histogram it takes 2 µs.
+"""A histogram for events of every step. An observation takes 0.2 µs; prometheus_client's histogram takes 2 µs.
 
 It has no lock, because only the event loop's thread observes. It is exported like any other metric of the registry.
 """
@@ -24,12 +24,12 @@ class Series:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value in the bucket of the first bound that it does not exceed."""
+        """Count a value in the first bucket whose bound is not less than the value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return each bound as text and how many values do not exceed it, infinity last."""
+        """Return each bound as text with the number of values up to that bound; the last bound is infinity."""
         total = 0
         buckets = []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):

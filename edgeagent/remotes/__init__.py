@@ -1,6 +1,6 @@
 """The remotes that the owner added: where they are, what they serve and what they may cost.
 
-They are stored in a private file in the state folder. The file has no keys, only the places where keys are found.
+They are stored in a private file in the state folder. The file holds no keys, only where each key is found.
 `file` reads and changes it, `check` checks its content, and `keys` finds the keys.
 """
 
@@ -55,7 +55,7 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True):
-    """The limits of a day's spending (UTC), for all clients together and for each client. None means no limit."""
+    """The limits of a day's spending (UTC): for all clients together, and for each client. None means no limit."""
 
     tokens: int | None = None
     money: float | None = None
@@ -76,10 +76,12 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 class Remote(Struct, frozen=True, forbid_unknown_fields=True):
     """One cluster or server that speaks OpenAI's protocol.
 
-    `models` maps this machine's model names to the remote's names. If it is empty (`serves_any`), the remote is asked
-    for any model by the name in the request. `context_length` 0 means the length that the remote states. `wire`: which
-    of OpenAI's protocols to speak. `continues`: whether the remote may continue an answer that began elsewhere.
-    "exact": only if it can continue an assistant's message. "inexact": if it cannot, it is asked to continue in words.
+    models: maps this machine's model names to the remote's names. If it is empty (`serves_any`), the remote is asked
+    for any model by the name in the request.
+    context_length: in tokens; 0 means the length that the remote states.
+    wire: which of OpenAI's protocols to speak.
+    continues: whether the remote may continue an answer that another backend began. "exact" allows this only to servers
+    that can continue an assistant's message. "inexact" also allows it to other servers, which are asked in words.
     """
 
     name: str

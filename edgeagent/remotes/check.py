@@ -59,7 +59,7 @@ def check_name(name: str) -> None:
 
 
 def complete_url(text: str) -> str:
-    """Return a base URL that ends with /v1, which is appended if missing; raise ConfigError if it is not a URL."""
+    """Return a base URL, with /v1 appended if it is missing; raise ConfigError if the text is not a URL."""
     parts = check_url(text, "URL")
     path = parts.path.rstrip("/")
     path = path if path.endswith(_API) else f"{path}{_API}"
@@ -104,7 +104,10 @@ def _endpoint(endpoint: Endpoint, where: str, *, is_plaintext_allowed: bool) -> 
 
 
 def check_url(text: str, where: str) -> SplitResult:
-    """Return a URL's parts; raise ConfigError, which begins with `where`, if it is not a URL or holds a secret."""
+    """Return a URL's parts; raise ConfigError if it is not a URL or holds a secret.
+
+    `where` names the field at the start of the error's text.
+    """
     if len(text) > MAX_URL_CHARS or not text.isascii() or any(not char.isprintable() or char == " " for char in text):
         raise ConfigError(f"{where}: must be a URL of at most {MAX_URL_CHARS} ASCII characters without blanks")
     try:
@@ -192,7 +195,7 @@ def _check_numbers(remote: Remote, where: str) -> None:
 
 
 def check_budget(budget: Budget, where: str) -> None:
-    """Raise ConfigError, which begins with `where`, if a budget is not valid."""
+    """Raise ConfigError if a budget is not valid. `where` names the field at the start of the error's text."""
     _check_each(where, asdict(budget), lambda value: value >= 0, "0 or more")
 
 

@@ -52,7 +52,7 @@ class RemotesFile:
 
     @property
     def remotes(self) -> tuple[Remote, ...]:
-        """The remotes in the order in which they were added; none while there is trouble."""
+        """The remotes in the order in which they were added; empty while `trouble` is set."""
         self._refresh()
         return tuple(self._by_name.values())
 
@@ -69,7 +69,7 @@ class RemotesFile:
         return self._revision
 
     def find(self, name: str) -> Remote | None:
-        """Return the remote of this name; None if there is none, or while there is trouble."""
+        """Return the remote of this name; None if there is none, or while `trouble` is set."""
         self._refresh()
         return self._by_name.get(name)
 
@@ -120,7 +120,7 @@ def load_remotes(state_dir: Path) -> tuple[Remote, ...]:
 
 
 def add_remote(state_dir: Path, remote: Remote) -> Remote:
-    """Add a remote, or replace the one of the same name. Return it as written. A running daemon follows the change."""
+    """Add a remote, or replace the one of the same name. Return it as written. A running daemon uses it at once."""
     remote = checked(remote)
     with changing(state_dir / _LOCK_FILE, "edgeagent remote"):
         known = load_remotes(state_dir)
@@ -154,7 +154,7 @@ def find_among(remotes: Sequence[Remote], name: str) -> Remote:
 
 
 def described(remote: Remote) -> dict[str, Any]:
-    """Return a remote as a dict for JSON, as it is in the file."""
+    """Return a remote as a dict for JSON, in the form that the file has."""
     fields: dict[str, Any] = msgspec.to_builtins(remote)
     return fields
 

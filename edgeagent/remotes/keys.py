@@ -15,13 +15,14 @@ from edgeagent.runtime_file import read_private
 KEYRING_SERVICE = "edgeagent"
 MAX_KEY_CHARS = 8192
 RETRY_S = 10.0
-"""Seconds until the keyring is asked again for a key that it did not give."""
+"""Seconds to wait before the keyring is asked again for a key that it did not give."""
 
 
 class KeyFinder:
     """Finds keys. Keys from the system's keyring are kept in memory, since the keyring may ask the user each time.
 
-    With `waits`, a call waits for the keyring. Otherwise a thread asks it, and the key is missing until it answers.
+    With `waits`, a call waits for the keyring. Otherwise a thread asks the keyring, and the key counts as missing until
+    the keyring answers.
     """
 
     def __init__(self, *, waits: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +34,7 @@ class KeyFinder:
         self._asking: set[str] = set()
 
     def __call__(self, key: Key) -> str:
-        """Return a key; raise ConfigError, which says where it was searched for and what to do."""
+        """Return a key; raise ConfigError if there is none. The error says where the key should be and what to do."""
         match key.source:
             case "env":
                 return _checked(os.environ.get(key.name), f"the environment variable {key.name}", _SET_IT)

@@ -1,7 +1,7 @@
-"""The test of a remote for its owner: name lookup, connection, TLS, models and one token, with the time of each.
+"""Tests a remote for its owner: name lookup, connection, TLS, models and one token, with the time of each.
 
-It sends a greeting and no client's data. Like any request, it needs a mode that lets requests leave the machine, and
-it gets a row in the egress ledger.
+The test sends a greeting and no client's data. Like any request, it needs a mode that lets requests leave the machine,
+and it is recorded in the egress ledger.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ async def _try(this: _Try) -> None:
 
 
 async def _ask_for_models(this: _Try) -> str:
-    """Fill in the connection's times and the models' names. Return the owner that the remote states for the first."""
+    """Record the connection's times and the models' names. Return the `owned_by` field of the first model."""
     began_s = time.monotonic()
     permit = ProbePermit(this.remote.name, this.mode)
     async with asyncio.timeout(this.remote.limits.first_token_s):
@@ -134,7 +134,7 @@ async def _ask_for_models(this: _Try) -> str:
 
 
 def _choose_model(remote: Remote, checkup: Checkup) -> str:
-    """Return the model to ask for a token, "" if there is none. Record the models that are missing."""
+    """Return the model to ask for a token; "" if there is none. Record configured models that the remote lacks."""
     missing = [name for name in remote.models.values() if name not in checkup.models]
     if missing:
         have = ", ".join(checkup.models[:10]) or "none"

@@ -1,7 +1,8 @@
-"""Sharing of remote streams: requests that must get the same answer read one running stream, which is paid for once.
+"""Shares remote streams: requests that must get the same answer read one running stream, which is paid for once.
 
-A later request reads the stream from its beginning and opens no connection. Each request is read and cancelled on its
-own, and the remote's stream is stopped when the last one has ended. Nothing is kept of a stream that has ended.
+A later request reads the stream from its beginning and opens no connection. Each request reads at its own pace and can
+be cancelled alone. The stream is stopped at the remote when its last request has ended. Nothing is kept of a stream
+that has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from edgeagent.types import (
 Steps = AsyncGenerator[Step, None]
 
 COALESCED = "coalesced"
-"""The placement reason of an answer for which nothing was sent, because it followed another request's stream."""
+"""The placement reason of a request for which nothing was sent, because it read another request's stream."""
 # A stream with more steps takes no more readers, so that its first steps need not be kept.
 _MAX_KEPT_STEPS = 8192
 
@@ -57,14 +58,14 @@ class SharedStreams:
         return self._follow(key, backend, request, permit, so_far)
 
     def can_follow(self, backend: Backend, request: GenerateRequest, so_far: AnswerSoFar | None) -> bool:
-        """Whether a request would follow a stream that runs at a backend, so that it takes no capacity there."""
+        """Whether a request would read a stream that already runs at a backend. It then takes no capacity there."""
         if not any(stream.backend == backend.name for stream in self._open.values()):
             return False
         key = _key(backend, request, so_far)
         return key is not None and self._running(key) is not None
 
     def num_starting(self, backend: str) -> int:
-        """Return how many streams are about to start on a backend that does not count them yet."""
+        """Return how many streams are about to start on a backend. The backend itself does not count them yet."""
         return sum(stream.backend == backend and not stream.has_begun for stream in self._open.values())
 
     def cancel(self, backend: Backend, request_id: str) -> None:
@@ -107,7 +108,7 @@ class SharedStreams:
         return None if stream is None or stream.is_over else stream
 
     def _close(self, stream: _Stream) -> None:
-        """Let no further request read a stream."""
+        """Allow no further request to read a stream."""
         stream.first = None
         if self._open.get(stream.key) is stream:
             del self._open[stream.key]
@@ -124,7 +125,7 @@ class _Link:
 
 
 class _Reader:
-    """One request's view of a stream. A request that joined later gets its own times instead of the first request's."""
+    """One request's view of a stream. A request that joined later gets its own times, not the first request's."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class _Reader:
         self._usage = Usage(num_output_tokens=0 if so_far is None else so_far.num_tokens)
 
     def take(self, step: Step) -> Step:
-        """Return a step as this request should get it."""
+        """Return a step for this request. A request that joined later gets its own times and placement reason."""
         usage = self._usage
         self._usage = replace(usage, num_output_tokens=usage.num_output_tokens + len(step.tokens))
         for delta in step.deltas:
@@ -177,7 +178,7 @@ class _Reader:
 
 
 class _Stream:
-    """One request's steps at a remote, for several readers. A reader that has read all of them waits for the next.
+    """One request's steps at a remote, for several readers. A reader that has read all steps waits for the next.
 
     The next step is read from the remote only while a reader waits, so the fastest reader sets the pace.
     """
@@ -224,7 +225,7 @@ class _Stream:
             del self.readers[reader.request_id]
 
     def leave(self, request_id: str) -> bool:
-        """End the view of a cancelled reader. Return False, and change nothing, if no other reader continues."""
+        """End the reading of a cancelled request. If no other request reads, change nothing and return False."""
         others = [reader for reader in self.readers.values() if reader.request_id != request_id]
         if all(reader.left.done() for reader in others):
             return False
@@ -261,9 +262,10 @@ class _Stream:
 def _key(backend: Backend, request: GenerateRequest, so_far: AnswerSoFar | None) -> Hashable | None:
     """Return a key that is equal for requests with the same answer from a backend; None if a request shares nothing.
 
-    The key has the backend itself and not its name, since a changed remote gets a new backend of the same name. Fields
-    that do not reach the remote may differ; the client and its cache partition must not. A request shares nothing if
-    its answer varies, if its answer must not be kept, or if it has its own timeout.
+    A request shares nothing if its answer varies (sampled without a seed), if its cache policy restricts reading,
+    writing or storing, or if it has its own timeout. Fields that do not reach the remote are left out of the key, but
+    the client and its cache partition are part of it. The key contains the backend itself, since a changed remote gets
+    a new backend of the same name.
     """
     sampling, cache = request.sampling, request.cache
     is_the_same_each_time = sampling.temperature == 0 or sampling.seed is not None

@@ -1,4 +1,4 @@
-"""The backend that each conversation ran on last. The policy decides, from estimates, whether it stays there."""
+"""Remembers the backend that each conversation ran on last. The policy decides whether a conversation stays there."""
 
 from __future__ import annotations
 

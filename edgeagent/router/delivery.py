@@ -1,4 +1,4 @@
-"""The delivered part of an answer, from all places that produced some of it. Another place can continue from it."""
+"""Tracks the part of an answer that the client has received, so that another backend can continue from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CONTENT = (TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta)
 
 
 class Delivery:
-    """One answer and its delivery to the client. The answer may move from one place to another."""
+    """One answer and its delivery to the client. The answer may move from one backend to another."""
 
     def __init__(self, request: GenerateRequest, clock: Callable[[], float] = time.monotonic) -> None:
         self._request = request
@@ -45,7 +45,7 @@ class Delivery:
         self._started: Started | None = None
         self._first_token_s: float | None = None
         self._handovers: tuple[Handover, ...] = ()
-        self._placement: Placement | None = None  # where the answer runs, as reported by that place
+        self._placement: Placement | None = None  # where the answer runs, as the backend reported it
         self._is_at_seam = False
         self.route: Route | None = None
         self.num_tokens = 0
@@ -57,7 +57,7 @@ class Delivery:
 
     @property
     def so_far(self) -> AnswerSoFar | None:
-        """The part that the next place continues; None if it starts over."""
+        """The delivered part, from which the next backend continues; None if that backend starts over."""
         given = self._request.so_far
         if not self.has_content:
             return given
@@ -67,7 +67,7 @@ class Delivery:
 
     @property
     def why_bound(self) -> str:
-        """Why an answer that has begun cannot continue elsewhere; empty if it can."""
+        """Why another backend cannot continue an answer that has begun; empty if it can."""
         if self._has_calls:
             return "it has begun a tool call"
         if self._request.logprobs is not None or self._request.echo:
@@ -88,15 +88,15 @@ class Delivery:
             self.num_tokens = 0
 
     def move(self, target: str, reason: str) -> None:
-        """Record that another place continues the answer."""
+        """Record that the backend `target` continues the answer, and why."""
         assert self.route is not None
         self._handovers += (Handover(self.route.backend, target, self.num_tokens, reason),)
         metrics.handovers_total.labels(self.route.backend, target, reason).inc()
 
     def take(self, step: Step) -> Step | None:
-        """Record a step of the current place. Return the part that the client should get; None if there is none."""
+        """Record a step of the current backend. Return the step for the client; None if it gets nothing."""
         if self._is_at_seam:
-            # A place may repeat the end of the delivered part. The client must not get that twice.
+            # Before its first content, a backend may report tokens that were delivered before. Do not count them twice.
             self._is_at_seam = not any(isinstance(delta, _CONTENT) for delta in step.deltas)
             if self._is_at_seam:
                 step = replace(step, tokens=())
@@ -108,7 +108,7 @@ class Delivery:
         return replace(step, deltas=deltas) if deltas or step.tokens else None
 
     def cancelled(self) -> Step:
-        """Return the terminal step of an answer that was cancelled between two places."""
+        """Return the terminal step of an answer that was cancelled while it moved between two backends."""
         return self._ended(FinishReason.CANCELLED)
 
     def cut_at_limit(self) -> Step:
@@ -153,9 +153,9 @@ class Delivery:
                 return delta
 
     def _finished(self, finished: Finished) -> Finished:
-        """Add the answer's route and its times over all places. The cached tokens are those of the first place.
+        """Add the answer's route, and its times over all backends. The cached tokens are those of the first backend.
 
-        Stage times are known only for the place that gave the first token. If another place finished, they are 0.
+        Only the backend that gave the first token knows the stage times. If another backend finished, they are 0.
         """
         assert self.route is not None
         timings = replace(
@@ -178,7 +178,7 @@ class Delivery:
 
     @property
     def placement(self) -> Placement:
-        """Where the answer runs: as the place reported it, or else as the router chose it."""
+        """Where the answer runs: as the backend reported it, or else as the router chose it."""
         assert self.route is not None
         if self._placement is None:
             return Placement(self.route.backend, self._request.model, self.route.reason)

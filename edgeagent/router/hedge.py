@@ -1,4 +1,4 @@
-"""Hedging: if the first place is silent for a while, a second one starts too, and the first to give content wins."""
+"""Hedging: if a backend gives no content for a while, a second backend starts too. The first to give content wins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def has_content(step: Step) -> bool:
 
 
 class HedgeBudget:
-    """Limits hedged requests, which run at two places, to a fraction of the requests that qualify."""
+    """Limits hedged requests, which run on two backends, to a fraction of the requests that qualify."""
 
     def __init__(self, fraction: float = 0.1, max_saved: float = 2.0) -> None:
         self._fraction = fraction
@@ -32,7 +32,7 @@ class HedgeBudget:
         self._saved = min(self._max_saved, self._saved + self._fraction)
 
     def spend(self) -> bool:
-        """Take one hedge from the budget; return False if the budget does not allow one."""
+        """Take one hedge from the budget; return False if the budget is used up."""
         if self._saved < 1.0:
             return False
         self._saved -= 1.0
@@ -40,7 +40,7 @@ class HedgeBudget:
 
 
 class _Runner:
-    """The steps of one place, up to its first content."""
+    """Reads the steps of one stream up to its first content."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
@@ -52,7 +52,7 @@ class _Runner:
         return asyncio.ensure_future(anext(self.steps))
 
     def look(self) -> bool:
-        """Take the step that has arrived, and return whether it has content. A failure is kept in `error`."""
+        """Take the step that has arrived, and return whether it has content. If the stream failed, set `error`."""
         try:
             step = self.task.result()
         except EdgeAgentError as error:
@@ -65,7 +65,7 @@ class _Runner:
         return False
 
     async def close(self) -> None:
-        """End the place's stream, and ignore any further step or error from it."""
+        """End the stream, and ignore any further step or error from it."""
         self.task.cancel()
         with suppress(asyncio.CancelledError, StopAsyncIteration, EdgeAgentError):
             await self.task
@@ -75,10 +75,10 @@ class _Runner:
 async def race(
     first: Steps, start_second: Callable[[], Steps | None], after_s: float, choose: Callable[[int], None]
 ) -> Steps:
-    """Yield the steps of the place that gives content first. `choose` gets its index (0 or 1) before its first step.
+    """Yield the steps of the stream that gives content first. The other stream is closed.
 
-    `start_second` is called once `after_s` seconds have passed without content from the first place. The losing place
-    is closed. If both fail, the first one's error is raised.
+    `start_second` is called if the first stream gives no content within `after_s` seconds. `choose` gets the winner's
+    index (0 or 1) before its first step is yielded. If both streams fail, the error of the first one is raised.
     """
     runners = [_Runner(first)]
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""The run of one request over one or more places, from its acceptance to its terminal event.
+"""The run of one request over one or more backends, from its acceptance to its terminal event.
 
-If a place fails before the first content, another place is tried. If a place fails later, another place continues the
-answer after the delivered part, or one error ends it and says how much was delivered.
+If a backend fails before the first content, another one is tried. If it fails later, another one continues the answer
+after the delivered part. If no backend can, one error ends the answer and says how many tokens were delivered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from edgeagent.types import Finished, GenerateRequest, Interrupted, Step, replac
 Steps = AsyncGenerator[Step, None]
 
 WORKER_LOST = "worker_lost"
-# A place that failed is not tried again, but an answer can move from a lost worker to a remote and to the next worker.
+# A backend that failed is not tried again. But an answer can move from a lost worker to a remote, and then to the
+# next worker.
 _MAX_ATTEMPTS = 12
 
 
@@ -45,7 +46,7 @@ class Journey:
         self.is_cancelled = False
 
     async def steps(self) -> Steps:
-        """Yield the answer's steps. The last one has the terminal event; if there is none, raise an EdgeAgentError."""
+        """Yield the answer's steps; the last has the terminal event. Raise an EdgeAgentError if the answer fails."""
         order = self._choose()
         for _ in range(_MAX_ATTEMPTS):
             self._delivery.begin(order.routes[0])
@@ -70,10 +71,10 @@ class Journey:
         raise self._failure()
 
     async def _attempt(self, order: Order) -> Steps:
-        """Run at the first place of an order. If this returns without a terminal event, the answer continues elsewhere.
+        """Yield the steps of an order's first backend. If the last one is not terminal, another backend continues.
 
-        While there is another place to try, steps before the first content are held back. So clients are told where
-        the answer comes from, not where it was tried.
+        While another backend could be tried instead, the steps before the first content are held back. The client
+        is then told only which backend answers, and not which ones failed before.
         """
         request = self._timed()
         held: list[Step] | None = None
@@ -104,7 +105,7 @@ class Journey:
                     return
 
     def _source(self, order: Order, request: GenerateRequest) -> Steps:
-        """Return the steps of the first place, or of the second if it is started as a hedge and answers sooner."""
+        """Return the steps of the order's first backend. If the request is hedged, the second may start too and win."""
         first = self._steps_at(order.routes[0], request)
         if order.hedge_after_s is None or self._delivery.has_content:
             return first
@@ -125,7 +126,10 @@ class Journey:
         return self._placing.streams.steps(backend, request, route.permit, self._delivery.so_far)
 
     def _timed(self) -> GenerateRequest:
-        """Return the request with its remaining time as its timeout; raise RequestTimeout if no time remains."""
+        """Return the request. After a backend's failure, its timeout is the time that remains.
+
+        Raise RequestTimeout if no time remains.
+        """
         if self._deadline_s is None or not self._errors:
             return self._request
         left_s = self._deadline_s - self._clock()
@@ -134,7 +138,7 @@ class Journey:
         return replace(self._request, timeout_s=left_s)
 
     def _choose(self) -> Order:
-        """Return the order of the places that have not failed; raise the client's error if there are none."""
+        """Return the order of the backends that have not failed; raise the error for the client if none is left."""
         try:
             return self._placing.choose(self._request, self._failed, self._delivery.so_far)
         except EdgeAgentError as error:
@@ -146,7 +150,10 @@ class Journey:
             raise self._failure() from None
 
     def _goes_on_elsewhere(self) -> bool:
-        """Whether another place continues a dead worker's answer sooner than the next worker. Set `_elsewhere`."""
+        """Whether another backend can continue a dead worker's answer sooner than the next worker.
+
+        Set `_elsewhere` to the order to continue with, None if there is none.
+        """
         if self.is_cancelled or (self._delivery.has_content and self._delivery.why_bound):
             return False
         so_far = self._delivery.so_far
@@ -157,7 +164,10 @@ class Journey:
         return self._elsewhere is not None
 
     def _judged(self, error: EdgeAgentError) -> str:
-        """Record a place's failure and return its code; raise the client's error if no other place may continue."""
+        """Record the current backend's failure and return the error's code.
+
+        Raise the error for the client if no other backend may continue.
+        """
         route = self._delivery.route
         assert route is not None
         self._errors.append(error)
@@ -165,7 +175,7 @@ class Journey:
         if self._delivery.has_content and (self._broken is None or self._delivery.num_tokens > self._num_before):
             self._broken = error
         if isinstance(error, InvalidRequest) and not route.is_local and not lacks(error):
-            # Other remotes would refuse it too; this machine may take it.
+            # Other remotes would refuse the request too, but this machine may accept it.
             self._failed.update(name for name in self._placing.backends if name.startswith(REMOTE_PREFIX))
         is_bound = self._delivery.has_content and bool(self._delivery.why_bound)
         if is_bound or is_final(error, is_local=route.is_local) or self._placing.is_stopping:
@@ -175,7 +185,8 @@ class Journey:
     def _failure(self) -> EdgeAgentError:
         """Return the one error that ends the request.
 
-        It is the timeout if it passed, else the failure that interrupted the answer, else the preferred place's error.
+        This is the first of: the timeout, if it has passed; the failure that interrupted the answer; the error of the
+        most preferred backend.
         """
         last = self._errors[-1]
         if isinstance(last, RequestTimeout):

@@ -48,7 +48,7 @@ class Outside:
 
     @property
     def why_local(self) -> str:
-        """Why the machine's policy keeps all requests on this machine; empty if it does not, or without remotes."""
+        """Why the machine's policy keeps all requests on this machine; empty if it does not, or without any remote."""
         if not self.file.remotes:
             return ""
         if why := self.policy.why_local:

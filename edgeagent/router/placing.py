@@ -1,6 +1,6 @@
-"""The choice of where a request runs now, from the backends' estimates and the policy's order.
+"""Chooses where a request runs now, from the backends' estimates and the policy's order.
 
-Nothing here awaits. The only state is where conversations run, the hedge budget and the shared streams.
+Nothing here awaits. The only state is the backend of each conversation, the hedge budget and the shared streams.
 """
 
 from __future__ import annotations
@@ -49,18 +49,21 @@ class Placing:
         return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
 
     def is_kept_here(self, request: GenerateRequest) -> bool:
-        """Whether a request must stay on this machine although there are remotes, allowed by the policy or not."""
+        """Whether a request must stay here although the owner has remotes, including those that the policy forbids."""
         is_bound = self.mode(request) is RouteMode.LOCAL_ONLY
         return is_bound and (any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local()))
 
     def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
-        """Whether a request may use a second place now. If it may, one hedge is taken from the budget."""
+        """Whether a request may start on a second backend now. If it may, take one hedge from the budget."""
         mode = self.mode(request)
         is_there = order.routes[1].backend in self.backends
         return mode is not RouteMode.LOCAL_ONLY and is_there and self.hedges.spend()
 
     def note(self, request: GenerateRequest, route: Route, reason: str, first_token_s: float) -> None:
-        """Record that an answer has begun on a route, after `first_token_s`. `reason` is the one sent to the client."""
+        """Record that an answer has begun on a route after `first_token_s` seconds.
+
+        `reason` is the reason that was sent to the client.
+        """
         self.conversations.note(request, route.backend)
         metrics.placements_total.labels(route.backend, reason).inc()
         if route.expected_s is not None and reason != COALESCED:
@@ -69,9 +72,9 @@ class Placing:
     def choose(
         self, request: GenerateRequest, without: Collection[str] = (), so_far: AnswerSoFar | None = None
     ) -> Order:
-        """Return the routes of a request, except to backends in `without`; raise the client's error if there are none.
+        """Return the routes of a request, except to backends in `without`.
 
-        `so_far` is the delivered part of the answer.
+        `so_far` is the delivered part of the answer. Raise the error for the client if there is no route.
         """
         began_s = time.perf_counter()
         try:
@@ -108,7 +111,7 @@ class Placing:
                     self._remotes.warm(name)
 
     def sooner_elsewhere(self, request: GenerateRequest, route: Route, without: Collection[str]) -> Order | None:
-        """Return the routes that continue a dead worker's answer sooner than its successor; None if there are none."""
+        """Return routes on which a dead worker's answer continues sooner than on the next worker; None if none does."""
         mode = self.mode(request)
         estimates, _ = self._estimates(request, mode, without, None)
         local = estimates.pop(route.backend, None)
@@ -121,10 +124,10 @@ class Placing:
     def _estimates(
         self, request: GenerateRequest, mode: RouteMode, without: Collection[str], so_far: AnswerSoFar | None
     ) -> tuple[dict[str, Estimate], EdgeAgentError | None]:
-        """Return the estimates of the backends that know the model, and one error of the others.
+        """Return the estimates of the backends that know the model, by name, and one error of the other backends.
 
-        The error is the first BackendUnavailable, or else the first ModelNotFound. Remotes are not asked if the request
-        must stay on this machine, and this machine is not asked if the request must leave it.
+        The error is the first BackendUnavailable, or else the first ModelNotFound. Backends that the mode excludes are
+        not asked.
         """
         estimates: dict[str, Estimate] = {}
         unknown: ModelNotFound | None = None
@@ -155,7 +158,7 @@ def _no_route(
     *,
     is_alone: bool,
 ) -> EdgeAgentError:
-    """Return the client's error. `is_alone`: the daemon has neither a local model nor a remote."""
+    """Return the error for a client whose request has no route. `is_alone`: the daemon has no backend at all."""
     if is_alone:
         return BackendUnavailable(
             "the daemon has no model of its own and no remote; start it with a model (`edgeagent serve MODEL`), "

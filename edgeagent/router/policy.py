@@ -1,7 +1,7 @@
 """The routing policy: which backends may serve a request, in which order, and why.
 
-Its functions are pure: they see estimates, never backends. Only this module lets a client's request leave the machine,
-because only it creates permits for one. (An owner's test of a remote, in `checkup`, creates its own.)
+Its functions are pure: they see estimates, never backends. A client's request leaves the machine only with a permit,
+and only this module creates such permits. (The owner's test of a remote, in `checkup`, creates its own.)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edgeagent.backends.base import Estimate
 from edgeagent.config import RouterConfig
 from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tier
 
-# A conversation returns to this machine once its estimates are below this part of the target.
+# A conversation returns to this machine once the machine's estimates are at most this part of the target.
 _COMFORT = 0.5
 # The assumed time to the first token of a remote that was never measured: about a round trip and a short prompt.
 _UNKNOWN_FIRST_TOKEN_S = 0.5
@@ -22,7 +22,7 @@ _UNLOADED_FIRST_TOKEN_S = 3.0
 REMOTE_PREFIX = "remote:"
 """The prefix of the names of backends on other machines."""
 LOCAL_FAILED = "local_failed"
-"""The reason of a route to a remote that is taken after this machine failed."""
+"""The reason of a route to a remote that is taken because this machine failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ TARGETS = targets_of(RouterConfig())
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A backend, the reason for its place in the order, and, for a remote, the permit to use it."""
+    """A backend that a request may use, the reason for it, and, for a remote, the permit."""
 
     backend: str
     reason: str
@@ -69,7 +69,7 @@ class Route:
 class Order:
     """The routes that a request may take, best first; empty if nothing can serve it.
 
-    `hedge_after_s`: start the second route too if the first has given no content within this time.
+    `hedge_after_s`: start the second route too if the first gives no content within this time; None: do not.
     `is_fallback_likely`: this machine is near its limits, so connections to the next remote should be open.
     """
 
@@ -98,10 +98,10 @@ def choose_routes(
     4. prefer_local, and this machine meets the tier's target: this machine, then the remotes as in 2. If this machine
        is close to missing the target, a realtime request is hedged. A conversation on a remote returns to this machine
        only when this machine's estimates are at most half of the target.
-    5. prefer_local otherwise: the remotes that meet the target, then all other places by predicted time to first token.
+    5. prefer_local otherwise: the remotes that meet the target, then all others by predicted time to the first token.
 
-    Places that cannot serve the request are left out. This machine is kept if there is no other place. If no place can
-    serve the request, the remotes whose obstacle may have gone are tried.
+    Backends that cannot serve the request are left out, except that this machine is kept if no remote is left. If no
+    backend can serve the request, the remotes whose obstacle may be gone are tried.
     """
     target = targets[request.tier]
     here = [estimate for estimate in estimates if estimate.is_local]
@@ -130,7 +130,7 @@ def choose_routes(
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The places where a request may run: this machine, and remotes in order of preference."""
+    """The estimates of the backends that a request may use: this machine, and remotes in order of preference."""
 
     request: GenerateRequest
     mode: RouteMode
@@ -138,11 +138,11 @@ class _Places:
     remotes: Sequence[Estimate]
 
     def away(self, chosen: Sequence[Estimate], reason: str) -> tuple[Route, ...]:
-        """Return the routes to these remotes."""
+        """Return the routes to the chosen remotes."""
         return tuple(_remote_route(self.request, self.mode, estimate, reason) for estimate in chosen)
 
     def home(self, reason: str) -> tuple[Route, ...]:
-        """Return the routes that stay on this machine; empty if only a remote can serve the request."""
+        """Return the route on this machine; empty if only a remote can serve the request."""
         able = [each for each in self.here if not self.remotes or not _obstacle(each)]
         return tuple(Route(each.backend, reason, None, each.first_token_s) for each in able)
 
@@ -172,7 +172,7 @@ def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
 
 
 def why_bound(estimate: Estimate, target: Target) -> str:
-    """Return a one-word reason why a place misses a target; empty if it meets the target or too little is known."""
+    """Return one word for why a backend misses a target; empty if it meets the target or too little is known."""
     if obstacle := _obstacle(estimate):
         return obstacle
     if estimate.strain:
@@ -190,7 +190,7 @@ def is_sooner(remote: Estimate, local: Estimate) -> bool:
 
 
 def _remotes(estimates: Sequence[Estimate], *, is_local_allowed: bool) -> list[Estimate]:
-    """Return the remotes that can serve a request. If no place can, return the remotes that may be tried."""
+    """Return the remotes that can serve a request. If no backend can, return the remotes that may be tried."""
     away = [estimate for estimate in estimates if not estimate.is_local]
     able = [estimate for estimate in away if not _obstacle(estimate)]
     if able or (is_local_allowed and any(each.is_local and not _obstacle(each) for each in estimates)):

@@ -1,4 +1,4 @@
-"""Rules for failures: after which ones another place is tried, and which error the client gets if none can serve."""
+"""Rules for failures: after which ones another backend is tried, and which error the client gets if all fail."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from edgeagent.types import GenerateRequest
 
 _USUAL_BYTES = 4  # per token
 
-# Errors that mean that this place lacks something that another place may have.
+# Errors that mean that this backend lacks something that another one may have.
 _LACKS = (ContextLengthExceeded, NotSupported)
 _LOCAL_FAILURES = (BackendUnavailable, Overloaded, ModelLoading, ModelLoadFailed, WorkerCrashed, ModelNotFound)
 
 
 def is_final(error: EdgeAgentError, *, is_local: bool) -> bool:
-    """Whether no other place may be tried: this machine found the request invalid, or its timeout passed."""
+    """Whether no other backend may be tried: this machine found the request invalid, or the timeout passed."""
     if isinstance(error, RequestTimeout):
         return True
     return is_local and isinstance(error, InvalidRequest) and not lacks(error)
 
 
 def lacks(error: EdgeAgentError) -> bool:
-    """Whether an error means that a place lacks something that another place may have."""
+    """Whether an error means that a backend lacks something that another one may have."""
     return isinstance(error, _LACKS)
 
 
 def most_telling(errors: Sequence[EdgeAgentError]) -> EdgeAgentError:
-    """Return which of the errors of all tried places the client gets: the most preferred place's.
+    """Return the error that the client gets, from the errors of all tried backends, the most preferred first.
 
-    Errors that say that a place lacks a feature, or that a remote's context is too short, are returned only if there
-    are no others.
+    This is the first error, unless it says that a backend lacks a feature or that a remote's context is too short. Such
+    an error is returned only if there is no other kind.
     """
     return next((error for error in errors if not _is_lack_elsewhere(error)), errors[0])
 
@@ -57,9 +57,10 @@ def _is_lack_elsewhere(error: EdgeAgentError) -> bool:
 
 
 def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded | None:
-    """Return the client's error if all remaining places are full; None if another place that could serve has failed.
+    """Return `full` with the tried backends' errors added to its message, if the client should get that error.
 
-    Its message adds the errors of the remotes that were tried: they lack something, are full, or cannot be reached.
+    `full` says that all remaining backends are full. `errors` come from the backends that were tried. Return
+    None unless each of them says that its backend lacks a feature or context, is full, or cannot be reached.
     """
     if not all(isinstance(error, (*_LACKS, RemoteUnavailable, Overloaded)) for error in errors):
         return None
@@ -68,10 +69,10 @@ def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded 
 
 
 def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> EdgeAgentError:
-    """Return the error of a request that failed here and may not leave; it says how much would have been sent.
+    """Return the error of a request that failed here and may not leave this machine.
 
-    `why` is the reason from the machine's policy, or empty if the policy is not what keeps the request here. An error
-    that is not a failure of this machine is returned unchanged.
+    The error says how much would have been sent to a remote. `why` is the reason from the machine's policy; empty if
+    the policy does not keep the request here. An error that is not a failure of this machine is returned unchanged.
     """
     if not isinstance(error, _LOCAL_FAILURES):
         return error

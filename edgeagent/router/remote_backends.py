@@ -1,6 +1,6 @@
 """The backends of the owner's remotes, created and removed as the file of remotes or the machine's policy changes.
 
-If a remote is removed, its streams end there at once and continue elsewhere if their mode allows it.
+If a remote is removed, its streams end at once. Another backend continues their answers if the mode allows it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteBackends:
-    """Keeps the remotes in `backends` equal to the file of remotes. The router shares this mapping."""
+    """Keeps the remotes in `backends` equal to the file of remotes. The router uses the same mapping."""
 
     def __init__(self, outside: Outside, backends: MutableMapping[str, Backend]) -> None:
         self._outside = outside
@@ -117,9 +117,10 @@ class RemoteBackends:
 
 
 def _lag_s() -> float:
-    """Return how far a clock that runs while the machine sleeps is ahead of the monotonic clock.
+    """Return how many seconds the boot clock is ahead of the monotonic clock.
 
-    On systems without such a clock it uses the wall clock. If that clock is set, idle connections are reopened
+    Unlike the monotonic clock, the boot clock also runs while the machine sleeps. On systems without a boot clock, the
+    wall clock takes its place. Setting the wall clock then looks like a sleep, and idle connections are reopened
     unnecessarily.
     """
     boot = getattr(time, "CLOCK_BOOTTIME", None)

@@ -35,18 +35,18 @@ from edgeagent.types import (
 Steps = AsyncGenerator[Step, None]
 
 
-# How long this machine's disk is not searched again for a model that a remote serves.
+# After a search for a remote's model on this machine's disk, the next search waits this long.
 _ABSENT_S = 5.0
 _MAX_ABSENT = 1024
 
 NO_MODEL = "none"
-"""The value of `model` for a daemon that serves remote models only."""
+"""The value of the option `model` for a daemon that serves only remote models."""
 
 
 class Router:
     """All backends behind one interface. `generate` and `cancel` keep the contract of backends.base.Backend.
 
-    `machine_mode` is called before each attempt, so a permission that the owner withdraws ends with the next attempt.
+    `machine_mode` is called before each attempt. A permission that the owner has withdrawn is not used again.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Router:
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
     def _name_of(self, model: str) -> str:
-        """Return a model's canonical name, which remotes map to their own; the given name if no backend knows it."""
+        """Return a model's canonical name, which remotes map to their own; the given name if no backend knows one."""
         for backend in self._open_backends():
             with suppress(EdgeAgentError):
                 return backend.find_model(model)
@@ -217,8 +217,8 @@ class Router:
     async def _located(self, request: GenerateRequest) -> bool:
         """Search for a request's model if it is not known yet. Return False if the request was cancelled meanwhile.
 
-        Raise ModelNotFound if there are no remotes. If there are some, usable or forbidden by the machine's policy, the
-        error is raised later, by the choice of a route.
+        Raise ModelNotFound if the owner has no remotes. Otherwise the error is raised later, when a route is chosen,
+        even if the machine's policy forbids all remotes.
         """
         self._locating.add(request.id)
         try:
@@ -243,9 +243,10 @@ class Router:
             self._placing.streams.cancel(backend, request_id)
 
     async def generate(self, request: GenerateRequest) -> Steps:
-        """Run a request where the policy decides, and elsewhere if that fails. The terminal event says where and why.
+        """Run a request on the backend that the policy chooses, and on another one if that fails.
 
-        Nothing is awaited between the decision and the backend's acceptance, so a burst of requests is counted exactly.
+        The terminal event says where the request ran, and why. Nothing is awaited between the choice and the backend's
+        acceptance, so a burst of requests is counted exactly.
         """
         if not await self._located(request):
             ended = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="cancelled"))

@@ -28,7 +28,7 @@ _OLLAMA_SYSTEM_FOLDER = Path("/usr/share/ollama/.ollama/models")
 
 @dataclass(frozen=True, slots=True)
 class Adoptable:
-    """A model of another program. `sha256` is the hash that the program records for the first file, if it does."""
+    """A model of another program. `sha256` is that program's record of the first file's hash; None without one."""
 
     name: str
     source: str
@@ -41,7 +41,10 @@ class Adoptable:
 
 
 def adoptable(source: str, environment: Mapping[str, str] | None = None) -> tuple[Adoptable, ...]:
-    """Return the models of a source, which is a name in SOURCES, a folder or a file. Each name appears once."""
+    """Return the models of a source. No name appears twice.
+
+    `source` is a name in SOURCES, or the path of a folder or a file.
+    """
     environment = os.environ if environment is None else environment
     find = SOURCES.get(source)
     models = _of_path(Path(source)) if find is None else find(environment)
@@ -97,7 +100,7 @@ def _of_path(path: Path) -> Iterator[Adoptable]:
 
 
 def _of_folder(root: Path, source: str) -> Iterator[Adoptable]:
-    """Yield a folder's models under their file names. A second file of the same name gets its path in the folder."""
+    """Yield a folder's models, named after their files. A second file of the same name is named by its path."""
     seen: set[str] = set()
     for path in _files(root, "*.gguf"):
         paths = split_paths(path)
@@ -118,7 +121,7 @@ def _files(root: Path, pattern: str) -> Iterator[Path]:
 
 
 def _model_digest(manifest: Path) -> str | None:
-    """Return the sha256 of the model file that an Ollama manifest names; None unless there is exactly one."""
+    """Return the sha256 of the model file that an Ollama manifest names; None if it names none or several."""
     document = _json(manifest)
     layers = document.get("layers") if isinstance(document, dict) else None
     found = [

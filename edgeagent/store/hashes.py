@@ -23,7 +23,10 @@ def sha256_of(path: Path) -> str:
 
 
 def known_sha256(path: Path, verified: VerifiedFiles) -> str:
-    """Return a file's sha256 if it was verified and has not changed, or if the file is small; otherwise ""."""
+    """Return a file's sha256 if that takes little time; otherwise "".
+
+    The hash of a file that was verified and has not changed is on record. A small file is read to compute its hash.
+    """
     noted = verified.noted_sha256(path)
     if noted is not None and verified.knows(path, noted):
         return noted

@@ -11,7 +11,7 @@ from edgeagent.store.verified import VERIFIED_FILE
 
 
 def lend_records(owner: Path, borrower: Path) -> None:
-    """Copy the owner's names for models, and the records of verified files, which need not be read again.
+    """Copy the owner's names for models, and the records of verified files, so that these are not hashed again.
 
     Changes that the borrower makes to its copies are lost.
     """

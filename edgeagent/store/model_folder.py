@@ -21,9 +21,10 @@ class ModelFolder:
         self._root = root
 
     def models(self) -> dict[str, tuple[Path, ...]]:
-        """Return the files of each complete model by its name. If two have one name, the one nearer to the root wins.
+        """Return the files of each complete model by its name.
 
-        A link that leads out of the folder is not a model, nor is anything that is not a regular file.
+        If two models have the same name, the one nearer to the root wins. Only regular files count, and links to
+        regular files inside the folder.
         """
         found: dict[str, tuple[Path, ...]] = {}
         for folder, files in self._folders():

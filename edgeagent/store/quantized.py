@@ -48,7 +48,10 @@ class Plan:
 
 
 def type_number(name: str) -> tuple[str, int]:
-    """Return a type's name and llama.cpp's number for it; case does not matter. Raise ConfigError with near names."""
+    """Return a type's name and llama.cpp's number for it. Case does not matter.
+
+    Raise ConfigError, which suggests similar types, if the type is unknown or cannot be made here.
+    """
     wanted = name.upper()
     if wanted in TYPES:
         return wanted, next(number for number, label in FILE_TYPES.items() if label == wanted)
@@ -77,8 +80,8 @@ def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> 
 def _target(found: Found, quant: str, out: Path | None, store: StoreConfig) -> Path:
     """Return the path of the copy: `out`, or beside the model if that folder is the owner's.
 
-    Nothing is written into another program's folder or the hub's cache. The copy of a model from there goes to the
-    models folder, or to the current folder if none is configured.
+    Nothing is written into another program's folder or the hub's cache. A copy of such a model goes to the models
+    folder, or to the current folder if no models folder is configured.
     """
     name = f"{_without_label(split_stem(found.paths[0].name))}-{quant}.gguf"
     if out is not None:
@@ -120,10 +123,11 @@ def check_room(plan: Plan, size_bytes: int | None, free: Callable[[Path], Any] =
 
 @contextmanager
 def being_written(plan: Plan, *, overwrite: bool) -> Iterator[Path]:
-    """Provide an empty file beside the target. After the block it becomes the target if it is a complete model.
+    """Provide an empty file beside the target, which the `with` block fills.
 
-    Otherwise it is deleted. Raise InvalidRequest if the target exists, unless `overwrite` is set. Raise StoreError if
-    the disk fails or the file is not complete.
+    After the block, the file becomes the target if it is a complete model. Otherwise it is deleted. Raise
+    InvalidRequest if the target exists, unless `overwrite` is set. Raise StoreError if the disk fails or the file is
+    not complete.
     """
     _check_free(plan.target, overwrite=overwrite)
     _sweep(plan.target.parent)

@@ -73,8 +73,8 @@ class LocalModel:
 class Found:
     """A model's files, not yet verified. `sha256` is another program's record of the first file's hash.
 
-    `draft` is the catalog's name of its draft model. `name` is the model's canonical name on this machine. For a path
-    it is the file's name, and for a file that only aliases name it is the first alias.
+    `draft` is the catalog's name of its draft model. `name` is the model's canonical name on this machine. A model that
+    was given by path is named after its file. A file that has no name but aliases is named by the first alias.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Library:
         return HubCache.of(self._store)
 
     def resolve(self, name: str) -> ResolvedModel:
-        """Return a model's files. Files from the hub are verified, which reads a file the first time it is used.
+        """Return a model's files. Files from the hub are verified, so each is read in full on its first use.
 
         A name is looked up in this order: the default; the owner's aliases, imported models and files in the models
         folder; the result of `parse_name`. Raise ModelNotFound (with near names, or the command that pulls the model),
@@ -139,12 +139,15 @@ class Library:
         return self.resolve(name)
 
     def refuse_path(self, name: str) -> None:
-        """Raise ModelNotFound for a path, whether or not it exists, unless the owner gave a model that name."""
+        """Raise ModelNotFound if a client's name is a path, even if a file exists there.
+
+        A name that the owner gave to a model is allowed, even if it looks like a path.
+        """
         if name not in DEFAULT_NAMES and is_path(name) and self._owned(name) is None:
             raise ModelNotFound(f"model {name[:256]!r} not found: clients name models, not paths", param="model")
 
     def holds(self, name: str) -> bool:
-        """Whether this machine has the model, given as NAME or MODEL+ADAPTER. Verifies no file. False for a path."""
+        """Whether this machine has a model, given as NAME or MODEL+ADAPTER. False for a path. No file is verified."""
         with suppress(EdgeAgentError, OSError):
             return self.find(name).origin != "path"
         base, _, adapter = name.rpartition("+")
@@ -174,7 +177,7 @@ class Library:
         return self.holds(name) or (isinstance(meaning, CatalogName) and match_entry(meaning) is not None)
 
     def short_names(self) -> set[str]:
-        """Return all known names of one word: the owner's, those of the models folder, and the catalog's."""
+        """Return all known names of one word: the owner's names, the models folder's, and the catalog's."""
         try:
             own = self._own.read()
         except StoreError:
@@ -182,7 +185,11 @@ class Library:
         return {"builtin", *own.aliases, *own.imports, *self._folder.models(), *load_catalog()}
 
     def models(self) -> tuple[LocalModel, ...]:
-        """Return the bundled model, the owner's models, all complete models in the cache, and files with aliases."""
+        """Return all models on this machine.
+
+        These are the bundled model, imported models, the models folder, the complete models in the hub's cache, and
+        other files that have aliases.
+        """
         found: list[Found] = []
         with suppress(ModelNotFound):
             found.append(Found("builtin", (builtin_model().path,), "builtin"))
@@ -248,7 +255,7 @@ class Library:
         return None if loose is None else Found(*loose, "folder")
 
     def _aliased(self, path: Path, own: OwnNames) -> Found:
-        """Return a file that only aliases name. It may no longer exist."""
+        """Return a model file whose only names are aliases. The file may no longer exist."""
         return Found(own.aliases_of(str(path))[0], split_paths(path), "alias")
 
     def _present(self, name: str, found: Found) -> Found:
@@ -274,7 +281,7 @@ class Library:
         return Found(model_name(models, model, name.repo), paths, "hub", draft)
 
     def _verify(self, path: Path, wanted: str) -> None:
-        """Check a file against the sha256 under which it was published, unless it is unchanged since the last check."""
+        """Check a file against the sha256 that it should have, unless it is unchanged since the last check."""
         promised = named_sha256(path) or self._verified.noted_sha256(path)
         if promised is None:
             raise StoreError(
@@ -291,7 +298,7 @@ class Library:
         return builtin_model().draft if found.origin == "builtin" else self._draft(found.draft)
 
     def _draft(self, name: str | None) -> Path | None:
-        """Return the verified file of a draft; None if that fails, because the model works without a draft."""
+        """Return the verified file of a draft; None if it is missing or damaged. The model works without a draft."""
         if name is None:
             return None
         try:

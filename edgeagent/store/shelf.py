@@ -1,4 +1,4 @@
-"""Changes the models on this machine: removes one, gives it a second name, or adopts one of another program.
+"""Changes the models on this machine: removes a model, gives it a second name, or adopts another program's model.
 
 Files of other programs are never changed. Removing an adopted model removes only its name.
 """
@@ -79,7 +79,7 @@ class Shelf:
             self._own.change(lambda names: names.without(*ended))
 
     def left(self, removal: Removal) -> Path | None:
-        """Return the file that the removed name means now; None if it means no model any more."""
+        """Return the file of the model that a name still means after its removal; None if it means none."""
         with suppress(ModelNotFound, InvalidRequest, StoreError):
             return self._library.find(removal.name).paths[0]
         return None
@@ -102,9 +102,9 @@ class Shelf:
         return target
 
     def adopt(self, model: Adoptable, on_bytes: Callable[[int], None] | None = None) -> bool:
-        """Adopt another program's model, without copying it; False if it was adopted before.
+        """Adopt another program's model without copying it. Return False if it was adopted before.
 
-        If the other program knows the file's sha256, it is checked, and `on_bytes` gets the progress. Raise
+        If the other program records the file's sha256, the file is checked, and `on_bytes` gets the progress. Raise
         ModelLoadFailed if the model cannot be used, InvalidRequest if its name is taken.
         """
         own = self._own.read()

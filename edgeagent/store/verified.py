@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """The state of a file when its content was read. If the stamp differs now, the file must be read again."""
+    """The state of a file when its content was read. If its stamp differs now, the file must be read again."""
 
     size: int
     mtime_ns: int
@@ -43,7 +43,7 @@ class VerifiedFiles:
         return stamp.sha256 if stamp is not None else None
 
     def check(self, path: Path, sha256: str, on_bytes: Callable[[int], None] | None = None) -> bool:
-        """Return whether a file has this sha256. Read the file only if that is not on record, and record a match.
+        """Whether a file has this sha256. If this is not on record, read the file, and record a match.
 
         `on_bytes` gets the number of bytes read so far. Raise StoreError if the file cannot be read.
         """
@@ -58,7 +58,7 @@ class VerifiedFiles:
         return True
 
     def note(self, path: Path, sha256: str) -> None:
-        """Record a file whose content has just been verified under another name."""
+        """Record that a file has this sha256, because its content was just verified at another path."""
         stamp = _stamp(path, sha256)
         if stamp is not None:
             self._remember(_key(path), stamp)

@@ -27,8 +27,8 @@ class CandidateTimes(Struct, frozen=True):
 class Measurements(Struct, frozen=True):
     """The result of a calibration: the times of all candidates.
 
-    `depth` is the number of used cells in work that follows other tokens or runs beside other sequences. `is_whole`:
-    the time budget did not cut the calibration off.
+    Some kinds of work follow earlier tokens or run beside other sequences. They were measured with `depth` KV cells in
+    use. `is_whole`: the calibration ended within its time budget.
     """
 
     depth: Count
@@ -48,7 +48,7 @@ class StepTime(Struct, frozen=True, array_like=True):
 
 
 class DraftRecord(Struct, frozen=True):
-    """Counts of judged and of accepted draft tokens by position, for one draft source and kind of sampler."""
+    """Counts of verified (`judged`) and accepted (`stood`) draft tokens by position, for one source and sampler."""
 
     source: Name
     sampler: Name
@@ -68,7 +68,7 @@ class Learned(Struct, frozen=True):
 class Kept(Struct, frozen=True):
     """What the daemon keeps for the next load of a model: its calibration, the choice made, and what was learnt.
 
-    `conditions` describes how the measurements were made, so that those made under other conditions are not reused.
+    `conditions` describes how the measurements were made. Under other conditions, the measurements are not reused.
     """
 
     conditions: Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]

@@ -19,10 +19,10 @@ class FinishReason(StrEnum):
 
 
 class TokenLogprob(Struct, frozen=True, omit_defaults=True):
-    """Natural-log probability of one token under the unmodified distribution, and of its likeliest rivals.
+    """The natural-log probability of a token under the unmodified distribution; `top` holds the likeliest alternatives.
 
-    `start` is the offset of its text in the content, or in the prompt, in characters. `logprob` is NaN if nothing
-    precedes the token.
+    `start` is the offset of the token's text, in characters, in the answer's content or in the prompt. `logprob` is NaN
+    if nothing precedes the token.
     """
 
     token: int
@@ -42,7 +42,7 @@ class Usage(Struct, frozen=True):
 
 
 class Handover(Struct, frozen=True):
-    """The move of a stream to another place, or to a new worker, after `num_tokens` output tokens."""
+    """The move of a stream to another backend, or to a new worker, after `num_tokens` output tokens."""
 
     source: str
     target: str
@@ -81,10 +81,10 @@ class Timings(Struct, frozen=True):
 
 
 class Started(Struct, frozen=True, tag="started"):
-    """The prompt is rendered, tokenized, looked up in the cache and being computed.
+    """The prompt is rendered, tokenized and looked up in the cache. Its computation has begun.
 
-    `num_dropped_items` is the number of items of the conversation that did not fit and were left out of the prompt. The
-    router fills in `placement`.
+    `num_dropped_items` counts the conversation's items that did not fit and were left out of the prompt. The worker
+    sends no `placement`; the backend and the router add it.
     """
 
     num_prompt_tokens: int
@@ -94,9 +94,9 @@ class Started(Struct, frozen=True, tag="started"):
 
 
 class Interrupted(Struct, frozen=True, tag="interrupted"):
-    """The place that computes the answer has lost its state, for this reason.
+    """The backend that computes the answer has lost its state, for this reason.
 
-    The answer continues there, unless the router moves it. The router consumes this delta; no client sees it.
+    The same backend continues the answer unless the router moves it. The router consumes this delta; no client sees it.
     """
 
     reason: str

@@ -25,7 +25,7 @@ class FileShape(Struct, frozen=True):
     `num_bytes` is the size of the files. `table_bytes` is the size of the token embeddings, which are only looked up.
     `output_bytes` is the size of the output matrix; 0 if the token embeddings serve as that matrix too. `matrix_bytes`
     gives the bytes of all matrices except the token embeddings, by type. `ffn_width` is the width of a layer's
-    feed-forward part. `keeps_states`: the model's memory has states, and llama.cpp can keep earlier ones too.
+    feed-forward part. `keeps_states`: the model is recurrent or hybrid, and llama.cpp can keep its earlier states.
     """
 
     num_bytes: int

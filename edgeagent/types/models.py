@@ -12,7 +12,7 @@ from edgeagent.types.requests import SamplingParams
 
 
 class MemoryKind(StrEnum):
-    """The kinds of model memory. They differ in what they can forget; see `engine.runner`."""
+    """The kinds of model memory. They differ in which tokens can be removed again; see `engine.runner`."""
 
     FULL_ATTENTION = "full_attention"
     SLIDING_WINDOW = "sliding_window"
@@ -22,7 +22,7 @@ class MemoryKind(StrEnum):
 
 
 class DeviceInfo(Struct, frozen=True):
-    """A compute device as llama.cpp names it. `id` is the hardware's, the same in all backends; "" if unknown."""
+    """A compute device as llama.cpp names it. `id` identifies the hardware in all of its backends; "" if unknown."""
 
     name: str
     description: str
@@ -37,10 +37,10 @@ class DeviceInfo(Struct, frozen=True):
 class ModelInfo(Struct, frozen=True):
     """A loaded model. `sampling` holds all of the model's defaults except the seed.
 
-    `num_parallel` requests run at a time. `num_gpu_layers` is the number of layers on GPUs (-1: all), `num_gpu_bytes`
-    about what the model takes there. `sandbox` says in words what its process may not do. `embedding_length` is the
-    number of values in an embedding; 0 if the model gives none. `can_generate`: the model answers prompts. Otherwise it
-    only embeds texts or, with `can_rank`, only ranks documents.
+    `num_parallel` requests run at a time. `num_gpu_layers` is the number of layers on GPUs (-1: all). `num_gpu_bytes`
+    is about the memory that the model takes there. `sandbox` says in words what the worker's process may not do.
+    `embedding_length` is the number of values in an embedding; 0 if the model gives none. `can_generate`: the model
+    answers prompts. Otherwise it only embeds texts or, with `can_rank`, only ranks documents.
     """
 
     name: str
@@ -78,8 +78,8 @@ class ModelInfo(Struct, frozen=True):
 class CacheStatus(Struct, frozen=True):
     """The contents of one tier of the prefix cache, and its counts since it was started.
 
-    `num_dropped` counts offered blocks that the tier did not take. `read_bytes_per_s` is measured; 0 if nothing was
-    read. `trouble` says why the tier keeps nothing at the moment.
+    `num_dropped` counts offered blocks that the tier did not store. `read_bytes_per_s` is measured; 0 if nothing was
+    read. `trouble` says why the tier stores nothing at the moment.
     """
 
     num_blocks: int = 0
@@ -97,8 +97,8 @@ class CacheStatus(Struct, frozen=True):
 class DraftCounts(Struct, frozen=True):
     """Counts of the drafts of one source since the start.
 
-    `num_chosen` counts drafts by length, from 0. `num_judged` and `num_stood` count judged and accepted tokens by
-    position. Tokens that follow a rejected one are not judged.
+    `num_chosen` counts drafts by length, from 0. `num_judged` counts the verified tokens by position. `num_stood`
+    counts the accepted ones. Tokens after a rejected one are not verified.
     """
 
     source: str
@@ -108,7 +108,7 @@ class DraftCounts(Struct, frozen=True):
 
 
 class WorkerStatus(Struct, frozen=True):
-    """The status that a worker reports with every pong.
+    """The status that a worker sends in its answer to each ping.
 
     Times are time.monotonic. `step_started_at_s` is 0 between steps. `preparing_since_s` is 0 while no prompt is being
     prepared.
@@ -136,10 +136,10 @@ class WorkerStatus(Struct, frozen=True):
     prefill_tokens_per_s: float = 0.0
     """Prompt tokens a second that one more request would get now; 0 if no steps were measured yet."""
     token_s: float = 0.0
-    """Seconds from one token of such a request to the next; 0 if no steps were measured yet."""
+    """Seconds from one token to the next that one more request would get; 0 if no steps were measured yet."""
     step_error_median: float = 0.0
     step_error_p95: float = 0.0
-    """The median and 95th percentile of how far predicted step times were off lately, as a share of the measured time.
+    """The median and the 95th percentile of recent errors of predicted step times, as shares of the measured times.
     0 if too few steps were measured."""
     drafts: tuple[DraftCounts, ...] = ()
     draft_gain: float = 0.0
@@ -147,8 +147,8 @@ class WorkerStatus(Struct, frozen=True):
     num_threads: int = 0
     rss_bytes: int = 0
     own_bytes: int = 0
-    """The part of `rss_bytes` that no file backs, so without a mapped model's weights. A long prompt's own context does
-    not count. 0 if the system does not report it."""
+    """The part of `rss_bytes` that no file backs. It excludes the weights of a mapped model and a long prompt's own
+    context. 0 if the system does not report it."""
     num_side_bytes: int = 0
     """Bytes that a long prompt's own context may take."""
     memory_cache: CacheStatus | None = None
@@ -172,12 +172,16 @@ UNUSABLE = (WorkerState.FAILED, WorkerState.QUARANTINED)
 class ModelStatus(Struct, frozen=True):
     """A model that the daemon serves, and its state: known, loading, ready, failed or quarantined.
 
-    Failed: it cannot be loaded. Quarantined: it killed its workers. `cause` says why. After `retry_after_s` seconds the
-    next request tries again. `ready_in_s`: seconds until a model that is not loaded should be ready, by its last load
-    or by the size of its files; None if unknown. `is_pinned`: it is never unloaded to make room. `unload_in_s`: seconds
-    until it is unloaded if no client uses it; None if never, or if it is not loaded. `idle_s`: seconds since its last
-    use. `adapters`: names of its LoRA adapters; a request selects one as MODEL+ADAPTER. `num_live`: requests that run
-    or wait. `sha256`: the hash of its file, or of a split model's first file; empty if unknown.
+    Failed: the model cannot be loaded. Quarantined: its workers ended or hung too often. `cause` says why.
+    retry_after_s: after this many seconds the next request tries again.
+    ready_in_s: seconds until a model that is not loaded should be ready, estimated from its last load or from the size
+    of its files; None if unknown.
+    is_pinned: the model is never unloaded to make room.
+    unload_in_s: seconds until the model is unloaded if no client uses it; None if never, or if it is not loaded.
+    idle_s: seconds since the model's last use.
+    adapters: names of its LoRA adapters; a request selects one as MODEL+ADAPTER.
+    num_live: requests that run or wait.
+    sha256: the hash of the model's file, or of a split model's first file; empty if unknown.
     """
 
     name: str

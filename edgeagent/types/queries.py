@@ -1,4 +1,4 @@
-"""Queries to a model's text tools, which generate nothing, and their answers."""
+"""Queries that generate nothing, such as tokenizing, embedding and ranking texts, and their answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PurgeCache(Struct, frozen=True, tag="purge"):
 class Embed(Struct, frozen=True, tag="embed"):
     """A query for the embeddings of texts: one vector of length 1 for each text.
 
-    truncate: cut a text that is too long; otherwise it is refused. dimensions: keep only this many of a vector's first
+    truncate: cut a text that is too long instead of refusing it. dimensions: keep only this many of a vector's first
     values.
     """
 

@@ -29,7 +29,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True):
-    """One turn of a conversation. `developer` is folded into `system` at the edge."""
+    """One turn of a conversation. The API turns the role `developer` into `system`."""
 
     role: Role
     content: str = ""
@@ -126,10 +126,11 @@ class SamplingParams(Struct, frozen=True):
 
 
 class CachePolicy(Struct, frozen=True):
-    """What the prefix cache may do with a request. `partition` is derived from the credential, never from a field.
+    """What the prefix cache may do with a request.
 
-    Without `persist`, no part of the request is written to disk. With `pin`, its prompt stays cached until it is
-    purged. `lane` names its conversation, if it has one; the prompt then stays cached until the next turn.
+    `partition` is derived from the credential, never from a field that a client sends. Without `persist`, no part of
+    the request is written to disk. With `pin`, its prompt stays cached until it is purged. `lane` names its
+    conversation, if it has one; the prompt then stays cached until the next turn.
     """
 
     read: bool = True
@@ -147,16 +148,21 @@ HOPS_HEADER = "X-EdgeAgent-Hops"
 class GenerateRequest(Struct, frozen=True):
     """One generation. `api` makes it from a client's body; later stages pass on copies with some fields set.
 
-    max_tokens None: until the context is full. logprobs: for how many other tokens log probabilities are returned;
-    None: for none. prefill_only: compute and cache the prompt, generate nothing. timeout_s limits the whole
-    request. echo: send the prompt's own text first, with log probabilities if `logprobs` is set; in that case the
-    prompt is not read from the cache. reports_progress: send PromptProgress while the prompt is computed. route:
-    where the request and its credential allow it to run (None: no limit). client: the name of the token's holder.
-    so_far: the part of the answer that the client already has; the rest continues it. keep_alive_s: how long the
-    model stays loaded after its last use from now on (None: unchanged). adapter: the adapter to compute with, ""
-    for none; it is set when the request is given to a worker, and until then only `model` names it. num_hops: how
-    many other edgeagents forwarded the request. draft_tokens: how many tokens are drafted at each step (0: none;
-    None: the engine chooses).
+    max_tokens: None means until the context is full.
+    logprobs: return log probabilities, with this many alternatives for each token; None: return none.
+    prefill_only: compute and cache the prompt, but generate nothing.
+    timeout_s: limits the whole request.
+    echo: send the prompt's own text first. If `logprobs` is set, it gets log probabilities too, and the prompt is not
+    read from the cache.
+    reports_progress: send PromptProgress while the prompt is computed.
+    route: where the request and its credential allow it to run (None: no limit).
+    client: the name of the token's holder.
+    so_far: the part of the answer that the client already has. The generation continues it.
+    keep_alive_s: from now on, how long the model stays loaded after its last use (None: unchanged).
+    adapter: the adapter to compute with, "" for none. It is set when the request is given to a worker. Until then only
+    `model` names the adapter.
+    num_hops: how many other edgeagents forwarded the request.
+    draft_tokens: how many tokens are drafted at each step (0: none; None: the engine chooses).
     """
 
     id: str

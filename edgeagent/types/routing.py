@@ -1,4 +1,4 @@
-"""Values of routing: where a request may run, where it runs, and the part of an answer that another place continues."""
+"""Values of routing: where a request may run, where it runs, and how much of its answer was delivered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Placement(Struct, frozen=True):
     """Where a request runs, and why. It is sent before the first token.
 
     `served_by` is "local" or "remote:NAME". `host` and `region` are those of the remote, empty for this machine.
-    `model` is the model's name at that place. `sha256` is the hash of its file, if this machine knows it.
+    `model` is the model's name there. `sha256` is the hash of its file, if this machine knows it.
     """
 
     served_by: str
@@ -33,9 +33,10 @@ class Placement(Struct, frozen=True):
 
 
 class Permit(Struct, frozen=True):
-    """Permission to send one request to one remote. Only the router's policy issues it; without it nothing is sent.
+    """Permission to send one request to one remote. Without it, no request is sent.
 
-    `client`: the client of the request. `mode`: the mode that allows it. `reason`: why it goes there.
+    Only the router issues it: `policy` for clients' requests, `checkup` for the owner's test of a remote. `mode`: the
+    mode that allows the request. `reason`: why the request goes to this remote.
     """
 
     request_id: str
@@ -48,7 +49,7 @@ class Permit(Struct, frozen=True):
 class EndpointStatus(Struct, frozen=True):
     """The state of one base URL of a remote. A value that is not known is None.
 
-    `breaker` "open": nothing is sent there for a while; `cause` says why. `num_waiting` and `kv_usage` are the
+    `breaker` "open": no request is sent there for a while; `cause` says why. `num_waiting` and `kv_usage` are the
     endpoint's own measurements. The times are averages over this machine's requests.
     """
 
@@ -75,7 +76,7 @@ class RemoteStatus(Struct, frozen=True):
 class ProbePermit(Struct, frozen=True):
     """Permission to probe one remote and to open connections to it, but not to send any part of a request.
 
-    Only the router's policy issues it, and only while the machine's mode allows requests to leave. It holds that mode.
+    Only the router issues it, and only while the machine's mode allows requests to leave. `mode` is that mode.
     """
 
     remote: str
@@ -83,10 +84,10 @@ class ProbePermit(Struct, frozen=True):
 
 
 class AnswerSoFar(Struct, frozen=True):
-    """The delivered part of an answer, for the place that continues it.
+    """The delivered part of an answer, for the backend that continues it.
 
-    `num_tokens` is its number of tokens. It has no tool calls: an answer that has begun a call cannot continue at
-    another place.
+    `num_tokens` counts the tokens of this part. Tool calls are not part of it, because an answer that has begun a tool
+    call cannot move to another backend.
     """
 
     text: str = ""

@@ -1,4 +1,4 @@
-"""The API key of a remote. It is sent only to that remote, and no longer once the remote has refused it."""
+"""The API key of a remote. It is sent only to that remote, and not sent again after the remote has refused it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Access:
         return () if self._key is None else (("Authorization", f"{_SCHEME}{self._find(self._key)}"),)
 
     def refuse(self, status: int) -> None:
-        """Note that the remote refused the key, or a request without a key."""
+        """Note that the remote refused the key, or that it refused a request because no key was sent."""
         self._status = status
         self._refused = self._digest()
         self._checked_s = None
@@ -57,7 +57,7 @@ class Access:
         self._refused = self._checked_s = None
 
     def obstacle(self, now_s: float) -> tuple[str, str]:
-        """Return why requests cannot be sent, as one word and as a sentence; both are empty if they can.
+        """Return why requests cannot be sent, as one word and as a sentence; both are empty if requests can be sent.
 
         The key is looked up again at most every few seconds.
         """

@@ -21,7 +21,7 @@ _EVENT_STREAM = "text/event-stream"
 
 
 class Attempt:
-    """Sends one request and reads its answer. The answer begins with its first content, not with its head or a role.
+    """Sends one request and reads its answer. An answer has begun once its first content has arrived.
 
     `ends_at_s` is the event loop's time at which the whole request must have ended. `guard` drops repeated text.
     """
@@ -113,7 +113,7 @@ class Attempt:
 
 
 def retry_after_s(headers: dict[str, str], now_s: float) -> float | None:
-    """Return how many seconds to wait before a retry, from an answer's headers; None if they do not say.
+    """Return how many seconds the response headers ask to wait before a retry; None if they do not say.
 
     Retry-After holds seconds or a date (RFC 9110, 10.2.3).
     """

@@ -41,8 +41,8 @@ _RETRY_AFTER_S = 1.0
 # Some obstacles last until the owner changes a setting or the day's budget is renewed. Frequent retries do not help.
 _LASTING_RETRY_S = 60.0
 _PROBE_INTERVAL_S = 10.0
-# While an endpoint rests, it is probed more often, after a random delay. The upper bound of the delay starts at 1 s and
-# doubles up to 5 s.
+# While an endpoint's breaker is open, it is probed more often, after a random delay. The upper bound of the
+# delay starts at 1 s and doubles up to 5 s.
 _FIRST_LOOK_S, _MAX_LOOK_S = 1.0, 5.0
 # Probes stop this long after the last request, so that an idle daemon sends nothing.
 _PROBED_AFTER_USE_S = 60.0
@@ -92,7 +92,10 @@ class RemoteBackend:
         await self.close_streams("the daemon is stopping")
 
     async def close_streams(self, reason: str) -> None:
-        """End every request at once with this reason, and close every connection: requests may no longer be sent."""
+        """End every request at once with this reason, and close every connection.
+
+        Called when requests may no longer be sent to this remote.
+        """
         for run in list(self._live.values()):
             run.control.end(Cause.WITHDRAWN, reason)
         probing = self._warming | ({self._prober} if self._prober is not None else set())
@@ -104,7 +107,7 @@ class RemoteBackend:
             await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
 
     async def network_changed(self) -> None:
-        """Use new connections from now on, and forget earlier failures of endpoints; after a sleep, for example."""
+        """Use new connections from now on, and forget earlier failures of endpoints, for example after a sleep."""
         if self._cluster is not None:
             self._cluster.renew()
 
@@ -136,7 +139,7 @@ class RemoteBackend:
                     task.add_done_callback(self._warming.discard)
 
     def models(self) -> list[ModelStatus]:
-        """Return the models it serves, under their local names: those the owner named, else those the remote lists."""
+        """Return the models under their local names: those that the owner named, or else those the remote lists."""
         names = list(self.remote.models)
         if self.remote.serves_any and self._cluster is not None:
             names = self._cluster.known_models()
@@ -145,7 +148,7 @@ class RemoteBackend:
         return [ModelStatus(name, state, progress=0.0 if kind else 1.0, cause=trouble or None) for name in names]
 
     def reload(self, model: str) -> None:
-        """Raise NotSupported, since a remote loads its models itself, or ModelNotFound."""
+        """Raise NotSupported: a remote loads its models itself. Raise ModelNotFound for an unknown model."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} loads its models itself", served_by=self.name)
 
@@ -168,12 +171,12 @@ class RemoteBackend:
         return self.find_model(name)
 
     async def unload(self, model: str) -> int:
-        """Raise NotSupported, since a remote unloads its models itself, or ModelNotFound."""
+        """Raise NotSupported: a remote unloads its models itself. Raise ModelNotFound for an unknown model."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} unloads its models itself", served_by=self.name)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Raise NotSupported, since such text does not leave this machine, or ModelNotFound."""
+        """Raise NotSupported: such text does not leave this machine. Raise ModelNotFound for an unknown model."""
         del query
         self._served().model_there(model)
         raise NotSupported(f"{self.name} answers no questions about text; use a local model", served_by=self.name)
@@ -267,7 +270,7 @@ class RemoteBackend:
         return self._cluster.access.obstacle(self._clock())
 
     def _obstacle_of(self, request: GenerateRequest, num_tokens: int, wait_s: float) -> tuple[str, str]:
-        """Return why a request cannot be sent, as one word, with a sentence if the obstacle is a lasting one."""
+        """Return why a request cannot be sent: one word, and a sentence if waiting does not help. Both may be empty."""
         kind, trouble = self._obstacle()
         if kind:
             return kind, trouble
@@ -286,9 +289,10 @@ class RemoteBackend:
         return (UNREACHABLE if is_open else "backing_off"), ""
 
     def _awaits_probe(self) -> bool:
-        """Whether every usable endpoint hung at its last request and has not answered a probe since.
+        """Whether to wait for a probe, because every usable endpoint hung and has not answered a probe since.
 
-        If so, start probing. If probes are not permitted, return False: only a request can find out.
+        If so, start probing. Return False if probes are not permitted: then only a request can show whether the
+        endpoints answer again.
         """
         cluster, now_s = self._served(), self._clock()
         usable = [endpoint for endpoint in cluster.endpoints if endpoint.can_try(now_s)]
@@ -308,7 +312,7 @@ class RemoteBackend:
         return isinstance(request.prompt, TokenPrompt) and not takes_tokens
 
     def _note_use(self) -> None:
-        """Note that the remote is in use, and probe its endpoints for a while, if that is permitted."""
+        """Note that the remote is in use. If probes are permitted, probe its endpoints for a while."""
         self._used_s = self._clock()
         if self._cluster is not None and self._probes() is not None and self._prober is None:
             self._prober = asyncio.get_running_loop().create_task(self._probe_while_used(self._cluster))
@@ -328,7 +332,7 @@ class RemoteBackend:
             cluster.note_network()
             await asyncio.gather(*(self._probe(cluster, index, permit) for index in range(len(cluster.endpoints))))
             if cluster.is_resting or await cluster.rests_within(_PROBE_INTERVAL_S):
-                # Full jitter: many machines may have seen the same failure, and must not all probe at the same time.
+                # Full jitter: many machines may have seen the same failure, and should not all probe at the same time.
                 await asyncio.sleep(self._chance() * most_s)
                 most_s = min(2 * most_s, _MAX_LOOK_S)
             else:

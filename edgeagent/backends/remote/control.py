@@ -1,4 +1,4 @@
-"""Puts timeouts around awaited work, and ends it from outside after a cancel or a withdrawn consent."""
+"""Puts timeouts around a request's work, and ends it after a cancel or when the permission to send is withdrawn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Cause(StrEnum):
 
 
 class Ended(Exception):
-    """The request was ended from outside; its Control says why."""
+    """The request was ended from outside. `Control.cause` says why."""
 
 
 class OutOfTime(Exception):

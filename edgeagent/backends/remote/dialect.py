@@ -15,10 +15,11 @@ Penalty = Literal["repetition_penalty", "repeat_penalty"]
 class Dialect(Struct, frozen=True):
     """The fields that a kind of server accepts.
 
-    `continues`: it can continue a final message with the assistant role. `continue_fields`: it needs fields for that.
+    `continues`: it can continue a final message with the assistant role. `continue_fields`: a request must ask for that
+    with extra fields.
     `counts_tokens`: on request, every chunk states how many tokens the answer has, and the chunk's token ids.
     `times_tokens`: on request, llama-server's timings in every chunk state how many tokens the answer has.
-    `penalty` and `max_tokens`: its names for the repetition penalty and for that limit.
+    `penalty` and `max_tokens`: its names for the repetition penalty and for the limit on output tokens.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Random names for conversations and clients, so that remotes do not learn who they are.
+"""Makes random names for conversations and clients, so that a remote does not learn who the client is.
 
 A conversation keeps its name for a day, so that its turns reach the same endpoint and its cached prefix. The secret
 from which names are derived is new with each start of the daemon.

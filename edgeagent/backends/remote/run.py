@@ -81,7 +81,10 @@ class Run:
         self.is_over = False
 
     async def begin(self) -> Step:
-        """Try endpoints until one answers; return the step with the first content. Raise an EdgeAgentError."""
+        """Try endpoints until one answers, and return the step with the first content.
+
+        Raise an EdgeAgentError if no endpoint answers.
+        """
         if tokens_left(self._request, self._so_far) == 0 and self._so_far is not None:
             return self._finish(FinishReason.LENGTH)
         try:
@@ -94,7 +97,7 @@ class Run:
             raise RemoteUnavailable(f"{self._cluster.name}: {error.message}", served_by=self._cluster.name) from None
 
     async def next(self) -> Step:
-        """Return the next step; the last one ends with Finished. Raise an EdgeAgentError."""
+        """Return the next step; the last one ends with Finished. Raise an EdgeAgentError if the answer fails."""
         assert self._attempt is not None and self._endpoint is not None
         try:
             deltas = await self._attempt.next()
@@ -252,7 +255,7 @@ class Run:
         return Step((*(deltas or ()), finished), self._new_tokens(tally), time.monotonic())
 
     def _total(self, usage: Usage) -> Usage:
-        """Return the counts for the whole answer. The remote counted the earlier part of it as part of the prompt."""
+        """Return the counts for the whole answer. The remote counted the earlier part of the answer with the prompt."""
         if self._so_far is None:
             return usage
         num_before = self._so_far.num_tokens
@@ -290,7 +293,7 @@ class Run:
             await attempt.close()
 
     def _error(self, failure: Failure) -> EdgeAgentError:
-        """Convert a failure to an error for the router and the client. Only a rejection shows the remote's detail."""
+        """Convert a failure to an error for the router and the client. Only a rejection shows the remote's own text."""
         name, num_told = self._cluster.name, self._num_told
         message = f"{name}: {failure.message}"
         if failure.kind is Kind.TIMEOUT and self._is_own_timeout():

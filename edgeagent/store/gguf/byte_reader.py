@@ -26,7 +26,7 @@ _U64 = struct.Struct("<Q")
 
 
 class ByteReader:
-    """A cursor over the header of a file. Every failure is a ModelDamaged that names the file and the place."""
+    """A cursor over the header of a file. Every failure is a ModelDamaged that names the file and what is wrong."""
 
     def __init__(self, file: BinaryIO, path: Path, size_bytes: int) -> None:
         self._file = file
@@ -135,8 +135,9 @@ class ByteReader:
 def open_model_file(path: Path) -> Iterator[ByteReader]:
     """Open a regular file for reading its header.
 
-    The open does not block, and the file's kind is read from the open descriptor. So a FIFO or a device in the file's
-    place can neither hang this process nor slip in between a check and the open.
+    The open does not block, so a FIFO or a device in place of the file cannot hang this process. The kind of file is
+    read from the open descriptor, so the file cannot be exchanged after the check. Raise ModelNotFound or
+    ModelLoadFailed.
     """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:

@@ -1,8 +1,8 @@
 """Derives a model's memory from its GGUF header: the bytes of its tensors, and what each layer keeps for a text.
 
-The rules are those of llama.cpp's KV cache (llama-hparams.cpp). If a key is missing, the result is 0 (none, or
-unknown), so that a caller that refuses too large models never refuses one that would have fitted. Sliding windows save
-no memory, because the engine keeps the whole context of windowed layers.
+The rules are those of llama.cpp's KV cache (llama-hparams.cpp). If a key is missing, its value counts as 0. The memory
+is then underestimated, so no model that fits is refused as too large. Sliding windows save no memory, because the
+engine keeps the whole context of windowed layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_LAYERS = 512
 
 
 class _Numbers:
-    """The header's numbers for one architecture. A value that is missing, not a number or far too large is 0."""
+    """Reads a header's numbers for one architecture. A value is 0 if it is missing, not a number or far too large."""
 
     def __init__(self, metadata: Metadata, architecture: str) -> None:
         self._metadata = metadata
@@ -53,7 +53,7 @@ class _Numbers:
 
 
 def read_shape(metadata: Metadata, architecture: str, tensors: Tensors, *, num_bytes: int, num_vocab: int) -> FileShape:
-    """Return the shape of one file. For later parts of a split model it holds only what their tensors show."""
+    """Return the shape of one file. A later part of a split model has little metadata, so its shape is incomplete."""
     number = _Numbers(metadata, architecture)
     num_layers = min(_MAX_LAYERS, max(number("block_count"), max(tensors.layer_bytes, default=-1) + 1))
     kept = _kept(metadata, architecture, num_layers)

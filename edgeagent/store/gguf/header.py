@@ -42,7 +42,7 @@ _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A file's place in a split model. `no` counts from 0. `num_tensors` is the number in the whole model."""
+    """Which part of a split model a file is. `no` counts from 0. `num_tensors` counts the tensors of all parts."""
 
     no: int
     count: int
@@ -51,7 +51,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """A model file's header. `quant` is the file's label (Q4_K_M), or its most common tensor type.
+    """A model file's header. `quant` is the file's own label (Q4_K_M), or else its most common tensor type.
 
     `num_prediction_layers` counts the extra layers after the model's own that predict further tokens (MTP, NextN).
     """
@@ -80,7 +80,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Return one file's header. Raise ModelNotFound or ModelLoadFailed; for a bad file its subclass ModelDamaged."""
+    """Return one file's header. Raise ModelNotFound, ModelDamaged for a bad file, or else ModelLoadFailed."""
     with open_model_file(path) as reader:
         if reader.size_bytes == 0:
             reader.fail("it is empty; download it again")
@@ -216,7 +216,7 @@ def _header(
 
 
 def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int) -> None:
-    """Refuse more tensors than the layers can have. Later parts of a split model lack the number of layers."""
+    """Refuse more tensors than the layers can have. A file that does not state its number of layers is not checked."""
     num_layers = _whole(reader, metadata, f"{metadata.get('general.architecture', '')}.block_count")
     if num_layers is None:
         return
@@ -226,7 +226,10 @@ def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int)
 
 
 def _num_vocab(reader: ByteReader, metadata: Metadata) -> int:
-    """Return the number of tokens. Refuse shorter arrays beside it, because llama.cpp indexes them by token."""
+    """Return the number of tokens.
+
+    Refuse a file whose arrays of scores and token types are shorter, because llama.cpp indexes them by token.
+    """
     tokens = metadata.get(TOKENS)
     if tokens is None:
         return 0

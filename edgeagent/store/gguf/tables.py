@@ -73,10 +73,11 @@ Metadata = dict[str, int | float | str | Array]
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Sums over all tensors. `data_bytes` is the distance from the start of the data to the end of the last tensor.
+    """Sums over all tensors of a file.
 
-    `matrix_bytes`: the bytes of matrices by type, without the token embeddings, which are only looked up. `layer_bytes`
-    and `expert_bytes`: the bytes of each layer and of its experts, by the layer's number.
+    `data_bytes` is the distance from the start of the tensor data to the end of the last tensor. `matrix_bytes` holds
+    the bytes of matrices by type, without the token embeddings (`table_bytes`), which are only looked up. `layer_bytes`
+    and `expert_bytes` hold the bytes of each layer and of its experts, by the layer's number.
     """
 
     num_params: int
@@ -91,7 +92,10 @@ class Tensors:
 
 
 def read_metadata(reader: ByteReader, num_keys: int) -> Metadata:
-    """Return the metadata: scalars, texts, and arrays by type and length. Texts that TEXTS lacks are cut short."""
+    """Return the metadata: scalars, texts, and arrays by type and length.
+
+    Only the keys in TEXTS keep their whole text. Other texts are cut short.
+    """
     metadata: Metadata = {}
     for _ in range(num_keys):
         key = reader.string("a metadata key", MAX_KEY_BYTES)
@@ -135,7 +139,7 @@ def _skip_array(reader: ByteReader, key: str) -> Array:
 
 
 def shown(value: object) -> str:
-    """Return a value from a file as short text on one line, for a message. Arrays and truth values are put in words."""
+    """Return a value from a file as short text on one line, for a message. An array is described, not listed."""
     match value:
         case Array(element_type, count):
             kind = {STRING: "texts", 7: "truth values"}.get(element_type, "numbers")

@@ -1,4 +1,4 @@
-"""The hub's shared cache on disk: the places of a repository's files, and how a file is published. No network.
+"""The hub's shared cache on disk: the paths of a repository's files, and how a file is published. No network.
 
 The layout is huggingface_hub's, so that edgeagent and other programs find each other's downloads:
 models--org--repo/blobs/<sha256>, snapshots/<commit>/<file> → blob, refs/main = commit. A download in progress is
@@ -76,9 +76,9 @@ class HubCache:
         return found
 
     def removable(self, paths: Iterable[Path]) -> tuple[Path, ...]:
-        """Return the paths to delete to remove these published files: their names in all snapshots, and their blobs.
+        """Return all paths that must be deleted to remove these published files.
 
-        A blob that another name still uses is left out.
+        These are the files' names in all snapshots, and their blobs. A blob that another name still uses is left out.
         """
         names: list[Path] = []
         for path in paths:
@@ -100,9 +100,10 @@ class HubCache:
                 shutil.rmtree(repo, ignore_errors=True)
 
     def unreferenced(self) -> dict[Path, str]:
-        """Return the blobs that no name uses and the unfinished downloads, each with its repository's name.
+        """Return the unfinished downloads, and the blobs that no name uses, each with its repository's name.
 
-        Other programs keep their files in this cache too, so only empty files and those that begin like GGUF count.
+        Other programs keep their files in this cache too. Therefore only empty files, and files that begin with
+        "GGUF", are returned.
         """
         found = {}
         for repo in self.repos():
@@ -120,7 +121,10 @@ class HubCache:
         return self.root / parts[0] / parts[1], Path(*parts[3:])
 
     def publish(self, repo: str, commit: str, file: str, sha256: str) -> Path:
-        """Give a finished blob its name and return the path: a link if the platform allows one, else a copy."""
+        """Publish a finished blob under its file name, as a link if the platform allows one, else as a copy.
+
+        Return the published path.
+        """
         pointer = self.pointer(repo, commit, file)
         pointer.parent.mkdir(parents=True, exist_ok=True)
         blob = self.blob(repo, sha256)
@@ -135,7 +139,7 @@ class HubCache:
         return pointer
 
     def set_main(self, repo: str, commit: str) -> None:
-        """Store the commit that the latest complete pull has seen."""
+        """Record the commit of the latest complete pull as the repository's main."""
         ref = self.repo_dir(repo) / "refs" / "main"
         # Compare first, so that a complete model in a read-only cache can be pulled again.
         if ref.is_file() and ref.read_bytes() == commit.encode():
@@ -187,9 +191,9 @@ def _is_gguf(path: Path) -> bool:
 
 
 def named_sha256(pointer: Path) -> str | None:
-    """Return the sha256 that the cache's layout promises for a published file, which is the name of its blob.
+    """Return the sha256 that a published file should have: its blob is named by it. None if there is no blob.
 
-    Only the first link is followed, because a blob may itself be a link into a store that is keyed by another hash.
+    Only the first link is followed, because a blob may itself be a link into a store that uses another hash.
     """
     if not pointer.is_symlink():
         return None

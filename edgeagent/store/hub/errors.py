@@ -53,7 +53,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """Return what went wrong in a few words, without addresses, because those of storage servers contain signatures."""
+    """Return what went wrong in a few words. Addresses are left out, because some of them contain signatures."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

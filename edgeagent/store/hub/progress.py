@@ -1,4 +1,4 @@
-"""The progress of a pull, as values; the caller draws them."""
+"""The progress of a pull, as values that the caller may display."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Stage = Literal["waiting", "downloading", "verifying"]
 class Progress:
     """The progress of a pull. Bytes are sums over all files of the model.
 
-    `resumed_bytes` were on disk before this pull began. Stage "waiting": another process is pulling the same file.
-    Stage "verifying": `done_bytes` counts the bytes that were read again. `sha256` is the hash that the file's content
-    must have.
+    stage: in "waiting", another process is pulling the same file. In "verifying", `done_bytes` counts bytes that were
+    read again.
+    resumed_bytes: how many bytes were on disk before this pull began.
+    sha256: the hash that the file's content must have.
     """
 
     stage: Stage

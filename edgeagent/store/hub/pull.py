@@ -119,7 +119,10 @@ class Puller:
     def pull_with_draft(
         self, name: str, on_progress: OnProgress | None = None
     ) -> tuple[PulledModel, PulledModel | None]:
-        """Pull a model, then the draft that the catalog names. It is None if there is none or its pull failed."""
+        """Pull a model, then its draft. Return both.
+
+        The draft is None if the catalog names none, or if its pull failed.
+        """
         pulled = self.pull(name, on_progress)
         draft = None
         if pulled.draft is not None:
@@ -153,7 +156,7 @@ class Puller:
         return pointer.is_file() and self._verified.knows(pointer, file.sha256)
 
     def _check_space(self, name: HubName, missing: list[RemoteFile]) -> None:
-        """Raise StoreError if a download does not fit, before it begins."""
+        """Raise StoreError if a download does not fit on the disk. Called before the download begins."""
         needed = sum(file.size - self._have(file) for file in missing)
         if needed <= 0:
             return

@@ -53,7 +53,7 @@ class Transfer:
         """Complete the partial file to its listed size. `on_bytes` is called with the size that it has so far.
 
         Raise StoreError, or an error of huggingface_hub, if another try would not help. Raise StoreError if more than
-        MAX_FRUITLESS_TRIES tries in a row brought no byte.
+        MAX_FRUITLESS_TRIES tries in a row received no byte.
         """
         num_fruitless = 0
         while (have := _size(partial)) < file.size:
@@ -153,7 +153,10 @@ class Transfer:
 
 
 def _start_of_body(answer: httpx2.Response, have: int, partial: Path) -> int:
-    """Return the offset in the file at which the answer's body begins. A server may ignore the request for `have`."""
+    """Return the offset in the file at which the response's body begins.
+
+    The request asked for the bytes from `have` on, but a server may send the whole file. Then the offset is 0.
+    """
     if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise _BrokenAnswer("the server compresses the file although that was not requested")
     if answer.status_code == 206:

@@ -45,7 +45,7 @@ class CatalogEntry:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
     def hub_name(self, quant: str | None = None) -> HubName:
-        """Return the entry's name on the hub, with this quantization instead of its own if one is given."""
+        """Return the entry's name on the hub. If `quant` is given, it replaces the entry's own quantization."""
         if quant is not None:
             return HubName(self.repo, quant=quant)
         return HubName(self.repo, file=self.file) if self.file else HubName(self.repo, quant=self.quant)
@@ -140,8 +140,8 @@ def match_entry(name: CatalogName) -> CatalogMatch | None:
 def find_entry(name: CatalogName, known: Collection[str] | None = None) -> CatalogMatch:
     """Return the result of `match_entry`, or raise ModelNotFound with similar names.
 
-    `known` holds the names of other models, which are suggested before those of the catalog. If None, the error speaks
-    of the catalog only.
+    `known` holds the names of other models, which are suggested before those of the catalog. If None, the error
+    mentions only the catalog.
     """
     match = match_entry(name)
     if match is None:
@@ -169,7 +169,7 @@ def model_name(models: tuple[Variant, ...], model: Variant, repo: str) -> str:
 
 
 def _spellings(text: str) -> Iterator[str]:
-    """Yield a name unchanged, and without the endings that Ollama adds for models that follow instructions."""
+    """Yield a name unchanged, then without each ending that Ollama adds for models that follow instructions."""
     yield text
     for ending in ("-instruct", "-it", "-chat", "-text"):
         yield text.removesuffix(ending)

@@ -13,8 +13,8 @@ _MAX_KNOWN = 30
 def near_names(name: str, known: Collection[str], others: str = "org/repo[:QUANT]") -> str:
     """Return suggestions as a phrase for an error's text. If no name is similar, it lists the first of `known`.
 
-    A set is sorted first; other collections keep their order. `others` describes what else can be a name. Do not
-    mention paths there for clients, because they may not use them.
+    A set is sorted first; other collections keep their order. `others` describes what else can be a name. In an error
+    for a client, it must not mention paths, because clients may not name models by path.
     """
     by_folded = {each.lower().replace(":", "-"): each for each in sorted(known)}
     whole = name.lower().replace(":", "-")

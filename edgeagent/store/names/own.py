@@ -46,7 +46,7 @@ class OwnNames:
         return tuple(Path(target) for target in dict.fromkeys(self.aliases.values()) if Path(target).is_absolute())
 
     def without(self, *names: str) -> OwnNames:
-        """Return the names without these, and without the aliases that stand for them."""
+        """Return a copy without these names, and without the aliases that stand for them."""
         aliases = {alias: target for alias, target in self.aliases.items() if not {alias, target} & {*names}}
         return OwnNames(aliases, {name: value for name, value in self.imports.items() if name not in names})
 
@@ -72,7 +72,7 @@ class OwnNamesFile:
             ) from None
 
     def stamp(self) -> tuple[int, int, int] | None:
-        """Return a value that changes whenever the file does; None if there is no file."""
+        """Return a value that differs after every change of the file; None if there is no file."""
         try:
             status = self._path.stat()
         except OSError:
@@ -80,7 +80,7 @@ class OwnNamesFile:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def change(self, change: Callable[[OwnNames], OwnNames]) -> OwnNames:
-        """Replace the names with the result of `change(names)`, and return it. Raise StoreError."""
+        """Replace the names with `change(names)`, and return the new names. Raise StoreError."""
         try:
             self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             with changing(self._state_dir / _LOCK_FILE, "edgeagent cp, import or rm"):

@@ -53,7 +53,7 @@ class CatalogName:
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model in a repository on the hub: by file, by quantization, or with neither the preferred one."""
+    """A model in a repository on the hub, named by file or by quantization. With neither: the preferred model."""
 
     repo: str
     quant: str | None = None
@@ -71,10 +71,15 @@ ModelName = BuiltinName | LocalPath | CatalogName | HubName
 def parse_name(name: str) -> ModelName:
     """Return the parsed form of a name.
 
-    The rules, in order: 1. Control characters, network paths and addresses are refused. 2. hf.co/ and :latest are
-    dropped. 3. builtin. 4. What looks like a path, or is a file, is a path. 5. Without a slash: a name of the catalog.
-    6. With one slash: a repository. 7. With more: a file of a repository. Raise InvalidRequest, or ModelNotFound for a
-    relative path to a .gguf that does not exist.
+    The first rule that fits applies:
+
+    1. Control characters, network paths and addresses are refused with InvalidRequest.
+    2. After hf.co/ or huggingface.co/: a repository, or a file of one.
+    3. builtin. From here on, an ending :latest is ignored.
+    4. A path, if the name looks like one or is a file.
+    5. By its slashes: none for a name of the catalog, one for a repository, more for a file of a repository.
+
+    Raise ModelNotFound for a relative path to a .gguf that does not exist.
     """
     _check_characters(name)
     if name.startswith(("//", "\\\\")):

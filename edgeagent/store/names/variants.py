@@ -48,8 +48,8 @@ def variants(files: Iterable[str]) -> tuple[Variant, ...]:
 def choose(models: tuple[Variant, ...], name: HubName, where: str) -> Variant:
     """Return the one model that a name means.
 
-    That is the model of the named file, or of the named quantization. If the name has neither, it is the only model, or
-    the first by PREFERRED. Raise ModelNotFound, which lists the choices, if there is none or more than one.
+    A name may give a file or a quantization. If it gives neither, return the only model, or else the model with the
+    first quantization in PREFERRED. Raise ModelNotFound, which lists the choices, if no model or more than one fits.
     """
     if not models:
         raise ModelNotFound(f"{name.repo} holds no GGUF model {where}", param="model")

@@ -117,9 +117,9 @@ class _Chunk(Struct):
 
 
 class _OpenCall:
-    """A tool call in the stream. It starts when its name arrives; `index` is None before that.
+    """A tool call that is being streamed. `index` counts the calls without gaps; None until the call's name arrives.
 
-    Calls are keyed by the remote's index, which may have gaps; `index` has none.
+    The remote numbers the calls too, but its numbers may have gaps.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class _OpenCall:
 
 
 class ChatReader(AnswerReader):
-    """Reads one answer. `num_rivals` is how many top alternatives of each token were requested; None: no logprobs."""
+    """Reads one answer. `num_rivals`: how many alternatives to return for each token; None: no log probabilities."""
 
     def __init__(self, num_rivals: int | None = None) -> None:
         super().__init__()

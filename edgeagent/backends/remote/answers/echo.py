@@ -14,7 +14,7 @@ MIN_CERTAIN_CHARS = 16
 
 
 class EchoGuard:
-    """Holds text back while it may be a repetition of `before`, the answer so far."""
+    """Holds back text that may be a repetition of `before`, which is the answer so far."""
 
     def __init__(self, before: str) -> None:
         self._before = before
@@ -23,7 +23,10 @@ class EchoGuard:
         self._is_decided = not before
 
     def take(self, deltas: list[Delta]) -> list[Delta]:
-        """Return the deltas without repeated text; raise a Failure if a repetition cannot be told from new text."""
+        """Return the deltas without repeated text.
+
+        Raise a Failure if `before` was repeated but is so short that it may also be new text.
+        """
         if self._is_decided:
             return deltas
         passed: list[Delta] = []
@@ -37,7 +40,7 @@ class EchoGuard:
         return passed
 
     def release(self) -> list[Delta]:
-        """Stop holding text back and return the held deltas: they are new text, or the answer ended within them."""
+        """Return the held deltas, and hold no more. Call this once they are known to be new, or at the answer's end."""
         self._is_decided = True
         held, self._held = self._held, []
         return list(held)

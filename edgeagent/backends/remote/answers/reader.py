@@ -1,4 +1,4 @@
-"""Reads answers: the part that both of OpenAI's protocols share, and what it collects.
+"""The part of reading an answer that both of OpenAI's protocols share, and the counts that are collected.
 
 An answer is complete only if the protocol's end marker was seen. A stream that stops earlier is a Failure.
 """
@@ -26,9 +26,9 @@ NO_TOKEN = -1
 
 
 class Tally:
-    """Collects the counts and names in an answer's events, and how many tool calls it has started.
+    """Collects the counts and names in an answer's events, and how many tool calls the answer has started.
 
-    `fault` is an error that follows the deltas returned last.
+    `fault` is an error in the stream after the deltas that were returned last; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ def read_json(data: bytes, kind: type[Json]) -> Json:
 def usage_of(
     prompt: int | None = None, cached: int | None = None, output: int | None = None, reasoning: int | None = None
 ) -> Usage:
-    """Return a remote's counts, limited to plausible values, since budgets and measurements add them up."""
+    """Return a remote's counts. They are limited to plausible values, because they are added to budgets and metrics."""
     num_prompt = _held(prompt, MAX_PROMPT_TOKENS)
     return Usage(
         num_prompt, _held(cached, num_prompt), _held(output, MAX_OUTPUT_TOKENS), _held(reasoning, MAX_OUTPUT_TOKENS)
@@ -142,7 +142,7 @@ def _held(count: int | None, most: int) -> int:
 
 
 def failure_from(error: Any, status: int = 0, retry_after_s: float | None = None) -> Failure:
-    """Return the Failure for an error object of any shape, from a body or a stream."""
+    """Return the Failure for an error object of any shape that a remote sent in a body or a stream."""
     said = error if isinstance(error, dict) else {"message": error}
     code = said.get("code")
     if not status and isinstance(code, int) and 400 <= code <= 599:
@@ -173,7 +173,7 @@ _STATUS_OF_TYPE = {
 
 
 def failure_of_status(status: int, retry_after_s: float | None = None, detail: str = "") -> Failure:
-    """Return the Failure for an HTTP status. The detail is shortened; it may quote the request and its key."""
+    """Return the Failure for an HTTP status. `detail` is the remote's own text, which may quote the request and key."""
     detail = detail[:MAX_DETAIL_CHARS]
     match status:
         case 401 | 403:

@@ -74,7 +74,7 @@ class _OpenCall(Struct):
 
 
 class ResponsesReader(AnswerReader):
-    """Reads one answer. `num_rivals` is how many top alternatives of each token were requested; None: no logprobs."""
+    """Reads one answer. `num_rivals`: how many alternatives to return for each token; None: no log probabilities."""
 
     def __init__(self, num_rivals: int | None = None) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ _MAX_ECHOED_BYTES = 16 * 1024
 
 
 class Target(Struct, frozen=True):
-    """The server that a body is for: its name of the model, its dialect, and the salt for its prefix cache.
+    """The server that a body is for: the server's name for the model, its dialect, and the salt for its prefix cache.
 
     `in_words`: if the server cannot continue an answer exactly, ask the model in words to continue it.
     """
@@ -60,7 +60,7 @@ class Body(Struct, frozen=True):
 
 
 def unsupported(request: GenerateRequest) -> str:
-    """Return in words which part of a request no remote supports; empty if remotes support all of it."""
+    """Return in words which part of a request no remote supports; empty if there is no such part."""
     prompt = request.prompt
     if request.echo:
         return "the prompt's own text (echo)"
@@ -107,10 +107,10 @@ def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | N
 
 
 def bound_part(request: GenerateRequest, so_far: AnswerSoFar) -> str:
-    """Return in words why no remote can continue an answer that began elsewhere; empty if a remote may."""
+    """Return which part of an answer no remote can continue, in words; empty if a remote may continue the answer."""
     if so_far.reasoning and not so_far.text:
         return "the rest of unfinished reasoning"
-    # The remote would expect the beginning of the format, though a part of the answer is already written.
+    # The remote would start the format again, although a part of the answer is already written.
     if so_far.text and not isinstance(request.format, TextFormat):
         return "the rest of an answer in a fixed format"
     prompt = request.prompt
@@ -226,7 +226,7 @@ def _message(message: Message, dialect: Dialect) -> Fields:
 
 
 def offered(tools: tuple[Tool, ...], choice: ToolChoice) -> tuple[Tool, ...]:
-    """Return the tools that the tool choice allows; OpenAI's `tool_choice` cannot name several tools."""
+    """Return the tools that the tool choice allows. Others are not sent: `tool_choice` cannot name several tools."""
     return tuple(tool for tool in tools if not choice.names or tool.name in choice.names)
 
 

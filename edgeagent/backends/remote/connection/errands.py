@@ -1,8 +1,8 @@
 """Runs work that must not be cancelled twice, each piece in its own task.
 
-httpcore awaits while it cleans up after a cancel. A second cancel would interrupt the cleanup; it comes, for example,
-from a client that leaves after a timeout. The connection would then be lost without being closed, and the remote would
-continue to generate.
+httpcore awaits while it cleans up after a cancel. A second cancel, for example from a client that disconnects after a
+timeout, would interrupt the cleanup. The connection would then never be closed, and the remote would continue to
+generate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Errands:
-    """The running work of one transport."""
+    """Tracks the background tasks of one transport."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -35,9 +35,10 @@ class Errands:
     async def run(
         self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], Coroutine[Any, Any, Any]] | None = None
     ) -> Result:
-        """Await work and return its result. If the caller is cancelled, cancel the work once and do not wait for it.
+        """Await work and return its result. Raise a Failure if `finish` ended the work.
 
-        If the work completes nevertheless, `undo` gets its result. Raise a Failure if `finish` ended the work.
+        If the caller is cancelled, cancel the work once and do not wait for it. If the work completes nevertheless,
+        call `undo` with its result.
         """
         task = self.begin(work)
         try:

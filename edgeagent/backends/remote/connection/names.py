@@ -16,9 +16,10 @@ _running_lookups: set[int] = set()
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host that a remote may have, in the order to try. `host` may be an address itself.
+    """Return a host's addresses in the order to try, without those that `_may_be` forbids for a remote.
 
-    The list is empty if the host has only addresses that a remote may not have. Raise OSError if it has no address.
+    `host` may be an address itself. The result is empty if all of the host's addresses are forbidden. Raise OSError if
+    the host has no address.
     """
     try:
         ipaddress.ip_address(host)
@@ -65,9 +66,10 @@ async def _look_up(host: str, port: int) -> list[str]:
 def _may_be(host: str, address: str) -> bool:
     """Whether a remote with this host name may have this address.
 
-    A name that resolves to this machine, or to a link-local address (a cloud's metadata service), is a resolver's
-    mistake or a DNS rebinding attack. An owner who means such an address configures it directly, or as localhost.
-    localhost must resolve to this machine, since it needs no TLS. Private networks are allowed: clusters are there.
+    If a name resolves to this machine, or to a link-local address such as a cloud's metadata service, that is a
+    resolver's mistake or a DNS rebinding attack. An owner who means such an address configures it directly, or as
+    localhost. localhost must resolve to this machine, because it needs no TLS. Private networks are allowed, because
+    clusters are there.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     # The system connects to ::ffff:127.0.0.1 as to 127.0.0.1.

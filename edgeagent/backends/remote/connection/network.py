@@ -43,8 +43,9 @@ class Stages(Struct):
 class Network(httpcore.AsyncNetworkBackend):
     """Opens the sockets of one endpoint.
 
-    `stages`, `peer` and `local` (the addresses of both sides) describe the last new connection. If TLS uses the context
-    `pinned`, the certificate's SHA-256 must be `pin`. TLS to a proxy uses another context.
+    `stages`, `peer` and `local` (the addresses of both sides) describe the last new connection. On a TLS connection
+    with the context `pinned`, the certificate's SHA-256 must be `pin`. A proxy's certificate is not pinned: TLS to a
+    proxy uses another context.
     """
 
     def __init__(self, connect_s: float, pinned: ssl.SSLContext | None = None, pin: str = "") -> None:
@@ -108,7 +109,7 @@ class Network(httpcore.AsyncNetworkBackend):
         self.stages.tls_s = time.monotonic() - began_s
 
     async def sleep(self, seconds: float) -> None:
-        """Wait. httpcore would call this between retries, which are off."""
+        """Wait. httpcore calls this only between retries, which are switched off."""
         await asyncio.sleep(seconds)
 
 
@@ -176,7 +177,7 @@ class _Wire(asyncio.Protocol):
 
     @property
     def is_readable(self) -> bool:
-        """Whether a read would return at once. On an idle connection this means that it has ended."""
+        """Whether a read would return at once. If so, an idle connection has ended."""
         return bool(self._unread) or self._is_over
 
     def addresses(self) -> tuple[tuple[str, int], str]:
@@ -345,8 +346,8 @@ def _lost_after(seconds: float) -> list[tuple[int, int, int]]:
 def _probed_after(seconds: float) -> list[tuple[int, int, int]]:
     """Return the keepalive options that detect a dead other side within about this many seconds.
 
-    While an answer is received, we send nothing that could stay unacknowledged. If the path breaks then, only the idle
-    timeout would end the answer without these options. They do not affect a server that is slow to answer.
+    While we only receive an answer, no sent data can stay unacknowledged. If the path breaks at that time, these
+    options end the answer sooner than the idle timeout would. They do not affect a server that is slow to answer.
     """
     each = max(1, int(seconds / 3))
     idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS's name

@@ -126,9 +126,10 @@ class Transport:
             self._close_later(connections)
 
     async def open(self, permit: Permit | ProbePermit, call: Call) -> Exchange:
-        """Send a call and wait for the head of its answer; raise Forbidden if the permit is not for it, or a Failure.
+        """Send a call and wait for the head of the response.
 
-        The caller sets a timeout around this, and closes the exchange.
+        The caller must set a timeout around this, and must close the exchange. Raise Forbidden if the permit does not
+        allow the call, or a Failure if the call fails.
         """
         check_permit(permit, self._remote.name, call)
         stages = CallStages(began_s=time.monotonic())
@@ -312,7 +313,10 @@ class Exchange:
 
 
 def _proxy_of(remote: Remote, url: str) -> str | None:
-    """Return the proxy for an endpoint, if any. A proxy elsewhere must not read traffic that stays on this machine."""
+    """Return the proxy for an endpoint; None without one.
+
+    An endpoint on this machine is not reached through a proxy on another machine, which could read the traffic.
+    """
     is_needless = remote.proxy is not None and is_loopback(url) and not is_loopback(remote.proxy)
     return None if is_needless else remote.proxy
 
@@ -321,8 +325,8 @@ async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Re
     """Cancel an HTTP/2 stream that has not ended, also at the server.
 
     httpcore 1.0 forgets a half-read stream without telling the server. The server would continue to generate. Until the
-    connection ends, the stream would count against its limit of streams, and the unread bytes against its window.
-    httpcore has no public way to do this.
+    connection ends, the stream would count against the connection's limit of streams, and its unread bytes against the
+    flow-control window. httpcore has no public way to cancel a stream.
     """
     held = next((held for held in pool._requests if held.request is request), None)
     connection: Any = getattr(held and held.connection, "_connection", None)
@@ -341,7 +345,7 @@ async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Re
 
 
 def check_permit(permit: Permit | ProbePermit, remote: str, call: Call) -> None:
-    """Raise Forbidden unless the permit allows this call to this remote, in a mode that lets requests leave."""
+    """Raise Forbidden unless the permit covers this call to this remote, and its mode is not local_only."""
     is_request = type(permit) is Permit and bool(call.request_id) and permit.request_id == call.request_id
     is_probe = type(permit) is ProbePermit and call.body is None and not call.request_id
     is_for_us = (is_request or is_probe) and permit.remote == remote

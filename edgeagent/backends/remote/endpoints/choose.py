@@ -21,8 +21,8 @@ _REGION_FACTOR, _REGION_S = 2.0, 0.5
 class View(Struct, frozen=True):
     """What is known about an endpoint. `is_on_trial`: it failed, and no request has succeeded since.
 
-    `num_long` and `num_short` count this machine's live requests there with long and with short prompts. `num_waiting`
-    and `kv_usage` are reported by the endpoint itself; 0 if it reports none.
+    `num_long` and `num_short` count this machine's live requests at the endpoint, by the length of their prompts.
+    `num_waiting` and `kv_usage` are reported by the endpoint itself; 0 if it does not report them.
     """
 
     url: str
@@ -43,8 +43,7 @@ def choose(views: Sequence[View], num_prompt_tokens: int, session: str = "") -> 
     2. The first region in the owner's order comes first, unless another is predicted to be much faster.
     3. Within a region, the conversation's own endpoint comes first, since its cache has the conversation's prefix,
        unless another is predicted to be much faster.
-    4. The others follow in the order of their predicted times. A prediction uses the endpoint's averages and queue, and
-       how many prompts of the other kind (long or short) it is busy with.
+    4. The others follow in the order of their predicted times (see `score`).
     """
     is_long = num_prompt_tokens >= LONG_PROMPT_TOKENS
     usable = [index for index, view in enumerate(views) if view.can_try]
@@ -59,7 +58,11 @@ def choose(views: Sequence[View], num_prompt_tokens: int, session: str = "") -> 
 
 
 def score(view: View, *, is_long: bool) -> float:
-    """Return the predicted seconds to the first token, including known delays."""
+    """Return the predicted seconds to the first token, from the endpoint's average and known delays.
+
+    The delays come from its queue, a full KV cache, and live requests of the other length: long and short prompts delay
+    each other.
+    """
     seconds = UNKNOWN_FIRST_TOKEN_S if view.first_token_s is None else view.first_token_s
     seconds += _WAITING_S * view.num_waiting
     if view.kv_usage >= _FULL_CACHE:

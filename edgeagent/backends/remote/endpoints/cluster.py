@@ -63,12 +63,12 @@ class Cluster:
 
     @property
     def is_resting(self) -> bool:
-        """Whether any endpoint gets no requests because of its failures."""
+        """Whether the breaker of at least one endpoint is open, so that the endpoint gets no requests."""
         now_s = self.clock()
         return any(endpoint.breaker.state(now_s) == "open" for endpoint in self.endpoints)
 
     async def rests_within(self, seconds: float) -> bool:
-        """Wait until an endpoint begins to rest; return False if none does in time."""
+        """Wait until the breaker of an endpoint opens; return False if none opens within `seconds`."""
         self._has_opened.clear()
         try:
             await asyncio.wait_for(self._has_opened.wait(), seconds)
@@ -91,7 +91,7 @@ class Cluster:
         raise ModelNotFound(f"{self.name} does not serve model {model!r:.200}", served_by=self.name)
 
     def known_models(self) -> list[str]:
-        """Return the models that its endpoints list; none if any endpoint was not asked yet, or lists none."""
+        """Return the models that the endpoints list; empty until every endpoint has listed at least one."""
         if not all(endpoint.models for endpoint in self.endpoints):
             return []
         return list(dict.fromkeys(model for endpoint in self.endpoints for model in endpoint.models))
@@ -105,8 +105,8 @@ class Cluster:
     def order(self, model: str, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
         """Yield the endpoints to try, best first. If there is only one, yield it twice.
 
-        If none may be tried, yield the endpoints whose breaker is open, unless they hung: the request came here because
-        no other backend could serve it.
+        If none is usable, the request came here because no other backend can serve it. Then yield the endpoints that
+        may be tried as a last resort: their breaker is open, but they did not hang.
         """
         now_s = self.clock()
         views = [endpoint.view(model, num_prompt_tokens, now_s) for endpoint in self.endpoints]
@@ -117,7 +117,7 @@ class Cluster:
             yield self.endpoints[index], self.probers[index]
 
     def seconds_until_next(self) -> float:
-        """Return after how many seconds an endpoint may be tried; 0 if one may be tried now."""
+        """Return the seconds until the first endpoint may be tried; 0 if one may be tried now."""
         now_s = self.clock()
         return min(
             max(endpoint.breaker.seconds_left(now_s), endpoint.pause.seconds_left(now_s)) for endpoint in self.endpoints
@@ -145,7 +145,10 @@ class Cluster:
     def note_failure(
         self, endpoint: Endpoint, failure: Failure, since_s: float = math.inf, *, had_begun: bool = False
     ) -> None:
-        """Record the failure of a probe or a request at an endpoint. A request had waited since `since_s`."""
+        """Record the failure of a probe or a request at an endpoint.
+
+        `since_s`: when the request began to wait; infinity for a probe. `had_begun`: the answer already had content.
+        """
         now_s = self.clock()
         was_open = endpoint.breaker.state(now_s) == "open"
         endpoint.note_failure(failure, now_s, since_s, had_begun=had_begun)

@@ -58,7 +58,7 @@ class Endpoint:
             self._num_short += 1
 
     def end(self, num_prompt_tokens: int) -> None:
-        """Count a request's end. The methods below must have noted its success or failure before."""
+        """Count a request's end. Call `note_content` or `note_failure` before, if the request succeeded or failed."""
         self.breaker.give_up()
         if num_prompt_tokens >= LONG_PROMPT_TOKENS:
             self._num_long -= 1
@@ -73,11 +73,11 @@ class Endpoint:
         self.averages.note_first_token(num_prompt_tokens, seconds, now_s)
 
     def note_failure(self, failure: Failure, now_s: float, since_s: float, *, had_begun: bool = False) -> None:
-        """Note a failure. The request had waited since `since_s`. `had_begun`: its answer already had content."""
+        """Note a failure. `since_s`: when the request began to wait. `had_begun`: the answer already had content."""
         if failure.kind in WAS_NOT_SENT:
             self.breaker.note_down()
         if failure.kind is Kind.TIMEOUT or failure.was_reused:
-            # This connection may be dead, and so may the other pooled ones.
+            # This connection may be dead, and the other pooled connections too.
             self.transport.renew()
         if failure.kind is Kind.OVERLOADED:
             self.pause.refuse(now_s, failure.retry_after_s)

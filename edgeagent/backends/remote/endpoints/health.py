@@ -23,18 +23,22 @@ State = Literal["closed", "open", "half_open"]
 class Breaker:
     """A circuit breaker. It opens after five failures in a row, or after one hang, since a hang costs a whole timeout.
 
-    Several nodes may be behind one endpoint, and one of them may die. Therefore failures within a second of each other
-    count as one, if they cut running answers or if another answer continued while the requests waited. In the latter
-    case a hang counts like other failures.
-    The first content of an answer closes the breaker, and so does the successful end of an answer.
+    The first content of an answer closes the breaker. So does the successful end of an answer.
 
-    An open breaker lets nothing through for 30 s. This time doubles whenever it opens again without a success in
-    between. A half-open breaker lets one request through, whose outcome closes or opens it. After a hang, a probe
-    should go first, if probes are allowed, so that no request waits for a timeout.
+    Several nodes may be behind one endpoint, and the death of one node may cause many failures. Failures within a
+    second therefore count as one, if they cut running answers, or if other answers continued while the failed requests
+    waited. A request that hangs while other answers continue counts as an ordinary failure.
 
-    A request that no other backend can serve may try an endpoint with an open breaker, once a second, unless the
-    endpoint hung. An answered probe shortens the open time only if the endpoint had been down, so that not even a probe
-    got an answer. Otherwise, an endpoint that answers probes but fails requests would get requests all the time.
+    An open breaker lets nothing through for 30 s. This time doubles each time that the breaker opens again without a
+    success in between, up to 600 s. Then the breaker is half-open: it lets one request through, whose outcome closes or
+    opens it. After a hang, a probe should go first, if probes are allowed, so that no request waits for a timeout.
+
+    There is one exception: a request that no other backend can serve may try an endpoint with an open breaker, once a
+    second, unless the endpoint hung.
+
+    An answered probe closes an open breaker early only if the endpoint had been down, that is, had accepted no
+    connection or answered no probe. An endpoint that answers probes but fails requests stays blocked for the whole
+    time.
     """
 
     def __init__(self) -> None:
@@ -65,7 +69,7 @@ class Breaker:
         return self.can_try(now_s) or not is_spent
 
     def wants_probe(self, now_s: float) -> bool:
-        """Whether the endpoint hung and has not answered since, so that a request might hang too."""
+        """Whether the breaker is half-open after a hang, so that a probe should go before the next request."""
         return self._has_hung and self.state(now_s) == "half_open"
 
     def begin(self) -> None:
@@ -73,7 +77,7 @@ class Breaker:
         self._is_trying = self._open_until_s is not None
 
     def give_up(self) -> None:
-        """Note the end of a request, which by itself says nothing about the endpoint."""
+        """Note the end of a request. Its success or failure is noted by other methods."""
         self._is_trying = False
 
     def hear(self, now_s: float) -> None:
@@ -81,7 +85,10 @@ class Breaker:
         self._heard_s = now_s
 
     def finish(self) -> None:
-        """Note an answer's successful end. While open after a hang, ignore it: the answer may have begun before."""
+        """Note an answer's successful end.
+
+        Ignore it while the breaker is open after a hang, because the answer may have begun before the hang.
+        """
         if self._open_until_s is None or not self._has_hung:
             self.succeed()
 
@@ -95,7 +102,7 @@ class Breaker:
     def fail(
         self, now_s: float, cause: str, *, hung: bool = False, since_s: float = math.inf, had_begun: bool = False
     ) -> None:
-        """Note the failure of a request that had waited since `since_s`, or of an answer that had begun."""
+        """Note the failure of a request. `had_begun`: its answer was running. `since_s`: when it began to wait."""
         self.cause, self._failed_s = cause, now_s
         is_answering = self._heard_s > since_s
         hung = hung and not is_answering
@@ -118,9 +125,10 @@ class Breaker:
         self._is_down = True
 
     def recover(self, now_s: float) -> None:
-        """Note an answered probe. If it counts, close an open breaker, so that one more failure opens it again.
+        """Note an answered probe. Close the breaker if the endpoint had been down, or if the open time is over.
 
-        It counts if the endpoint had been down, or if the open time is over, and no request is being tried.
+        Do nothing while a half-open breaker waits for its one request. After closing, one more failure opens the
+        breaker again.
         """
         was_down, self._is_down = self._is_down, False
         if self._open_until_s is not None and not self._is_trying and (was_down or now_s >= self._open_until_s):
@@ -128,7 +136,7 @@ class Breaker:
             self._num_failures = MAX_FAILURES - 1
 
     def seconds_left(self, now_s: float) -> float:
-        """Return after how many seconds a request may be sent to the endpoint."""
+        """Return the seconds until a request may be sent to the endpoint; 0 if one may be sent now."""
         return 0.0 if self._open_until_s is None else max(0.0, self._open_until_s - now_s)
 
     def forgive(self) -> None:
@@ -140,9 +148,11 @@ class Breaker:
 
 
 class Pause:
-    """The time for which an overloaded endpoint gets no requests: as long as it asked for, else a growing random time.
+    """The time for which an overloaded endpoint gets no requests.
 
-    Refusals during a pause belong to the same burst, and do not lengthen the next pause.
+    The endpoint may name this time. If it names none, the time is random, up to a limit that doubles with each pause.
+
+    Refusals during a pause belong to the same burst, and do not raise this limit.
     """
 
     def __init__(self, chance: Callable[[], float]) -> None:
@@ -151,7 +161,7 @@ class Pause:
         self._most_s = _FIRST_PAUSE_S / 2
 
     def refuse(self, now_s: float, retry_after_s: float | None) -> None:
-        """Note that the endpoint is overloaded. If it names no delay, pause for a random time; its limit doubles."""
+        """Note that the endpoint is overloaded. If it names no delay, double the limit and pause for a random time."""
         if retry_after_s is None:
             if self.seconds_left(now_s):
                 return

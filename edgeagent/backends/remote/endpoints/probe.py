@@ -85,9 +85,9 @@ class Prober:
         request_id: str = "",
         control: Control | None = None,
     ) -> None:
-        """Ask which models the endpoint has. Their `owned_by` tells the kind of server. Raise a Failure.
+        """Ask which models the endpoint has, and learn the kind of server from their `owned_by`. Raise a Failure.
 
-        If the `control` of a request is given, that request's end also ends this.
+        If `control` is given, the query also ends when the request of that Control ends.
         """
         status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id), control)
         if status in (401, 403):
