@@ -1,4 +1,4 @@
-"""Make dist/offline: every wheel that edgeagent needs on a machine of this kind without a network, and a list of them.
+"""Make dist/offline: all wheels that edgeagent needs on a machine of this kind without a network, and a list of them.
 
 The list, sbom.cdx.json, is a CycloneDX bill of materials: each package with its version, licence and SHA-256, and the
 commit of llama.cpp from which its bindings were compiled.
@@ -24,13 +24,13 @@ LIST = "sbom.cdx.json"
 
 
 def main() -> int:
-    """Make the folder; return the exit status."""
+    """Write the wheels and their list to dist/offline; return the exit status."""
     TARGET.mkdir(parents=True, exist_ok=True)
     for old in TARGET.glob("*.whl"):
         old.unlink()
     compiled = wheel_folder(read_stamp(STAMP))
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(TARGET)]
-    # The bindings were compiled for this CPU before.
+    # `make setup` has compiled the bindings for this CPU.
     status = subprocess.call([*wheel, "--find-links", str(compiled), "--prefer-binary", str(ROOT)])
     if status != 0:
         print("bundle: pip could not collect the wheels; see above", file=sys.stderr)
@@ -90,7 +90,10 @@ def _component(path: Path) -> dict[str, Any]:
 
 
 def _licenses(expression: str | None, text: str | None, classifiers: list[str]) -> dict[str, Any]:
-    """Return a package's licence: its SPDX expression, else its free text, else its classifiers."""
+    """Return a package's licence as its SPDX expression, else as its one-line text, else as its classifiers.
+
+    The result is empty if the package has none of them.
+    """
     if expression:
         return {"licenses": [{"expression": expression}]}
     if text and "\n" not in text:

@@ -27,7 +27,7 @@ TIMER = {
 
 
 class DemoError(Exception):
-    """The demo did not show what it should show."""
+    """An answer in the demo was missing, unfinished or not as expected."""
 
 
 def main() -> int:
@@ -49,7 +49,10 @@ def main() -> int:
 
 
 async def hold_conversation(client: Client) -> dict[str, Answer]:
-    """Hold the conversation and return the answers by title. Raises DemoError if the model does not play its part."""
+    """Hold the conversation and return its answers by title.
+
+    Raises DemoError if the model calls no tool, or if an answer is empty or unfinished.
+    """
     async with client:
         first = await say(client, "Hello, my name is Robin.")
         follow_up = await say(client, "What is my name?", previous_response_id=first.response_id)
@@ -93,7 +96,7 @@ def run_tool(name: str, arguments: str) -> str:
 
 
 class _Waiting:
-    """Prints the name of each new thing that the demo waits for, once."""
+    """Prints each stage that the demo waits for, once."""
 
     def __init__(self) -> None:
         self._said = ""

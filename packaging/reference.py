@@ -28,7 +28,7 @@ from edgeagent.metrics.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE_BY = "<!-- Made from the code by `make documents`. Do not edit. -->"
-# A command with more of the daemon's options than this takes all of them.
+# A command with more than this number of the daemon's options has all of them.
 MANY = 10
 TAGS = {
     "openai": "OpenAI's API",
@@ -95,7 +95,7 @@ def _command(path: str, command: Any) -> Iterator[str]:
     yield _prose(command.help or "")
     flags = {flag for param in command.params for flag in param.opts}
     declared = {option.flag for option in declared_options()}
-    # The page of options lists these, and their defaults depend on this machine.
+    # Declared options are on the page of options. They are not repeated, since their defaults depend on this machine.
     is_with_all = len(declared & flags) > MANY
     rows = []
     for param in command.get_params(context):
@@ -151,7 +151,7 @@ def http_page() -> str:
 
 
 def _bodies(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the schemas that clients send, and those nested in them, each once."""
+    """Yield the names of the schemas that clients send, and of those nested in them, each once."""
     seen: set[str] = set()
     waiting = [
         operation["requestBody"]

@@ -83,7 +83,7 @@ def use_newer_python() -> int:
 
 
 def describe_setup(pyproject: Path, cmake_args: str) -> dict[str, str]:
-    """Return everything that a finished .venv depends on; if two descriptions are equal, there is nothing to do."""
+    """Return everything that a finished .venv depends on. If it equals the stored description, nothing must be done."""
     text = pyproject.read_text(encoding="utf-8")
     return {
         "dependencies": digest(relevant_part(text)),
@@ -96,7 +96,10 @@ def describe_setup(pyproject: Path, cmake_args: str) -> dict[str, str]:
 
 
 def relevant_part(pyproject_text: str) -> str:
-    """Return what of pyproject.toml decides the contents of .venv: not the settings of ruff, mypy or pytest."""
+    """Return the parts of pyproject.toml that decide the contents of .venv, as JSON.
+
+    The settings of ruff, mypy and pytest are left out.
+    """
     import tomllib
 
     document = tomllib.loads(pyproject_text)
@@ -116,7 +119,7 @@ def pinned_bindings(pyproject_text: str) -> str:
 def previous_cmake_args(stamp: Path) -> str:
     """Return the build flags: CMAKE_ARGS if it is set, else those of the last setup, else the default.
 
-    So `CMAKE_ARGS=-DGGML_CUDA=on make setup` is needed once, and a later plain `make test` keeps that build.
+    So `CMAKE_ARGS=-DGGML_CUDA=on make setup` is needed only once. A later plain `make test` keeps that build.
     """
     if "CMAKE_ARGS" in os.environ:
         return " ".join([DEFAULT_CMAKE_ARGS, *os.environ["CMAKE_ARGS"].split()])
@@ -124,7 +127,10 @@ def previous_cmake_args(stamp: Path) -> str:
 
 
 def for_this_cpu(cmake_args: str) -> str:
-    """Return build flags with those that this CPU needs added, unless they already set compiler flags."""
+    """Return the build flags, with a further flag if this CPU needs one.
+
+    If they contain -DCMAKE_CXX_FLAGS, they are returned unchanged.
+    """
     needs_none = "amx_int8" not in cpu_features() or "-DCMAKE_CXX_FLAGS" in cmake_args
     return cmake_args if needs_none else f"{cmake_args} {NO_AMX}"
 
@@ -135,7 +141,7 @@ def cpu_fingerprint() -> str:
 
 
 def cpu_features() -> list[str]:
-    """Return the instruction-set features that the system reports, or its name for the processor."""
+    """Return this CPU's features as the system reports them, or else the name of the processor."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -179,13 +185,13 @@ def cache_dir() -> Path:
 
 
 def wheel_folder(setup: dict[str, str]) -> Path:
-    """Return the folder of the bindings compiled for this setup; each CPU and each set of build flags has its own."""
+    """Return the folder of the bindings that this setup compiled. Each CPU and set of build flags has its own."""
     key = digest("\n".join([setup["cpu"], setup["cmake_args"], sys.platform]))
     return cache_dir() / "wheels" / "llama-cpp-python-{}-{}".format(setup["llama_cpp_python"], key)
 
 
 def set_up(wanted: dict[str, str]) -> None:
-    """Make or repair .venv. The stamp is written last, so an interrupted setup continues in the next run."""
+    """Make or repair .venv. The stamp is written last, so the next run continues an interrupted setup."""
     done = read_stamp(STAMP)
     make_venv(done, wanted)
     STAMP.unlink(missing_ok=True)
@@ -238,7 +244,7 @@ def compiled_bindings(setup: dict[str, str]) -> Path:
 
 
 def require_compiler() -> None:
-    """Raise SetupError before any download if there is certainly no compiler."""
+    """Raise SetupError if there is certainly no compiler. Call this before any download."""
     if os.name == "nt" or os.environ.get("CXX"):
         return
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
@@ -289,7 +295,10 @@ def wait_for(child: subprocess.Popen[bytes], offset: int, began: float) -> int:
 
 
 def compile_progress(offset: int) -> str:
-    """Return the compiler's own count, e.g. ", 120 of 245 files", from what the log holds after `offset`."""
+    """Return the compiler's progress, such as ", 120 of 245 files", from the log; empty if there is none.
+
+    Only text after `offset` is read.
+    """
     with LOG.open("rb") as log:
         log.seek(max(offset, LOG.stat().st_size - 4096))
         counts = re.findall(rb"\[(\d+)/(\d+)\]", log.read())
@@ -297,7 +306,7 @@ def compile_progress(offset: int) -> str:
 
 
 def explain_failure(title: str, log: str) -> str:
-    """Print what failed, the end of pip's output, and a remedy."""
+    """Return a message that says what failed, with the end of pip's output and a remedy."""
     tail = "\n".join("  | " + line for line in log.strip().splitlines()[-20:])
     hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, log)), OTHERWISE).format(log=LOG)
     return f"{title} failed. The end of the log:\n{tail}\n{hint}"

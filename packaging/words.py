@@ -1,6 +1,7 @@
 """Find words that have confused readers: `python packaging/words.py [FILE...]`; without files, in the whole repository.
 
-It reads documents, and the texts of Python files: docstrings, help texts, errors. It exits with 1 if it finds a word.
+It checks documents and the string literals of Python files: docstrings, help texts and errors. It exits with 1 if it
+finds such a word.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ WORDS = {
     r"\bcome(s)? home\b|\bcame home\b": "continue on this machine",
 }
 
-# Lists of words, and documents about the past.
+# Not checked: files that list such words, and documents about the past.
 EXEMPT = ("packaging/words.py", "tests/test_words.py", "CHANGELOG.md")
 CHECKED = re.compile(r"(edgeagent/.*\.py|docs/.*\.md|packaging/.*\.(md|py)|models/builtin/README\.md|[A-Z]+\.md)")
 
@@ -73,7 +74,7 @@ def findings(path: str, text: str) -> Iterator[Finding]:
 
 
 def _parts(path: str, text: str) -> Iterable[tuple[int, str]]:
-    """Return the texts to check, each with the number of its first line."""
+    """Return the texts to check, each with the number of its first line. In documents, code blocks are left out."""
     if not path.endswith(".py"):
         # Line breaks are kept so that line numbers stay right.
         return [(1, re.sub(r"^```.*?^```", lambda code: "\n" * code.group().count("\n"), text, flags=re.S | re.M))]

@@ -1,4 +1,7 @@
-"""What a prefix cache saves: after a power cut, with a shared system prompt, and with more conversations than fit."""
+"""Scenarios of the prefix cache: after a power cut, with a shared system prompt, and with many conversations.
+
+They measure what the cache saves. The conversations need more tokens than fit into the KV cells.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ async def read_kept(server: Server) -> Kept:
 
 
 async def settled(server: Server) -> Kept:
-    """Return the size of the cache once it has stopped changing."""
+    """Wait until the size of the cache stops changing, up to a time limit, and return it."""
     kept = await read_kept(server)
     for _ in range(MAX_SETTLES):
         await asyncio.sleep(SETTLE_S)
@@ -101,7 +104,10 @@ DISK_SHARE = Metric("kept on disk", "x", "bytes; 1 is the system prompt once and
 
 
 async def shared_prefix(target: Target, load: Load, name: str) -> Round:
-    """Begin many conversations with one system prompt. Only an edgeagent reports how much of them it keeps."""
+    """Begin many conversations with the same system prompt.
+
+    The memory and disk that they use are measured only on edgeagent, since other servers do not report them.
+    """
     is_told = target.server.kind == "edgeagent"
     system = Turn("system", target.prompts.cold(f"system {name}", load.prompt_tokens))
     questions = [
@@ -124,9 +130,9 @@ async def shared_prefix(target: Target, load: Load, name: str) -> Round:
 
 
 def _num_unique(alone: Trace, asked: list[Trace]) -> int:
-    """Return the tokens of all conversations, with the system prompt counted once.
+    """Return the number of tokens of all conversations, with their shared system prompt counted once.
 
-    `alone` is the first question without the system prompt.
+    `alone` is the trace of the first question sent without the system prompt.
     """
     counts = [trace.counts for trace in asked if trace.counts]
     assert alone.counts is not None
@@ -135,7 +141,10 @@ def _num_unique(alone: Trace, asked: list[Trace]) -> int:
 
 
 def _shares(before: Kept, after: Kept, num_unique: int) -> Round:
-    """Return the kept bytes as multiples of the unique tokens' bytes, which are estimated from the blocks on disk."""
+    """Return by how many times the cache grew, in memory and on disk, compared with the size of the unique tokens.
+
+    The size of a token is estimated from the blocks on disk.
+    """
     if not after.disk_tokens:
         return {MEMORY_SHARE: [], DISK_SHARE: []}
     unique_bytes = num_unique * after.disk_bytes / after.disk_tokens
@@ -149,7 +158,7 @@ NEXT_CACHED = Metric("next turn cached", "tokens", "found in the prefix cache", 
 
 
 async def conversations(target: Target, load: Load, name: str) -> Round:
-    """Give each of many conversations its next turn, one after another."""
+    """Send the next turn of each of many conversations, one after another."""
     turn = int(name) + 1
     async with opened(target) as connection:
         asked = [
@@ -169,7 +178,10 @@ async def _begin_conversations(target: Target, load: Load) -> None:
 
 
 def _turn(prompts: Prompts, load: Load, lane: int, number: int) -> tuple[str, *tuple[Turn, ...]]:
-    """Return the question of a turn and the conversation before it. Turn 0 is the first, with the long prompt."""
+    """Return a turn's question and the earlier messages of its conversation.
+
+    Turn 0 is the first turn. Its question is the long prompt.
+    """
     said = [Turn("user", prompts.cold(f"conversation {lane}", load.prompt_tokens))]
     for at in range(number):
         said.append(Turn("assistant", prompts.text(f"answer {lane} {at}", TURN_TOKENS)))

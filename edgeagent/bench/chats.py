@@ -1,4 +1,7 @@
-"""Conversations as applications hold them, which the server may store: many that begin, and one with many turns."""
+"""Scenarios of conversations as applications hold them: many that begin, and one with many turns.
+
+The server may store these conversations.
+"""
 
 from __future__ import annotations
 

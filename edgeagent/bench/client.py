@@ -21,7 +21,8 @@ from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError, Mo
 Transport = Literal["ws", "http"]
 
 CONNECT_TIMEOUT_S = 10.0
-# The field that makes a kind of server continue after an answer's end. Other servers would refuse it.
+# For each kind of server, the field that makes it generate past the model's own end of the answer. Other kinds would
+# refuse the field.
 WRITE_ON: dict[str, dict[str, Any]] = {
     "llamacpp": {"ignore_eos": True},
     "vllm": {"ignore_eos": True},
@@ -33,9 +34,10 @@ TEXT_EVENTS = frozenset({"response.output_text.delta", "response.reasoning_text.
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server to measure. `kind` is its model's owned_by. If `model` is None, the server's default is requested.
+    """A server to measure. `kind` is the value of `owned_by` for its model. If `model` is None, no model is named.
 
-    `restart`, if not None, ends the server as a power cut would, and starts it again under the same URL.
+    `restart` kills the server, as a power cut would, and starts it again under the same URL. If None, the server cannot
+    be restarted.
     """
 
     address: Address
@@ -52,14 +54,16 @@ class Server:
 
     @property
     def writes_on(self) -> bool:
-        """Whether answers always have the requested length, and do not end where the model would end them."""
+        """Whether the server always generates the requested length, past the model's own end of the answer."""
         return self.transport == "http" and self.kind in WRITE_ON
 
 
 async def find_server(
     address: Address, transport: Transport | Literal["auto"] = "auto", model: str | None = None
 ) -> Server:
-    """Ask a server for its models, and return it with its transport. Raise EdgeAgentError if it does not answer.
+    """Ask a server for its models, and return it with its transport.
+
+    Raise EdgeAgentError if it does not answer or does not have `model`.
 
     A ws:// URL means the WebSocket. For other URLs, `auto` means the WebSocket if the server is an edgeagent. A URL
     without a scheme means http://. If `model` is None, the first model that the server lists is used.
@@ -93,7 +97,7 @@ def _checked(url: str) -> str:
 
 @asynccontextmanager
 async def connection_to(server: Server) -> AsyncIterator[Connection]:
-    """Open a new connection. Over HTTP, the first request opens the socket itself."""
+    """Yield a new connection. Over HTTP, no socket is opened until `open` or the first request."""
     if server.transport == "ws":
         began_s = time.perf_counter()
         async with Client(lambda: server.address) as client:
@@ -112,10 +116,10 @@ class WebSocketConnection:
     opening_ms: float
 
     async def open(self) -> None:
-        """See Connection. This one is open from the beginning."""
+        """Do nothing, since the WebSocket is already open."""
 
     async def ask(self, ask: Ask, trace: Trace) -> None:
-        """See Connection."""
+        """Send a request and record its events. See Connection.ask."""
         model: dict[str, Any] = {"model": self.server.model} if self.server.model else {}
         drafts = _drafts("edgeagent", ask)
         fields = {"max_output_tokens": ask.max_tokens, "temperature": 0.0, "store": ask.is_stored, **drafts, **model}
@@ -136,7 +140,7 @@ class HttpConnection:
     opening_ms: float = 0.0
 
     async def open(self) -> None:
-        """See Connection."""
+        """Open the connection now. See Connection.open."""
         url = f"{self.server.http_base}/models"
         try:
             await self.http.get(url)
@@ -144,7 +148,7 @@ class HttpConnection:
             raise _unreachable(url, error) from None
 
     async def ask(self, ask: Ask, trace: Trace) -> None:
-        """See Connection."""
+        """Send a request and record its events. See Connection.ask."""
         body = {
             "messages": ask.messages,
             "max_tokens": ask.max_tokens,

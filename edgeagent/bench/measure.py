@@ -29,7 +29,7 @@ class Measurement:
     failure: str | None = None
 
     def samples(self, metric: Metric, server: int) -> list[list[float]]:
-        """Return the samples of a metric, round by round."""
+        """Return one list of samples of a metric for each round."""
         return [each.get(metric, []) for each in self.rounds[server]]
 
 
@@ -46,7 +46,7 @@ class Run:
     is_complete: bool = False
 
     def num_rounds_of(self, scenario: Scenario) -> int:
-        """Return how many rounds of a scenario are measured on each server."""
+        """Return how many rounds of a scenario each server runs."""
         return 1 if scenario.is_once else self.num_rounds
 
     def num_steps(self, scenarios: Sequence[Scenario]) -> int:
@@ -87,7 +87,7 @@ async def measure(run: Run, progress: Progress) -> None:
 
 
 async def count_tokens(server: Server, seed: int) -> Size:
-    """Request two short answers from a server, and return how it counts tokens. This also warms the server up."""
+    """Return how a server counts tokens, measured with two short requests. The requests also warm the server up."""
     prompts, counted = Prompts(seed, "size"), []
     async with connection_to(server) as connection:
         for num_words in PROBE_WORDS:

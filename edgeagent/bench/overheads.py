@@ -1,4 +1,4 @@
-"""A server's overhead beside the model: time before the first token and after each token, memory of connections."""
+"""Scenarios of a server's overhead besides the model: latency before and between tokens, and memory of connections."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ IDLE_FIRST = Metric("TTFT meanwhile", "ms", "of a short request on one more WebS
 
 
 async def idle(target: Target, load: Load, name: str) -> Round:
-    """Open many WebSockets, leave them idle, and send a prompt on one more. The memory is read from /metrics."""
+    """Measure idle WebSockets: the memory and opening time of each, and the TTFT of another connection beside them.
+
+    The server's memory is read from /metrics.
+    """
     if target.server.transport != "ws":
         raise NotSupported("`idle` opens WebSockets, so it measures only an edgeagent")
     _allow_descriptors(load.connections + 256)
@@ -80,7 +83,7 @@ async def _resident_bytes(target: Target) -> float:
 
 
 def _allow_descriptors(wanted: int) -> None:
-    """Raise this process's limit of open files to `wanted`, as far as the system allows."""
+    """Raise this process's limit of open files to `wanted`, or to the highest value that the system allows."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

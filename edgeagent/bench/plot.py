@@ -1,4 +1,4 @@
-"""The report as a picture: for each metric, the share of samples that are at least as good as each value.
+"""Draws the report as a picture: the cumulative distribution of each metric's samples, from best to worst.
 
 It needs the extra `plot`.
 """
@@ -30,7 +30,10 @@ def check_plot(path: Path) -> None:
 
 
 def save_plot(run: Run, path: Path) -> None:
-    """Draw a row of panels for each scenario. Raise EdgeAgentError if the file cannot be written."""
+    """Draw a row of panels for each scenario.
+
+    Raise EdgeAgentError if nothing was measured, or if the file cannot be written.
+    """
     rows = [(measurement, _drawable(measurement)) for measurement in run.measurements]
     rows = [(measurement, metrics) for measurement, metrics in rows if metrics]
     if not rows:
@@ -56,7 +59,7 @@ def _drawable(measurement: Measurement) -> list[Metric]:
 
 
 def _grid(num_rows: int, num_columns: int) -> tuple[Any, Any]:
-    # pyplot would keep figures and look for a display.
+    # pyplot is not used, since it keeps figures in memory and looks for a display.
     figure = importlib.import_module("matplotlib.figure").Figure(
         figsize=(PANEL_INCHES[0] * num_columns, PANEL_INCHES[1] * num_rows), layout="constrained"
     )

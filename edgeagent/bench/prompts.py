@@ -18,7 +18,7 @@ NUM_TAIL_WORDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How a server counts tokens: the tokens of one word, and those of a prompt without words."""
+    """How a server counts tokens: the tokens in each word, and the tokens that every prompt has besides its words."""
 
     tokens_per_word: float = 1.0
     num_fixed_tokens: float = 0.0
@@ -30,10 +30,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts for one server. The same seed gives the same prompts, but each server has its own first words.
+    """Generates the prompts for one server. The same seed and server name give the same prompts.
 
-    So two servers, or one measured against itself, get prompts of the same length and kind, and neither finds the
-    other's prompts in a cache. The words after the first depend only on the seed and the name.
+    Each server's prompts begin with other words, so a server never finds the other's prompts in a cache, even if both
+    are the same server. The rest of each prompt depends only on the seed and the name. So both servers get prompts of
+    the same length and kind.
     """
 
     seed: int
@@ -45,11 +46,11 @@ class Prompts:
         return f"{self._mark(name)} {self._words(name, self.size.words(num_tokens))}. {ENDLESS}"
 
     def warm(self, name: str, num_tokens: int) -> str:
-        """Return a prompt that shares all but its last few words with every other warm prompt of this length."""
+        """Return a prompt that differs only in its last few words from the other warm prompts of this length."""
         return self.ending("warm", name, num_tokens)
 
     def ending(self, beginning: str, name: str, num_tokens: int) -> str:
-        """Return a prompt that shares all but its last few words with the others of this `beginning` and length."""
+        """Return a prompt that differs only in its last few words from others with this `beginning` and length."""
         shared = max(1, self.size.words(num_tokens) - NUM_TAIL_WORDS)
         tail = self._words(f"tail {name}", NUM_TAIL_WORDS)
         return f"{self._mark(beginning)} {self._words(beginning, shared)}. {ENDLESS} {tail}"
@@ -72,7 +73,7 @@ class Prompts:
 
 
 def measure_size(few: int, few_tokens: int, many: int, many_tokens: int) -> Size:
-    """Return how a server counts tokens, from its counts for a prompt of `few` words and one of `many` words."""
+    """Compute how a server counts tokens from its token counts for two prompts, of `few` and of `many` words."""
     per_word = (many_tokens - few_tokens) / (many - few)
     if per_word <= 0:
         return Size()

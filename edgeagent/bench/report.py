@@ -62,7 +62,10 @@ def summary_of(measurement: Measurement, metric: Metric, server: int) -> Summary
 
 
 def ratio_of(measurement: Measurement, metric: Metric) -> Ratio | None:
-    """Return how the first server compares with the second; None if there is one server, or if neither is better."""
+    """Return the ratio of the first server's figure to the second's.
+
+    None if there is one server, if no rounds can be compared, or if the metric has no better direction.
+    """
     if len(measurement.rounds) < 2 or metric.better == "neither":
         return None
     return ratio(measurement.samples(metric, 0), measurement.samples(metric, 1))

@@ -19,7 +19,7 @@ FEW_TOKENS = 2
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the report. `better` is "neither" if the number only explains other rows."""
+    """One row of the report. If `better` is "neither", the number is not compared; it explains other rows."""
 
     name: str
     unit: str
@@ -59,7 +59,7 @@ Round = Mapping[Metric, list[float]]
 class Scenario:
     """One thing to measure. `prepare` runs once for each server, and is not measured.
 
-    A scenario without `is_default` is measured only if the user names it. One with `is_once` cannot be repeated.
+    If `is_default` is False, it is measured only if the user names it. If `is_once`, it cannot be repeated.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Scenario:
 
 @asynccontextmanager
 async def opened(target: Target) -> AsyncIterator[Connection]:
-    """Yield a connection that is open already, so that the next answer's times do not include opening it."""
+    """Yield a connection that is already open, so that opening it is not part of the measured times."""
     async with connection_to(target.server) as connection:
         await connection.open()
         yield connection
@@ -87,18 +87,18 @@ async def answer(connection: Connection, prompt: str, max_tokens: int) -> Trace:
 
 
 def length(trace: Trace) -> list[float]:
-    """Return a list with the server's count of the answer's tokens; empty if the server gave no counts."""
+    """Return the number of tokens in the answer, as the server counts them, in a list; empty if it gave no counts."""
     return [float(trace.counts.num_output)] if trace.counts else []
 
 
 def joined(samples: Iterable[list[float]]) -> list[float]:
-    """Return all samples as one list."""
+    """Return the values of all lists as one list."""
     return [value for part in samples for value in part]
 
 
 @asynccontextmanager
 async def tasks() -> AsyncIterator[asyncio.TaskGroup]:
-    """Run tasks side by side. The first error of one ends the others and is raised without its group."""
+    """Yield a task group. If a task fails, cancel the others and raise its error itself, not an ExceptionGroup."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group

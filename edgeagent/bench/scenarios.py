@@ -36,7 +36,7 @@ NUM_CONNECTS = 4
 LIVE_LENGTH = 4
 """The length of the live streams beside a long prompt, as a multiple of max_tokens."""
 NUM_EVENTS_BEFORE = 12
-"""Events of each live stream before the long prompt arrives."""
+"""The number of events that each live stream has before the long prompt is sent."""
 
 
 TTFT = Metric("TTFT", "ms", "request sent to first text")
@@ -44,7 +44,7 @@ PER_EVENT = Metric("tokens/event", "tokens/event", "tokens that come with one ev
 
 
 async def decode(target: Target, load: Load, name: str) -> Round:
-    """Run one stream on an otherwise idle server."""
+    """Measure one stream on an otherwise idle server."""
     async with opened(target) as connection:
         prompt = target.prompts.cold(f"decode {name}", SHORT_PROMPT_TOKENS)
         trace = await answer(connection, prompt, load.max_tokens)
@@ -65,7 +65,7 @@ WARM_CACHED = Metric("warm cached", "tokens", "found in the prefix cache", "neit
 
 
 async def ttft(target: Target, load: Load, name: str) -> Round:
-    """Send a prompt that no cache can have, then some that share a long prefix with earlier prompts."""
+    """Measure the TTFT of a prompt that is in no cache, and of prompts that share a long prefix with earlier ones."""
     async with opened(target) as connection:
         cold = await answer(connection, target.prompts.cold(f"ttft {name}", load.prompt_tokens), FEW_TOKENS)
         warm = [
@@ -91,7 +91,7 @@ LIVE_RATE = Metric("live tokens/s", "tokens/s", "together, while every stream ra
 
 
 async def parallel(target: Target, load: Load, name: str) -> Round:
-    """Run several streams at the same time, each on its own connection."""
+    """Measure several streams that start at the same time, each on its own connection."""
     traces = [Trace() for _ in range(load.parallel)]
     prompts = [target.prompts.cold(f"parallel {name} {lane}", SHORT_PROMPT_TOKENS) for lane in range(load.parallel)]
 
@@ -128,7 +128,7 @@ def all_rate(traces: Iterable[Trace]) -> list[float]:
 
 
 def live_rate(traces: Iterable[Trace]) -> list[float]:
-    """Return the rate of all streams together while every stream ran, in tokens/s; empty if there was no such time."""
+    """Return the total rate in tokens/s during the time when all streams ran; empty if there was no such time."""
     traces = list(traces)
     if not traces or not all(trace.texts for trace in traces):
         return []
@@ -149,7 +149,7 @@ BEGUN = Metric("begun meanwhile", "answers", "live streams that ended and began 
 
 @dataclass(slots=True)
 class Live:
-    """A stream without end: when an answer ends, the next one begins. Gaps are measured only within answers."""
+    """A stream that does not end: each answer is followed by a new request. Gaps are measured only within answers."""
 
     traces: list[Trace] = field(default_factory=list)
     arrival: asyncio.Event = field(default_factory=asyncio.Event)
@@ -177,17 +177,20 @@ class Live:
             await self.arrival.wait()
 
     def num_begun(self, begin_s: float, end_s: float) -> int:
-        """Return how many answers were requested between two moments."""
+        """Return how many requests were sent between two moments."""
         return sum(begin_s < trace.sent_s < end_s for trace in self.traces)
 
     def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
-        """Return the gaps that lie at least partly between two moments."""
+        """Return the gaps between text events, in milliseconds, that overlap the time between two moments."""
         gaps = (gap for trace in self.traces for gap in pairwise(trace.texts))
         return [1000 * (later - earlier) for earlier, later in gaps if later > begin_s and earlier < end_s]
 
 
 async def hol(target: Target, load: Load, name: str) -> Round:
-    """Send a long prompt while other streams are live. Together they are `parallel` requests."""
+    """Measure head-of-line blocking: send a long prompt while other streams run.
+
+    The long prompt and the other streams are `parallel` requests in total.
+    """
     lanes, long = [Live() for _ in range(max(1, load.parallel - 1))], Trace()
     async with opened(target) as connection, tasks() as group:
         running = [group.create_task(live.run(target, load, f"hol {name} {lane}")) for lane, live in enumerate(lanes)]

@@ -1,4 +1,7 @@
-"""Speculation: kinds of text, each without drafts, with drafts of fixed lengths, and with the server's choice."""
+"""Scenarios of speculation: several kinds of text, with different draft lengths.
+
+The draft lengths are none, some fixed lengths, and the server's own choice.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,10 @@ MANY = {(kind, depth): _metric(kind, depth, "many streams") for kind in _KINDS f
 
 
 async def speculate(target: Target, load: Load, name: str) -> Round:
-    """Run one stream of each kind of text with each draft length, then several streams at once.
+    """Measure one stream for each kind of text and draft length, then several streams at once.
 
-    Every run has its own prompt, since a server could draft a repeated answer from the earlier one.
+    The several streams run without drafts and with the server's choice. Every run has its own prompt, since a server
+    could use an earlier answer as a draft for the same prompt.
     """
     found: dict[Metric, list[float]] = {}
     for (kind, depth), metric in ONE.items():

@@ -1,4 +1,4 @@
-"""The arithmetic of a report: percentiles of samples, and the ratio of two servers measured in alternation."""
+"""The statistics of a report: percentiles of samples, and the ratio of two servers measured in alternation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Better = Literal["lower", "higher", "neither"]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A summary of samples. pXX: XX % of the samples were at least this good."""
+    """Summary of samples. `p95` means that 95 % of the samples are this good or better; p50 and p99 accordingly."""
 
     num_samples: int
     p50: float
@@ -24,7 +24,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How one server compares with another: the median and the quartiles of the ratios of neighbouring rounds."""
+    """How one server compares with another.
+
+    Each pair of neighbouring rounds gives a ratio. These are the median and the quartiles of those ratios.
+    """
 
     num_pairs: int
     median: float
@@ -47,7 +50,10 @@ def median(samples: Sequence[float]) -> float:
 
 
 def summarize(samples: Sequence[float], better: Better) -> Summary | None:
-    """Return the summary of samples, None without any. If higher is better, p95 is what 95 % reach or exceed."""
+    """Return the summary of samples; None if there are none.
+
+    If higher values are better, 95 % of the samples are at least p95; otherwise 95 % are at most p95.
+    """
     if not samples:
         return None
     p50, p95, p99 = (quantile(samples, 1 - q if better == "higher" else q) for q in (0.5, 0.95, 0.99))
@@ -55,10 +61,10 @@ def summarize(samples: Sequence[float], better: Better) -> Summary | None:
 
 
 def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Ratio | None:
-    """Compare two servers round by round: the median of our samples of a round over the median of theirs.
+    """Return the ratio of our figure to theirs: the median over rounds, with quartiles. None if no round can be used.
 
-    A machine's speed drifts. Neighbouring rounds share the drift, so their ratio does not drift. A round without
-    samples on either side, or that the other server has not run, makes no pair. Return None without pairs.
+    The ratio of a round is the median of our samples divided by the median of theirs. A machine's speed drifts, but
+    neighbouring rounds drift alike, so their ratio is stable. A round is skipped if one side has no samples.
     """
     medians = [(median(mine), median(other)) for mine, other in zip(ours, theirs, strict=False) if mine and other]
     ratios = [mine / other for mine, other in medians if other > 0]

@@ -21,7 +21,7 @@ class Turn:
 class Ask:
     """A prompt, and the length of the answer. Sampling is greedy, so that a measurement does not depend on chance.
 
-    `earlier` are the messages before the prompt. Unless `is_stored`, the server is asked to keep nothing of it on disk.
+    `earlier` are the messages before the prompt. If `is_stored` is False, the server is asked to store nothing on disk.
     `draft_tokens` is the number of tokens to draft in each step; if None, the server chooses.
     """
 
@@ -48,11 +48,12 @@ class Counts:
 
 @dataclass(slots=True)
 class Trace:
-    """When the events of one answer arrived, in seconds of the monotonic clock.
+    """The arrival times of one answer's events, in seconds of the monotonic clock.
 
     `texts` are the arrival times of events with text (reasoning included). `num_chars` is the number of characters in
-    each, since an event may have several tokens, and only the characters show which has more. `counts` and the server's
-    own measurements, if it reports them, come at the end. `on_text` is called for each event with text.
+    each such event. It is needed because events can have different numbers of tokens. `counts`, `prefill_ms` and
+    `delivery_ms` come from the server at the end; None if it does not report them. `on_text` is called for each event
+    with text.
     """
 
     on_text: Callable[[], None] | None = None
@@ -95,11 +96,14 @@ class Trace:
 
     @property
     def beyond_prefill_ms(self) -> list[float]:
-        """The time to the first text less the server's prefill time, as a list of one value, or empty if unknown."""
+        """The time to the first text minus the server's prefill time, as a list of one value, or empty if unknown."""
         return [ttft_ms - self.prefill_ms for ttft_ms in self.ttft_ms] if self.prefill_ms is not None else []
 
     def measured(self, event: Mapping[str, Any]) -> None:
-        """Record the server's own measurements: `timings` in llama-server's format, and edgeagent's stages."""
+        """Record the prefill time and the delivery time that the server measured.
+
+        The prefill time comes from `timings` (llama-server's format), the delivery time from edgeagent's stages.
+        """
         timings, ours = event.get("timings"), event.get("edgeagent")
         if isinstance(timings, dict) and "prompt_ms" in timings:
             self.prefill_ms = float(timings["prompt_ms"])
@@ -120,7 +124,7 @@ class Trace:
     def tokens_per_s(self) -> list[float]:
         """The rate from the first text to the last, as a list of one value, or empty if there are fewer than two texts.
 
-        The tokens in the first text are not counted, since their time is before it.
+        The tokens of the first text are not counted, since they were generated before that period.
         """
         if not self.texts or self.texts[-1] <= self.texts[0]:
             return []
@@ -128,7 +132,10 @@ class Trace:
         return [tokens / (self.texts[-1] - self.texts[0])] if tokens else []
 
     def tokens_between(self, after_s: float, until_s: float) -> float:
-        """Return how many tokens came after `after_s` until `until_s`: the server's count, divided by characters."""
+        """Return the estimated number of tokens that arrived after `after_s`, up to and including `until_s`.
+
+        The server's count of all tokens is divided among the events by their number of characters.
+        """
         if self.counts is None or not self.texts:
             return 0.0
         arrived = zip(self.texts, self.num_chars, strict=True)
@@ -145,7 +152,7 @@ class Connection(Protocol):
         ...
 
     async def open(self) -> None:
-        """Open the connection now, so that the next answer's times do not include it."""
+        """Open the connection now, so that opening it is not part of the next answer's times."""
         ...
 
     async def ask(self, ask: Ask, trace: Trace) -> None:

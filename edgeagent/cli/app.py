@@ -24,7 +24,7 @@ COMPLETION_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the import path of its function (or its group's Typer), and its line in the list of commands."""
+    """A command: the import path of its function (or its group's Typer), and its summary for the list of commands."""
 
     target: str
     summary: str
@@ -93,13 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         raise
     except BrokenPipeError:
-        # The reader is gone, but outside of a command. Keep the interpreter's last flush from printing an error.
+        # The reader of the output has gone, outside of a command. Keep the interpreter's flush at exit from failing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def build_app(wanted: str | None) -> typer.Typer:
-    """Return the command line. Only the command `wanted` is imported; the others are just entries of the list."""
+    """Return the command line with all commands listed. Only the command `wanted` is imported; if None, none is."""
     app = typer.Typer(
         name="edgeagent",
         help="A low-latency on-device inference daemon for GGUF models.",
@@ -119,9 +119,10 @@ def build_app(wanted: str | None) -> typer.Typer:
 
 
 def _open_missing_streams() -> None:
-    """Replace closed standard streams (`serve >&- 2>&-`) by the null device.
+    """Open the null device in place of each closed standard stream (`serve >&- 2>&-`).
 
-    Python sets them to None, and the next opened files would get their numbers, so that prints could go into a socket.
+    Python sets a closed stream to None and leaves its descriptor free. The next opened file or socket would get that
+    descriptor, and printed text could be written into it.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -147,7 +148,7 @@ def _unimported() -> None:
 
 
 def _completing() -> AbstractContextManager[None]:
-    """Return the context manager that a command runs in. It does something only if bash asks for completions."""
+    """Return the context manager to run a command in. It has an effect only while bash asks for completions."""
     if os.environ.get(COMPLETE_VARIABLE) != "complete_bash":
         return nullcontext()
     from edgeagent.cli.completion import bash_words_joined

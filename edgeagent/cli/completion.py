@@ -1,4 +1,4 @@
-"""Names for the shell to complete. This must be fast and never fail: no suggestion is better than a traceback."""
+"""Completions of names for the shell. They must be fast and never fail: no suggestion is better than a traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeagent.home import with_home
 def model_names(incomplete: str) -> list[str]:
     """Return the completions of MODEL: builtin, catalog names, models in the Hugging Face cache, .gguf files, folders.
 
-    A downloaded repository is suggested by its name alone, and with the quantization of each model in it.
+    A downloaded repository gives several completions: its name alone, and its name with each quantization it has.
     """
     if incomplete.startswith((".", "/", "~")):
         return sorted(_files(incomplete))
@@ -47,10 +47,10 @@ def remote_names(incomplete: str) -> list[str]:
 
 @contextlib.contextmanager
 def bash_words_joined() -> Iterator[None]:
-    """Complete a word that has a colon. Bash passes it in parts: org/repo, a colon, the quantization.
+    """Let bash complete a word with a colon (org/repo:QUANT), which bash splits into three words.
 
-    The parts are joined for the command. From each line that it prints, only the part after the colon is kept, since
-    bash replaces only that part.
+    The command gets the parts as one word. From each completion that it prints, everything up to the colon is removed,
+    since bash replaces only the part after the colon.
     """
     try:
         words, place = os.environ["COMP_WORDS"].split(), int(os.environ["COMP_CWORD"])
@@ -73,7 +73,7 @@ def bash_words_joined() -> Iterator[None]:
 
 
 def _joined(words: list[str], place: int) -> tuple[list[str], int]:
-    """Return the words with the parts around each colon joined, and the new place of the word at `place`."""
+    """Join the words around each colon. Return the words, and the new index of the word at index `place`."""
     joined: list[str] = []
     new_place = place
     for number, word in enumerate(words):

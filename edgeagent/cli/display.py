@@ -1,4 +1,4 @@
-"""The output of all commands: sizes, durations, tables and lines that fit a terminal, and errors.
+"""Formats the output of all commands: sizes, durations, tables, wrapped lines and errors.
 
 Output to a pipe or a file is never wrapped or cut, so that a path stays on one line there.
 """
@@ -58,7 +58,7 @@ def aligned(rows: Sequence[Sequence[str]], *, left_columns: int = 1) -> str:
 def table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, left_columns: int = 1, last_left: bool = False
 ) -> str:
-    """Return a table for stdout. The first `left_columns` (and with `last_left` the last) are left-aligned.
+    """Return a table for stdout. The first `left_columns` are left-aligned; if `last_left`, the last column is too.
 
     If the terminal is too narrow, the last columns go to an indented line below each row, with their headings.
     """

@@ -1,4 +1,4 @@
-"""The help of commands in plain words, since typer would write types and ranges in Python's notation."""
+"""Formats the help of commands in plain words. typer would show types and ranges in Python's notation."""
 
 from __future__ import annotations
 

@@ -30,7 +30,11 @@ def ask(
     accept: frozenset[int] = frozenset({200}),
     timeout_s: float | None = None,
 ) -> Any:
-    """Return the JSON that a daemon answers with. Raise its error if the status is not in `accept`."""
+    """Send a request to a daemon and return the JSON of its answer.
+
+    If the status is not in `accept`, raise the error that the answer describes. Raise BackendUnavailable if the daemon
+    does not answer.
+    """
     url = urlsplit(address.url)
     connection = _connection(url.hostname or "", url.port, address.tls(), timeout_s or TIMEOUT_S)
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}

@@ -30,10 +30,10 @@ METAVARS = {
 
 
 def with_declared_options(command: Callable[..., None], *, positional: str = "") -> Callable[..., None]:
-    """Return `command(loaded, **own)` as a function with a flag for every declared option, for typer to read.
+    """Return a function for typer with a flag for every declared option. It calls `command(loaded, **own)`.
 
-    The function loads the configuration with the given flags. The option named `positional` becomes an argument. The
-    command's own parameters, after the first, stay as they are.
+    `loaded` is the configuration with the given flags applied. `own` are the command's other parameters, which become
+    flags as they are declared. The option named `positional` becomes an argument instead of a flag.
     """
     options = {_parameter_name(option): option for option in declared_options()}
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]

@@ -1,4 +1,4 @@
-"""Where a daemon listens, and its token. This depends on the runtime file, not on the daemon's code."""
+"""A daemon's address and token. Both are found through the runtime file, without the daemon's code."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Address:
 def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -> Address:
     """Return the address of the daemon that uses this state folder (default: the configured one).
 
-    The runtime file is used only while the process that wrote it lives, so that a program that took over its port does
-    not get the token. Raise BackendUnavailable if no daemon runs.
+    The runtime file counts only while the process that wrote it is alive. Otherwise another program could take over its
+    port and receive the token. Raise BackendUnavailable if no daemon runs.
     """
     # Imported here, so that applications that give a URL do not import pydantic and psutil, which takes 0.1 s.
     from edgeagent.runtime_file import find_daemon, no_daemon

@@ -17,8 +17,8 @@ Event = Mapping[str, Any]
 class Answer:
     """The text, reasoning and tool calls of one response, and its usage and timings once it has finished.
 
-    `status` is the wire's: in_progress, completed, incomplete, cancelled or failed. `usage`, `timings` (llama-server's
-    names) and `edgeagent` (route, reason, milliseconds for each stage) are copied from the terminal event.
+    `status` is as on the wire: in_progress, completed, incomplete, cancelled or failed. `usage`, `timings` (with
+    llama-server's names) and `edgeagent` (route, reason, milliseconds for each stage) come from the terminal event.
     """
 
     response_id: str | None = None

@@ -1,4 +1,4 @@
-"""The WebSocket to a daemon: opened when it is needed, reopened when it is lost, with one response at a time on it.
+"""A WebSocket connection to a daemon. It is opened when needed and reopened when lost, and runs one response at a time.
 
 This module knows the protocol of /v1/responses and how to find a daemon, and nothing of the daemon's code.
 """
@@ -58,7 +58,7 @@ class Client:
             self._socket = await _open(self._locate())
 
     async def close(self) -> None:
-        """Disconnect. The daemon cancels a response that still runs on this connection."""
+        """Disconnect. If a response is still running on this connection, the daemon cancels it."""
         if self._socket is not None:
             socket, self._socket = self._socket, None
             await socket.close()
@@ -133,9 +133,9 @@ class Client:
 class Reply:
     """One response as it arrives: an async iterator over its events, with the result so far in `answer`.
 
-    If the connection is lost before the daemon begins to answer, it is reopened and the request is sent again. If it is
-    lost later, the error is raised, since delivered events cannot be taken back. After the terminal event of a failed
-    response, the iterator raises the response's error.
+    If the connection is lost before the daemon begins to answer, the client reconnects and sends the request again. If
+    it is lost later, the error is raised, since delivered events cannot be taken back. After the terminal event of a
+    failed response, the iterator raises the response's error.
     """
 
     def __init__(self, client: Client, request: Mapping[str, Any]) -> None:
@@ -163,7 +163,7 @@ class Reply:
         return self.answer
 
     async def cancel(self) -> Answer:
-        """Cancel the response at the daemon and return its answer. A finished response is not changed."""
+        """Cancel the response at the daemon and return its answer. An answer that has finished is not changed."""
         if self.answer.is_finished:
             return self.answer
         if not self._is_sent:
@@ -229,7 +229,7 @@ async def _open(address: Address) -> ClientConnection:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a connection could not be opened. asyncio's own text for a refusal shows the address as a tuple."""
+    """Return why a connection could not be opened. For a refusal, asyncio's own text shows the address as a tuple."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     return str(error) or "no answer in time"
@@ -258,10 +258,11 @@ def _message(body: bytes | bytearray) -> str | None:
 
 
 def connect(url: str | None = None, token: str | None = None, state_dir: Path | None = None) -> Client:
-    """Return a client of the daemon at `url` (http:// or ws://), or of the one that runs on this machine.
+    """Return a client of the daemon at `url` (http:// or ws://), or of the daemon that runs on this machine.
 
-    Without `url`, the daemon is looked up for each connection in its state folder (`state_dir`, or the configured one),
-    and the token is read there. The token is sent only to the process that wrote the folder's runtime file.
+    Without `url`, every connection looks the daemon up in its state folder (`state_dir`, or the configured one). The
+    token is read there too, unless `token` is given. It is sent only to the process that wrote the folder's runtime
+    file.
     """
     if url is not None:
         fixed = Address(url, token)

@@ -1,4 +1,4 @@
-"""Output that never blocks the daemon: a thread writes the lines, and lines are dropped if the output is not read."""
+"""Text output that never blocks the daemon. A thread writes the lines; if it falls behind, lines are dropped."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 MAX_WAITING_LINES = 1000
-# How long the end waits for the last lines to be written. A full pipe may never take them.
+# How long `finish` waits until the last lines are written. If a full pipe is never read, they cannot be written.
 CLOSE_S = 0.5
 
 
 class Output(Protocol):
-    """What lines can be written to: a Console, or any text stream."""
+    """Where lines are written: a Console, or any text stream."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -29,10 +29,10 @@ def dropped_lines(num: int) -> str:
 
 
 class Console:
-    """A text stream in front of another stream. Only its thread writes to that stream.
+    """A text stream that queues lines for a thread, which alone writes them to the stream behind it.
 
-    The thread bypasses the stream's buffer: if it blocked while it held the buffer, the interpreter's last flush would
-    wait for it and abort. `describe` returns the line that says how many lines were dropped.
+    The thread bypasses the stream's buffer. If it blocked while it held the buffer, the interpreter's flush at exit
+    would wait for the buffer and abort. `describe` returns the line that reports the number of dropped lines.
     """
 
     def __init__(self, stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> None:
@@ -94,7 +94,7 @@ def console(stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> I
 
 
 def _raw(stream: TextIO) -> io.RawIOBase | None:
-    """Return an unbuffered copy of a stream, None if the stream is not a file, as in a test."""
+    """Return an unbuffered writer for a stream's file; None if the stream is not a file, as in a test."""
     try:
         return open(stream.fileno(), "wb", buffering=0, closefd=False)
     except (OSError, ValueError):

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
-# How long the worker may take to end after a second signal. When its pipe closes, it ends in any case.
+# How long the daemon waits for a worker after a second signal. A worker ends anyway when its pipe closes.
 FORCED_STOP_S = 0.5
-# What the protocols keep is already on disk. This limit is for a disk that hangs.
+# How long the protocols may take to close. Their data is already on disk, so only a disk that hangs takes longer.
 FRONTENDS_CLOSE_S = 2.0
 
 
 class Router(Service, Protocol):
-    """The service as the daemon starts and stops it."""
+    """The service, with the methods by which the daemon starts and stops it."""
 
     async def start(self) -> None:
         """Start loading the configured models; return without waiting for them."""
@@ -186,10 +186,10 @@ def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
 
 
 async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
-    """Report the models' states. Stop and raise StartError if no model was ever ready and none can be loaded.
+    """Report the models' states, forever. Stop the daemon and raise StartError if no model can be loaded.
 
-    A daemon whose only model cannot be loaded cannot serve, and its exit status should say so. If a model was ready
-    before it failed, the daemon continues, and the next request loads the model again.
+    A daemon whose models all fail to load cannot serve, and its exit status should say so. But once any model was
+    ready, the daemon continues after failures, since the next request loads the model again.
     """
     told: dict[str, ModelStatus] = {}
     was_ready = False
@@ -213,13 +213,13 @@ async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
 
 
 def _check_usable(models: Sequence[ModelStatus]) -> None:
-    """Raise StartError if there are models and none of them can be loaded."""
+    """Raise StartError if there are models and all of them failed to load."""
     if models and all(model.state in UNUSABLE for model in models):
         raise StartError("; ".join(map(_why_unusable, models)))
 
 
 def _why_unusable(model: ModelStatus) -> str:
-    """Return why a model cannot be served. The model's name is added unless the cause contains it."""
+    """Return why a model cannot be served. The text always has the model's name."""
     cause = model.cause or "no cause is known"
     return cause if model.name in cause else f"{model.name} cannot be served: {cause}"
 
@@ -235,7 +235,7 @@ def _tell(model: ModelStatus, reporter: Reporter, *, is_news: bool) -> None:
 
 
 class Stop:
-    """The request to stop the daemon. After a second request, the daemon does not wait for live requests."""
+    """Holds the request to stop the daemon. After a second request, the daemon does not wait for live requests."""
 
     def __init__(self) -> None:
         self._num_requests = 0
@@ -247,7 +247,7 @@ class Stop:
         self._num_requests += 1
 
     def fail(self) -> None:
-        """Ask the daemon to stop because of an error that the caller raises."""
+        """Request the stop because of an error. The caller raises the error itself."""
         self.is_failure = True
         self.request()
 
@@ -264,7 +264,7 @@ class Stop:
 
 @contextmanager
 def _signals(stop: Stop) -> Iterator[None]:
-    """While active, make the signals that end a process ask for a stop instead."""
+    """While active, turn the signals that would end the process into requests to stop."""
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
 

@@ -1,4 +1,4 @@
-"""The sockets that the daemon listens on, with checks that they are safe and that their address is free."""
+"""Opens the sockets that the daemon listens on. It checks that they are safe and that their address is free."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _not_to_be_had(host: str, port: int, number: int) -> str:
-    """Return why a port cannot be bound. On Windows EACCES can also mean that another program holds the port."""
+    """Return why a port cannot be bound: it is in use, or it needs more rights.
+
+    Windows also reports EACCES if another program holds the port, so on Windows the answer is always that it is in use.
+    """
     if number == errno.EADDRINUSE or sys.platform == "win32":
         return (
             f"port {port} on {host} is taken by another program; stop that program, or choose a port with --port "

@@ -1,7 +1,7 @@
 """The format of log records: one line each, with its request's id, and never with the content of a request.
 
-An exception is shown by its type and its traceback, without its text, which may quote a prompt. Debug and info messages
-of libraries may quote one too, so libraries log only warnings and errors, and some libraries log nothing.
+An exception is logged with its type and traceback. Its text is left out, since it may quote a prompt. Debug and info
+messages of libraries may also quote a prompt, so libraries log only warnings and errors. Some libraries log nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The user whose process is at the other end of a loopback TCP connection, if the system can tell.
+"""Finds the user whose process is at the other end of a loopback TCP connection, if the system can tell.
 
-Linux finds one socket by its addresses: over netlink in microseconds, or else in /proc/net/tcp, which is read in a
-thread. On other systems psutil searches this user's own processes. It may not see other users' sockets, and need not.
+On Linux the kernel finds the socket by its addresses, over netlink, in microseconds. If that fails, a thread reads
+/proc/net/tcp. On other systems, psutil searches this user's own processes. It does not need to see those of others: a
+socket that it does not find has an unknown user.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from edgeagent.api.gate.access import UNKNOWN_USER, User
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h, net/tcp_states.h
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 # Established, and the two states of a client that has finished sending and waits for the answer. As long as a process
-# holds such a socket, the kernel gives its two addresses to no other. A socket that no process holds has no inode.
+# holds such a socket, no other socket can have the same two addresses. A socket that no process holds has no inode.
 _OPEN = (1, 4, 5)
 _OPEN_IN_WORDS = (psutil.CONN_ESTABLISHED, psutil.CONN_FIN_WAIT1, psutil.CONN_FIN_WAIT2)
 _NO_COOKIE = 0xFFFFFFFF
@@ -57,8 +58,8 @@ class TcpPeer:
         """Return the user of the client's process, which must still have the connection open."""
         if self._user is None:
             user = await self._look_up()
-            # If the connection is closed, its port may belong to another process now, which was found instead. While
-            # the connection is open, no other socket has the two ports.
+            # While the connection is open, no other socket has its two ports, so the right process was found. If it
+            # has closed, another process may have got the client's port and may have been found instead.
             self._user = user if _is_connected(self._connection) else UNKNOWN_USER
         return self._user
 
@@ -96,7 +97,10 @@ def _user_of(uid: int | None) -> User:
 
 
 def _told_by_netlink(client: SocketAddress, server: SocketAddress) -> int | None:
-    """Return the uid of the socket that connects client to server, None if there is none; raise OSError."""
+    """Return the uid of the client's socket for this connection; None if there is no such socket.
+
+    Raise OSError if netlink cannot be used.
+    """
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     addresses = _PORTS.pack(client[1], server[1]) + _packed(family, client[0]) + _packed(family, server[0])
     socket_id = addresses + struct.pack("=III", 0, _NO_COOKIE, _NO_COOKIE)
@@ -119,7 +123,7 @@ def _told_by_netlink(client: SocketAddress, server: SocketAddress) -> int | None
 
 
 def _is_same(found: bytes, wanted: bytes) -> bool:
-    """Whether two sockets have the same ports and addresses. An IPv6 socket may have connected to an IPv4 address."""
+    """Whether two sockets have the same ports and addresses. An IPv4-mapped IPv6 address equals its IPv4 address."""
     return found == wanted or _unmapped(found) == wanted
 
 
@@ -134,9 +138,10 @@ def _packed(family: socket.AddressFamily, address: str) -> bytes:
 
 
 def _told_by_proc(client: SocketAddress, server: SocketAddress) -> int | None:
-    """Return the same uid as `_told_by_netlink`, but from the kernel's table.
+    """Return the same uid as `_told_by_netlink`, but read from /proc/net/tcp.
 
-    The kernel does not print a row in one moment, so two reads must give the same.
+    The kernel may change a row while it prints the table, so the table is read twice. If the results differ, return
+    None.
     """
     first, second = (next(_rows_of(client, server), None) for _ in range(2))
     return first if first == second else None
@@ -165,7 +170,7 @@ _remembered: deque[int] = deque(maxlen=_NUM_REMEMBERED)
 
 
 def _told_by_psutil(client: SocketAddress, server: SocketAddress) -> User:
-    """Return this process's user if one of that user's processes holds the client's end, else UNKNOWN_USER."""
+    """Return this process's user if one of that user's processes has the client's socket, else UNKNOWN_USER."""
     me = psutil.Process().username()
     tried: set[int] = set()
     # New processes connect more often than old ones, and mostly have the highest numbers.

@@ -1,6 +1,6 @@
 """Computes a model's configured prefixes whenever it is loaded, so that the first request finds them in the cache.
 
-Requests have priority, since the prefixes are computed at the batch tier. If a file cannot be read, that is logged.
+The prefixes are computed at the batch tier, so requests have priority. A file that cannot be read is logged.
 """
 
 from __future__ import annotations

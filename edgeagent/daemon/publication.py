@@ -1,6 +1,7 @@
-"""The runtime file, by which this user's programs find the daemon: written when it listens, and retried if that fails.
+"""Writes the runtime file, by which this user's programs find the daemon, and retries if that fails.
 
-A full disk must not stop the daemon, since it can still serve clients that know its address.
+The file is written once the daemon listens. If it cannot be written, for example on a full disk, the daemon runs
+anyway: clients that know its address can still use it.
 """
 
 from __future__ import annotations

@@ -22,12 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 class Reporter(Protocol):
-    """Receives the daemon's events, each once, except that `loading` is called for each change of the progress."""
+    """Receives the daemon's events. Each is reported once, except `loading`.
+
+    `loading` is called whenever the progress of a load changes.
+    """
 
     def listening(self, runtime: Runtime, token_file: Path | None, urls: Sequence[str] = ()) -> None:
-        """Report that the port is open. `token_file` is the file with the token, if every client needs it.
+        """Report that the port is open.
 
-        `urls` are the URLs at which other machines reach the daemon.
+        If clients need a token, `token_file` is the file that holds it; otherwise None. `urls` are the URLs at which
+        other machines reach the daemon.
         """
         ...
 
@@ -40,7 +44,7 @@ class Reporter(Protocol):
         ...
 
     def failed(self, model: ModelStatus) -> None:
-        """Report that a model cannot be loaded or failed later. The daemon continues."""
+        """Report that a model could not be loaded, or that it failed later. The daemon continues."""
         ...
 
     def stopping(self, num_live: int) -> None:
@@ -53,9 +57,9 @@ class Reporter(Protocol):
 
 
 class ConsoleReporter:
-    """Prints plain lines. On a terminal, a load's progress is one line that is overwritten.
+    """Prints plain lines. On a terminal, the progress of a load is one line that is overwritten.
 
-    `is_terminal`: both streams are terminals.
+    `is_terminal` means that both streams are terminals.
     """
 
     def __init__(self, out: Output | None = None, err: Output | None = None, *, is_terminal: bool = False) -> None:
@@ -70,7 +74,7 @@ class ConsoleReporter:
         socket_url = f"ws{runtime.url.removeprefix('http')}/v1/responses"
         where = f"edgeagent {runtime.version} listening on {runtime.url}"
         token = f"clients need the token in {token_file}" if token_file else ""
-        if self._is_terminal:  # people read it and it is narrow, so each URL has its own line and is not broken
+        if self._is_terminal:  # each URL has its own line, so that a narrow terminal does not break it
             lines = [where, f"  WebSocket: {socket_url}", *([f"  {token}"] if token else [])]
         else:
             lines = [f"{where} ({socket_url})" + (f"; {token}" if token else "")]
@@ -79,9 +83,10 @@ class ConsoleReporter:
         self._print("\n".join(lines))
 
     def loading(self, model: ModelStatus) -> None:
-        """Print the progress: a line for each quarter, or on a terminal one line that the next output overwrites.
+        """Print the progress: on a terminal as one line that later output overwrites, in a log as a line per quarter.
 
-        A log has no line for 0 %. Most loads that fail do so at that point, and then the error should stand alone.
+        A log has no line for 0 %. Most loads that fail do so before any progress, and then the log shows only the
+        error.
         """
         line = f"{model.name}: {load_stage(model.progress)}"
         if self._is_terminal:
@@ -126,7 +131,10 @@ class ConsoleReporter:
         _write(self._err, f"{_folded(line) if self._is_terminal else line}\n")
 
     def _pass(self, text: str) -> None:
-        """Replace the passing text. The cursor stays at the line's start, so that the next output overwrites it."""
+        """Show a text in place of the one shown before.
+
+        The cursor stays at the line's start, so that later output overwrites the text.
+        """
         # A line that wraps could not be overwritten.
         text = text[: shutil.get_terminal_size().columns - 1]
         if text != self._passing:
@@ -143,13 +151,16 @@ class LogReporter(ConsoleReporter):
 
 
 def _described(info: ModelInfo) -> str:
-    """Return llama.cpp's description of a model. Fill in the size, which llama.cpp knows only for some models."""
+    """Return llama.cpp's description of a model, with the model's real size.
+
+    llama.cpp knows the size of only some models. For the others it writes "?B", which this replaces.
+    """
     millions = info.num_params / 1e6
     return info.description.replace("?B", f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.1f}B")
 
 
 def _folded(line: str) -> str:
-    """Return a line wrapped at blanks to the terminal's width, so that paths and URLs stay whole."""
+    """Return a line wrapped to the terminal's width. It breaks only at blanks, so that paths and URLs stay whole."""
     width = shutil.get_terminal_size().columns
     return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 

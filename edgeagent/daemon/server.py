@@ -1,4 +1,4 @@
-"""uvicorn as the daemon runs it: on a socket that is already bound, and stopped by the daemon's `Stop`."""
+"""Sets up uvicorn for the daemon: it serves a socket that is already bound, and the daemon's `Stop` stops it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 KEEP_ALIVE_S = 30
 TLS_TIMEOUT_S = 10.0
 PING_S = 20.0
-# How long a cancelled request may take to reach its terminal event, and then again to write that event.
+# How long cancelled requests may take to reach their terminal events. Writing these events may take as long again.
 CANCEL_GRACE_S = 2.0
-# The same time after a second signal. A cancel takes milliseconds unless the worker hangs.
+# The same limit after a second signal. A cancel takes milliseconds unless the worker hangs.
 FORCED_CANCEL_GRACE_S = 0.25
 CLOSE_GRACE_S = 2
 POLL_S = 0.05
@@ -55,10 +55,10 @@ def make_server(
     trace: Trace | None = None,
     trouble: Callable[[], str | None] = lambda: None,
 ) -> Server:
-    """Return the server for a service. `on_listening` is called once it accepts connections on all its sockets.
+    """Return the server for a service. `on_listening` is called once the server accepts connections on all its sockets.
 
-    The caller starts and closes the `frontends` that it passes. `trouble` returns what is wrong with the daemon itself,
-    or None.
+    The caller must start and close the `frontends` that it passes. `trouble` returns a problem of the daemon itself,
+    such as a runtime file that cannot be written, or None.
     """
     server: Server
 
@@ -83,7 +83,7 @@ def make_server(
 
 
 def _uvicorn_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
-    """Return uvicorn's settings: the guarded protocols with their limits, without features that edgeagent replaces."""
+    """Return uvicorn's settings: the guarded protocols and their limits. Features that edgeagent replaces are off."""
     http = functools.partial(GuardedHttp, max_connections=server.max_connections)
     return uvicorn.Config(
         app,
@@ -124,7 +124,10 @@ class Drain:
         self._reporter = reporter
 
     async def run(self) -> None:
-        """Return once no request is live and all terminal events are written, or when the time for that is over."""
+        """Wait for live requests up to the time limit, then cancel those that remain.
+
+        Return when all terminal events are written, or when the time for that is over.
+        """
         live, clock = self._service.live, asyncio.get_running_loop().time
         self._service.begin_drain()
         self._frontends.stop_accepting()
@@ -166,7 +169,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the daemon. uvicorn would raise them again when it ends."""
+        """Do nothing: the daemon handles the signals. uvicorn would handle them and raise them again at its end."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -193,7 +196,10 @@ class Server(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second, check whether to stop, measure the loop's lag, and end the grants of revoked tokens."""
+        """Check whether to stop, measure the event loop's lag, and end revoked tokens' access.
+
+        uvicorn calls this ten times a second.
+        """
         now_s = asyncio.get_running_loop().time()
         if counter:
             self._lag.observe(max(0.0, now_s - self._ticked_at_s - TICK_S))

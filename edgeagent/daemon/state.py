@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ExitCode(IntEnum):
-    """The process's exit status. 2 means a wrong command line."""
+    """The exit status of the daemon. Status 2 is left out, since it means a wrong command line."""
 
     OK = 0
     FAILED = 1

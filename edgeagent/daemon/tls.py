@@ -10,7 +10,7 @@ _TROUBLE = {9: "is not valid yet", 10: "has expired"}
 
 
 def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
-    """Return a context for TLS 1.2 and later; raise OSError if the two files do not go together."""
+    """Return a TLS context that accepts TLS 1.2 and later. Raise OSError if the key does not match the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # This is Python's default, but a system's OpenSSL settings may override that.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -19,9 +19,10 @@ def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
 
 
 def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
-    """Return why clients refuse a certificate today because of its dates; None if its dates are valid.
+    """Return why clients refuse the certificate because of its dates; None if its dates are not a problem.
 
-    The standard library can read only a peer's certificate, so this runs a handshake with a client in memory.
+    The standard library reads the dates only of a peer's certificate. So this runs a TLS handshake with a client in
+    memory.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -29,7 +30,7 @@ def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
     client.load_verify_locations(certificate)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(to_client, to_server), context.wrap_bio(to_server, to_client, server_side=True))
-    # Two turns of each end are enough for a handshake. The third is spare.
+    # Two calls on each side complete a handshake. The third is spare.
     for end in ends * 3:
         try:
             end.do_handshake()

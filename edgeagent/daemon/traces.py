@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgeagent.metrics.meter import Meter
 
 PATH = "/v1/traces"
-# How long the daemon waits at its end for the last spans to be sent. A dead collector would take longer.
+# How long a stopping daemon waits until the last spans are sent. With a dead collector it would wait longer.
 FLUSH_S = 2.0
 
 Attributes = dict[str, str | bool | int | float | list[str]]

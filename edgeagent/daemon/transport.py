@@ -32,7 +32,8 @@ MAX_TARGET_BYTES = 8 << 10
 MAX_HANDSHAKE_LINE_BYTES = 8 << 10
 HEAD_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 10.0
-# The session itself closes a socket that does not drain, and gives a reason. This limit is for a close that hangs too.
+# A session closes a socket whose client does not read, and sends the reason. If that close hangs too, this limit aborts
+# the connection.
 SOCKET_STALL_TIMEOUT_S = 11.0
 # The library limits the size of a message, but not the number of its fragments, which may be empty.
 MAX_FRAGMENTS = 16_384
@@ -82,7 +83,7 @@ class _StallGuard:
 
 
 class _Guarded(asyncio.Protocol):
-    """The part that both protocols share. Each protocol creates its own guard, `_stall`."""
+    """The code that both protocols share. Each protocol sets `_stall` to its own guard."""
 
     _stall: _StallGuard
 
@@ -159,8 +160,8 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
     def _feed(self, data: bytes | memoryview) -> None:
         """Parse received bytes. Treat a request to upgrade to an unknown protocol as a normal HTTP/1.1 request.
 
-        The parser stops after the head of such a request and would take its body for the next request. So the head is
-        parsed again without its upgrade header, and the body follows.
+        The parser stops after the head of such a request, and would parse its body as the next request. So the head is
+        parsed a second time without its upgrade header, and then the body.
         """
         while True:
             try:
@@ -207,7 +208,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._refuse_in_callback(HTTPStatus.FORBIDDEN)
         if len(self.connections) > self._max_connections:
             self._refuse_in_callback(HTTPStatus.SERVICE_UNAVAILABLE)
-        # The scope shows only the path of http://host/path, so the host in it would go unchecked.
+        # The ASGI scope has only the path of http://host/path, so the host in the URL would not be checked.
         if not self.url.startswith(b"/"):
             self._refuse_in_callback(HTTPStatus.BAD_REQUEST)
         # The parser takes CONNECT for an upgrade, whatever its headers.
@@ -221,9 +222,9 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._cycles = {cycle for cycle in (*self._cycles, self.cycle) if cycle and not cycle.response_complete}
 
     def _check_handshake(self) -> None:
-        """Refuse a handshake that the WebSocket protocol would never answer while it reads on forever.
+        """Refuse a handshake with a body or with a too long line, which the WebSocket protocol would never answer.
 
-        The parser waits for the end of a body before it hands the connection over, and no code reads that body.
+        The parser hands the connection over after the end of the body, but no code reads the body.
         """
         for name, value in self.headers:
             if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" \t0")):
@@ -252,7 +253,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether the current request asks for a protocol other than WebSocket, so that `_feed` parses it again."""
+        """Whether the request asks for a protocol other than WebSocket. Then `_feed` parses its head a second time."""
         return self.parser.should_upgrade() and not self._should_upgrade()
 
     def _refuse_in_callback(self, status: HTTPStatus) -> None:
@@ -261,7 +262,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus) -> None:
         if any(cycle.response_started and not cycle.response_complete for cycle in self._cycles):
-            self.transport.close()  # the client would read a refusal as part of the answer that it is receiving
+            self.transport.close()  # an error body would become part of the answer that is being sent
         else:
             _refuse(self.transport, status)
 
@@ -287,7 +288,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     """One WebSocket connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast(asyncio.Transport, transport)  # only a cast: uvloop's have the methods but not the class
+        stream = cast(asyncio.Transport, transport)  # uvloop's transports have the methods, but not this class
         super().connection_made(stream)
         self._stall = _StallGuard(stream, SOCKET_STALL_TIMEOUT_S, "websocket")
         self._handshake_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_slow_handshake)
@@ -322,7 +323,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         await super().send(message)
 
     def handle_parser_exception(self) -> None:
-        """Send the reason of the failure, then read and drop the client's pending data before closing."""
+        """Send the reason of the failure, then read and discard the client's data for a short time, and close."""
         if self.close_sent:
             return
         if self.conn.close_sent is None:
@@ -343,7 +344,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def handle_cont(self, event: Frame) -> None:
-        """Take a fragment of a message. Fail the connection if the message has too many."""
+        """Add a fragment to the current message. Fail the connection if the message has too many fragments."""
         if len(self.frames) >= MAX_FRAGMENTS:
             self.conn.fail(TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
             self.handle_parser_exception()
@@ -351,7 +352,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         super().handle_cont(event)
 
     def handle_ping(self) -> None:
-        """Answer a ping unless the client does not read. Not every ping needs an answer (RFC 6455, section 5.5.3)."""
+        """Answer a ping unless the client has stopped reading. A ping may go unanswered (RFC 6455, section 5.5.3)."""
         answer = self.conn.data_to_send()
         if self.writable.is_set():
             self.transport.write(b"".join(answer))

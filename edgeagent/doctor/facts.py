@@ -16,7 +16,7 @@ PortState = Literal["free", "ours", "edgeagent", "taken", "not allowed", "not ou
 class Native:
     """What a process that loaded llama.cpp reported. `problem` says why the report is missing or incomplete.
 
-    `sandbox` is None if the process ended before it entered the sandbox.
+    `sandbox` lists the restrictions in force; it is None if the process ended before it entered the sandbox.
     """
 
     bindings: str | None = None
@@ -71,7 +71,7 @@ class RunningDaemon:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools on this machine that can compile llama.cpp. `is_checkout`: edgeagent runs from its source tree."""
+    """The tools on this machine that can compile llama.cpp. If `is_checkout`, edgeagent runs from its source tree."""
 
     python: str
     is_checkout: bool = False
@@ -101,9 +101,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All gathered facts. `unknown_tables` names the models in config.toml that are not on this machine.
+    """All gathered facts.
 
-    `model_problem` and `hub_problem` are empty if there is no problem. `hub` is the hub's address; None if the hub was
+    `model_problem`, `token_problem` and `hub_problem` are empty if there is no problem. `unknown_tables` are the models
+    that config.toml has settings for but that are not on this machine. `hub` is the hub's address; None if the hub was
     not contacted.
     """
 

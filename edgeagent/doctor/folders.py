@@ -75,7 +75,7 @@ def check_models(facts: Facts) -> list[Finding]:
 
 
 def _unusable(name: str, folder: Folder, remedy: str) -> list[Finding]:
-    """Return why a folder cannot be used; an empty list if it can."""
+    """Return a finding that says why a folder cannot be used; an empty list if it can be used."""
     if folder.problem is not None:
         return fail(name, f"{folder.path}: {folder.problem}", remedy)
     if folder.is_there and not folder.is_own:

@@ -68,7 +68,7 @@ def _daemon(running: Runtime, ask_ready: AskReady) -> RunningDaemon:
 
 
 def _adapter_problems(config: Config) -> Iterator[str]:
-    """Yield what is wrong with adapter files. Requests for a damaged adapter are refused."""
+    """Yield a message for each adapter file that cannot be used. Requests for such an adapter are refused."""
     for own in config.models.values():
         for path in own.adapters.values():
             try:
@@ -86,7 +86,7 @@ def _is_here(name: str, config: Config) -> bool:
 
 
 def _model_problem(config: Config) -> str:
-    """Return why the default model is not on this machine; empty if it is, or if only remotes answer."""
+    """Return why the default model is not on this machine; empty if it is here, or if no local model is configured."""
     if config.model == "none":
         return ""
     library = Library.of(config)

@@ -95,7 +95,7 @@ def check_gpu(facts: Facts) -> list[Finding]:
 
 
 def _check_one_gpu(gpu: Gpu, facts: Facts) -> list[Finding]:
-    """Return what is wrong with a GPU of this machine; an empty list if llama.cpp sees it."""
+    """Return a finding about a GPU that llama.cpp does not use; an empty list if llama.cpp finds it."""
     native, what = facts.native, _GPU_NAMES[gpu]
     if any(device.name.startswith(BACKENDS[gpu]) for device in native.devices):
         return []
@@ -107,7 +107,7 @@ def _check_one_gpu(gpu: Gpu, facts: Facts) -> list[Finding]:
         )
     command = rebuild_command(facts, gpu_flags(gpu, facts))
     if gpu == "intel":
-        # Most Intel GPUs are part of the processor and share its memory, so that a build for them is seldom worth it.
+        # Most Intel GPUs are part of the processor and share its memory, so a build for them is seldom useful.
         return ok("GPU", f"{what} is not used; if it has memory of its own, a build with Vulkan uses it: {command}")
     first = "" if gpu != "nvidia" or facts.tools.has_cuda else "install the CUDA toolkit (nvcc), then "
     return warn("GPU", f"this machine has {what}, and llama.cpp was compiled without it", f"{first}run: {command}")
@@ -128,7 +128,7 @@ def check_memory(facts: Facts) -> list[Finding]:
 
 
 def check_sandbox(facts: Facts) -> list[Finding]:
-    """Check which restrictions the sandbox puts on a model's process."""
+    """Check that a model's process gets all restrictions of the sandbox."""
     if facts.platform != "linux":
         return ok("sandbox", "none on this system: edgeagent has a sandbox only on Linux")
     if not facts.limits.is_sandbox_on:

@@ -1,4 +1,7 @@
-"""Asks llama.cpp for its version and devices. It may hang or crash, so this runs in a process with a time limit."""
+"""Asks llama.cpp for its version and devices.
+
+llama.cpp may hang or crash, so it is loaded in a separate process with a time limit.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _MAX_MESSAGE_CHARS = 300
 def ask_native(
     command: Sequence[str] = COMMAND, environment: Mapping[str, str] = os.environ, timeout_s: float | None = None
 ) -> Native:
-    """Return what a process that loads llama.cpp reports, or why there is no report."""
+    """Return the report of a new process that loads llama.cpp, or why there is no report."""
     bindings = installed_bindings()
     try:
         done = subprocess.run(  # noqa: S603 our own module
@@ -52,7 +55,7 @@ def installed_bindings() -> str | None:
 
 
 def _native(bindings: str | None, output: bytes, problem: str | None) -> Native:
-    """Return what the process reported before it ended."""
+    """Return the report in a process's output, complete or not."""
     records: list[dict[str, Any]] = []
     for line in output.splitlines():
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Examines folders and the port without changing them. It creates nothing and disturbs no daemon."""
+"""Examines folders and the port. It changes and creates nothing, and does not disturb a running daemon."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ DiskUsage = Callable[[Path], Any]
 
 
 def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = shutil.disk_usage) -> Folder:
-    """Return the facts about a folder, or about the place where it would be created.
+    """Return the facts about a folder. If it does not exist, they are those of the nearest parent that exists.
 
-    `is_measured`: also add up the bytes of its files.
+    If `is_measured`, the sizes of the folder's files are added up too.
     """
     near = next((folder for folder in (path, *path.parents) if _exists(folder)), Path("/"))
     try:
@@ -57,7 +57,10 @@ def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = sh
 
 
 def look_at_port(server: ServerConfig, own_port: int | None) -> Port:
-    """Return whether a daemon can listen at the configured address. `own_port` is the port of the running daemon."""
+    """Return whether the configured address is free, and which program uses it if not.
+
+    `own_port` is the port of the running daemon.
+    """
     state, holder = _port_state(server.host, server.port, own_port), ""
     if state == "taken":
         holder = _holder(server.port)
@@ -95,7 +98,7 @@ def _why_not_bound(error: OSError) -> PortState:
 
 
 def _holder(number: int) -> str:
-    """Return the program that listens on a port; empty if the system does not tell this user."""
+    """Return the name and process id of the program that listens on a port; empty if the system does not show them."""
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:

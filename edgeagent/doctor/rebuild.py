@@ -20,7 +20,7 @@ _ROCM = "-DGGML_HIP=on"
 
 
 def gpu_flags(gpu: Gpu, facts: Facts) -> str:
-    """Return CMake's flags for the backend that suits a GPU. For AMD: ROCm if its compiler is here, else Vulkan."""
+    """Return CMake's flags for a GPU's backend. AMD gets ROCm if its compiler is installed, else Vulkan."""
     return _ROCM if gpu == "amd" and facts.tools.has_rocm else FLAGS[gpu]
 
 

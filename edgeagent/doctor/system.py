@@ -15,7 +15,7 @@ import psutil
 from edgeagent.doctor.facts import Gpu, Memory, Tools
 
 _PROGRAM_TIMEOUT_S = 5.0
-# The makers' ids on the PCI bus.
+# PCI vendor ids.
 _VENDORS: dict[str, Gpu] = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 _CPU_ROWS = ("flags", "Features", "isa")
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ def _flags_of_sysctl(text: str) -> frozenset[str]:
 
 
 def processor_name(root: Path = Path("/")) -> str:
-    """Return the processor's name, as far as the system reports it."""
+    """Return the processor's name, or the nearest description that the system offers."""
     with suppress(OSError):
         for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
@@ -69,7 +69,7 @@ def processor_name(root: Path = Path("/")) -> str:
 
 
 def gpus(root: Path = Path("/"), platform: str = sys.platform, machine: str | None = None) -> frozenset[Gpu]:
-    """Return the makers of this machine's GPUs, found without any driver's library."""
+    """Return the vendors of this machine's GPUs. No driver's library is loaded for this."""
     found: set[Gpu] = set()
     if platform == "darwin":
         return frozenset({"apple"} if (machine or platform_names.machine()) == "arm64" else ())

@@ -1,8 +1,8 @@
-"""Measures the cost of drawing one token, for many mixes of parameters, with a real vocabulary's size.
+"""Measures the time to sample one token, for many mixes of parameters, with a vocabulary of realistic size.
 
-Run as `python -m tests.peer.bench_sampling`. Two shapes of logits: `peaked`, as a trained model gives them (few likely
-tokens, a long tail), and `flat` (normal with a deviation of 3, as random weights give them). Times are the thread's own
-CPU time, so that a busy machine disturbs them less.
+Run as `python -m tests.peer.bench_sampling`. It uses two kinds of logits. `peaked` logits are like those of a trained
+model: few likely tokens and a long tail. `flat` logits are like those of random weights: normal with a deviation of 3.
+Times are the thread's own CPU time, so that other programs disturb them less.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Measures the prefix cache's table in docs/figures.md: `python -m tests.peer.cache_figures MODEL.gguf`.
 
-It starts edgeagent and llama.cpp's own server with the same model, threads and context, and measures them in turn; to
-compare edgeagent with itself, two daemons take turns. It prints the table in Markdown; `--json FILE` stores every
-sample. It takes about a quarter of an hour with a 0.5 B model on a quiet machine (tests/peer/shelf makes one,
-tests/peer/build.py compiles llama-server); `--quick` runs everything once, and its numbers mean little.
+It starts edgeagent and llama.cpp's own server with the same model, threads and context, and measures them in turn. Some
+lines compare edgeagent with itself; for them, two daemons are measured in turn. It prints the table in Markdown;
+`--json FILE` stores every sample. It takes about a quarter of an hour with a 0.5 B model on a quiet machine.
+tests/peer/shelf makes such a model, and tests/peer/build.py compiles llama-server. `--quick` runs everything once, and
+its numbers mean little.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ IDLE_TOKENS = 400
 """The length of a conversation that is kept beside live streams."""
 REST_S = 1.5
 PONG_S = 1.3
-"""A worker tells its counts with its pongs, of which there is one a second."""
+"""Seconds until a worker's counts are up to date: it sends them once a second, with its pongs."""
 SMALL_MIB = 128
-"""Memory for prompts beside the KV cells, where both servers get the same: about ten conversations."""
+"""MiB of host memory for prompts where both servers get the same: enough for about ten conversations."""
 WRITTEN_TOKENS = 2400
-"""Of the prompt that is being written while streams run: enough blocks for as long as they do."""
+"""The length of the prompt that is written while streams run. Writing its blocks takes as long as the streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,10 @@ def cell(measurement: Measurement, metric: Metric, server: int, figure: str = "p
 
 
 def compared(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]], q: float = 0.5) -> str:
-    """Return the median and the quartiles of the rounds' ratios; each ratio compares the quantile `q`."""
+    """Return text with the median ratio over the rounds and its quartiles; "–" without samples.
+
+    Each round's ratio divides the `q`-quantile of `above` by that of `below`.
+    """
     ratios = [
         quantile(mine, q) / quantile(other, q) for mine, other in zip(above, below, strict=False) if mine and other
     ]
@@ -105,7 +109,7 @@ def compared(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]],
 
 
 def versus(measurement: Measurement, metric: Metric, title: str, bar: str = "") -> Row:
-    """Return the line that compares both servers by one metric."""
+    """Return the row that compares both servers by one metric."""
     ratio = compared(measurement.samples(metric, 0), measurement.samples(metric, 1))
     return Row(title, cell(measurement, metric, 0), cell(measurement, metric, 1), ratio, bar)
 
@@ -114,7 +118,7 @@ Section = tuple[list[Row], Samples]
 
 
 def restart(setup: Setup) -> Section:
-    """The same prefix with a new question, before and after a power failure."""
+    """Measure the first token of a prompt before and after a power failure. Its long prefix was sent before."""
     with edgeagent(setup, 8192) as ours, llama_server(setup, 8192) as theirs:
         scenario = scenarios.SCENARIOS["restart"]
         done, samples = measured([ours, theirs], scenario, Load(setup.prefix, 64, 4), setup.restarts, setup.seed)
@@ -130,7 +134,10 @@ def restart(setup: Setup) -> Section:
 
 
 def depths(setup: Setup) -> Section:
-    """Warm prompts of several lengths that do not all fit into the cells: each is restored, then found in the cells."""
+    """Measure warm prompts of several lengths that do not all fit into the KV cells.
+
+    Each is asked twice: the first time it is restored from host memory, the second time it is still in the cells.
+    """
     back = {at: Metric(f"back {at}", "ms", "first text, after others had the cells") for at in setup.depths}
     there = {at: Metric(f"there {at}", "ms", "first text, asked again at once") for at in setup.depths}
     moved = {at: Metric(f"moved {at}", "blocks", "from host memory, first ask", "neither") for at in setup.depths}
@@ -195,7 +202,7 @@ def purge(server: Server) -> None:
 
 
 def idle(setup: Setup) -> Section:
-    """Live streams of a daemon with many idle conversations, and of one without any."""
+    """Measure live streams of a daemon with many idle conversations, and of a daemon without any."""
     with edgeagent(setup, 8192, transport="http") as full, edgeagent(setup, 8192, transport="http") as empty:
 
         async def prepare(target: Target, _: Load) -> None:
@@ -220,7 +227,7 @@ WRITTEN = Metric("written meanwhile", "blocks", "onto the disk while the streams
 
 
 def writer(setup: Setup) -> Section:
-    """Live streams while earlier prompts are written to disk, and without a disk cache."""
+    """Measure live streams while earlier prompts are written to disk, and without a disk cache."""
     without = ("--cache-disk-bytes", "0")
     with edgeagent(setup, 8192, transport="http") as on, edgeagent(setup, 8192, *without, transport="http") as off:
 
@@ -242,7 +249,10 @@ def writer(setup: Setup) -> Section:
 
 
 def conversations(setup: Setup) -> Section:
-    """More conversations than the cells hold, with both servers' defaults and with the same small host memory."""
+    """Measure more conversations than the KV cells hold.
+
+    Both servers run with their defaults, and then with the same small host memory.
+    """
     scenario = scenarios.SCENARIOS["conversations"]
     load = Load(1000, 64, NUM_LIVE, conversations=setup.conversations)
     title = f"{setup.conversations} conversations of 1,000 tokens by turns, cells for nine: first token of a next turn"
@@ -256,7 +266,7 @@ def conversations(setup: Setup) -> Section:
 
 
 def shared_prefix(setup: Setup) -> Section:
-    """Many conversations with one system prompt: the stored bytes."""
+    """Measure how many bytes are stored for many conversations with one system prompt."""
     with edgeagent(setup, 8192) as ours:
         scenario = scenarios.SCENARIOS["shared-prefix"]
         load = Load(setup.system, 64, NUM_LIVE, conversations=setup.sharers)
@@ -271,7 +281,7 @@ def shared_prefix(setup: Setup) -> Section:
 
 
 def lookup(_: Setup) -> Section:
-    """A lookup among ten thousand blocks."""
+    """Measure a lookup in the cache's index of ten thousand blocks."""
     figures = {num_tokens: lookup_ms(num_tokens) for num_tokens in (1500, 6000)}
     rows = [
         Row(f"lookup of {num_tokens:,} tokens among 10,000 blocks on disk", f"{ms:.3f} ms", "", "", "≤ 0.2 ms")

@@ -1,11 +1,11 @@
-"""Measures what a draft adds to a first token, and how warm it is after a restart.
+"""Measures how a draft model changes the time to the first token, and how much of its cache survives a restart.
 
-`python -m tests.peer.draft_restart`.
+Run as `python -m tests.peer.draft_restart`.
 
 The pair comes from tests.peer.shelf.pairs: a 0.4 B target, and a draft of its first two layers whose draft tokens are
-always accepted. One run of a worker gets the same long prompt twice, and the next run gets it once, alternately with
-and without the draft; the engine runs in this process. It prints medians: the seconds until the first token, the
-seconds from there to the last, and the number of tokens that the draft computed.
+always accepted. One run of a worker gets the same long prompt twice. The next run, after a restart, gets it once. This
+is done alternately with and without the draft. The engine runs in this process. The script prints medians: the seconds
+until the first token, the seconds from there to the last, and the number of tokens that the draft computed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ STAGES = ("cold", "warm", "after a restart")
 
 
 class Life:
-    """A worker's engine with a disk cache, from load to end. `kept` is what the last run learnt."""
+    """One run of a worker's engine with a disk cache, from load to close.
+
+    `kept` is what the run before has learnt about the models, as `close` returned it.
+    """
 
     def __init__(self, target: Path, draft: Path | None, folder: Path, kept: bytes, threads: int) -> None:
         config = EngineConfig(ctx=4096, threads=threads, sandbox=False, calibration_s=0, draft_ngrams=False)
@@ -76,7 +79,7 @@ class Life:
         return first_s - started_s, ended_s - first_s, self.num_drafted - before
 
     def close(self) -> bytes:
-        """Close it and return what it learnt."""
+        """Close the engine and return what it has learnt, for the next run."""
         kept = self._host.to_keep
         self._host.close()
         return kept

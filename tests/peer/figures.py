@@ -34,7 +34,7 @@ from edgeagent.worker.protocol import Cancel, Load, Submit
 
 DEPTH = 512
 NUM_TOKENS = 128
-# Both compute attention in the same form.
+# Both programs run without flash attention, so that they do the same work.
 FLASH_ATTENTION = {"edgeagent": "off", "llama-bench": "0"}
 SCHEMA = {
     "type": "object",
@@ -74,7 +74,7 @@ def submit(host: Host, worker: Worker, request: GenerateRequest) -> None:
 
 
 def python_share(model: Path, threads: int, sampling: SamplingParams) -> float:
-    """Return the share of the worker's loop outside llama.cpp, during the decode steps of one stream."""
+    """Return the share of the worker's time that is spent outside llama.cpp while it decodes one stream."""
     host, worker = load(model, threads)
     timed = Timed(host)
     prompt = TokenPrompt(tuple(range(1000, 1000 + DEPTH)))
@@ -137,7 +137,10 @@ def daemon(model: str, *flags: str) -> Iterator[tuple[psutil.Process, int, dict[
 
 
 async def stream_rate(port: int, prompt: str, schema: object | None = None) -> tuple[float, dict[str, float]]:
-    """Return the tokens per second of one stream at the client, and the stages of the answer in milliseconds."""
+    """Return the tokens per second of one stream at the client, and the stages of the answer in milliseconds.
+
+    The stages also have the entry "input_tokens", the number of tokens in the prompt.
+    """
     fields: dict[str, object] = {"input": prompt, "max_output_tokens": NUM_TOKENS, "temperature": 0, "store": False}
     if schema is not None:
         fields["text"] = {"format": {"type": "json_schema", "name": "s", "schema": schema, "strict": True}}
@@ -153,12 +156,12 @@ async def stream_rate(port: int, prompt: str, schema: object | None = None) -> t
                 break
     usage = event["response"]["usage"]
     stages = event["response"]["edgeagent"]["stages_ms"] | {"input_tokens": usage["input_tokens"]}
-    # A short answer may come in one piece; its rate is meaningless and not used.
+    # A short answer may arrive in one event. Then the rate is meaningless, and callers do not use it.
     return (usage["output_tokens"] - 1) / max(last - first, 1e-9), stages
 
 
 async def prompt_of(port: int, num_tokens: int) -> str:
-    """Return a text whose prompt has about this many tokens, template included."""
+    """Return a text that makes a prompt of about `num_tokens` tokens, including those of the chat template."""
     sample = "word " * 64
     _, stages = await stream_rate(port, sample)
     return "word " * round(64 * num_tokens / stages["input_tokens"])

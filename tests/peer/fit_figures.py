@@ -1,7 +1,7 @@
 """Compares `edgeagent fit`'s predictions with a worker's real memory: `python -m tests.peer.fit_figures [--folder F]`.
 
-Each shape of the shelf is served on the CPU with the defaults and reads a prompt of 900 tokens, so that all memory is
-touched once. The measured value is the resident memory of the worker's process, without the blocks in host memory.
+Each shape of the shelf is served on the CPU with default settings and reads a prompt of 900 tokens, so that all memory
+is in use. The measured value is the resident memory of the worker's process minus the blocks in host memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def measured_bytes(model: Path, draft: Path | None, ctx: int) -> int:
 
 
 def _files(folder: Path, name: str) -> tuple[Path, Path | None]:
-    """Return a model and its draft, if it has one."""
+    """Return the files of a model and of its draft; None in place of the draft if there is none."""
     if name == PAIR:
         return make_pair(folder, max(LOUDNESS))
     if name == "builtin":

@@ -1,9 +1,9 @@
 """Measures many models in one daemon: `python -m tests.peer.load_figures [between|demand|unload|turn]`.
 
-between  the first token of requests that switch between two loaded models, and of requests that do not
-demand   from a request for the bundled pair, which is not loaded, to its first token
+between  the time to the first token, when requests switch between two loaded models and when they do not
+demand   the time from a request for the bundled pair, which is not loaded, to its first token
 unload   the share of a worker's memory that is free one second after `unload`
-turn     20 models, one after another, with room for three
+turn     requests to 20 models, one after another, with room for three
 
 The models are copies of the bundled one under other names.
 """
@@ -39,7 +39,7 @@ class Client:
         self._num_asked = 0
 
     def first_token_s(self, model: str) -> float:
-        """Return the seconds until the first token of an answer; each call uses a new prompt."""
+        """Return the seconds until the first token of an answer. Each call sends a new prompt."""
         self._num_asked += 1
         body = {"model": model, "prompt": f"{self._num_asked} is a number.", "max_tokens": 4, "stream": True}
         started_s, first_s = time.perf_counter(), None
@@ -82,7 +82,7 @@ class Client:
 
 @contextmanager
 def serving(folder: Path, *flags: str) -> Iterator[Client]:
-    """Run a new daemon with many models in its models' folder."""
+    """Run a new daemon whose models folder holds many models."""
     models = folder / "models"
     models.mkdir(exist_ok=True)
     for number in range(NUM_MODELS):
@@ -97,7 +97,7 @@ def serving(folder: Path, *flags: str) -> Iterator[Client]:
 
 
 def between(folder: Path, rounds: int) -> None:
-    """Print the median time to the first token of requests that switch models, and of requests that do not."""
+    """Print the median time to the first token when requests switch models, and when they do not."""
     with serving(folder) as client:
         for _ in range(5):
             client.first_token_s("m0"), client.first_token_s("m1")
@@ -112,7 +112,7 @@ def between(folder: Path, rounds: int) -> None:
 
 
 def demand(folder: Path, rounds: int) -> None:
-    """Print the time from a request for the bundled pair to its first token, when no part of it is loaded."""
+    """Print the time from a request for the bundled pair to its first token, while the pair is not loaded."""
     with serving(folder, "--calibration-s", "2") as client:
         times = []
         for _ in range(rounds + 1):

@@ -26,7 +26,7 @@ NUM_LOOKUPS = 400
 
 
 def lookup_ms(num_tokens: int) -> float:
-    """Return the median time in milliseconds to find a prompt of `num_tokens` tokens whose blocks all exist."""
+    """Return the median time in milliseconds to find a prompt of `num_tokens` tokens. All its blocks exist."""
     keyring, secret = Keyring(b"model", bytes(32)), bytes(32)
     with tempfile.TemporaryDirectory() as folder:
         files = Files(Path(folder))

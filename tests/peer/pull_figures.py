@@ -1,7 +1,7 @@
 """Measures pulls from a hub on this machine: `python -m tests.peer.pull_figures [rate|verify|kills]`.
 
-rate    a file of 1 GB by `edgeagent pull` and by `hf download`, in turn, each into an empty folder
-verify  the rate at which a file's sha256 is checked, and hashlib's own
+rate    a file of 1 GB, by `edgeagent pull` and by `hf download` in turn, each into an empty folder
+verify  the rate at which a file's sha256 is checked, and the rate of hashlib itself
 kills   a file of 200 MB whose pull is killed 100 times: the final content, and the share of written data that is reused
 """
 
@@ -30,13 +30,13 @@ from tests.store.gguf_bytes import small_model
 
 REPO, FILE = "org/model-GGUF", "model-Q4_K_M.gguf"
 RATE_BYTES, KILL_BYTES = 1_000_000_000, 200_000_000
-# The server's pace while pulls are killed: 100 of them must fit into the file.
+# While pulls are killed, the server is slow, so that the file is not complete before the 100th kill.
 SLOW_PIECE_BYTES, SLOW_PAUSE_S = 1 << 16, 0.01
 MAX_LIFE_S = 0.35
 
 
 def serve(num_bytes: int, *, is_slow: bool) -> None:
-    """Run the hub until stdin ends; print its address, and the file's sha256 and size."""
+    """Run the hub until stdin ends. Print its address, and the file's sha256 and size, as JSON."""
     content = small_model(1, num_bytes)
     with hub_server() as hub:
         hub.add(REPO, {FILE: content})
@@ -48,7 +48,7 @@ def serve(num_bytes: int, *, is_slow: bool) -> None:
 
 @contextmanager
 def hub(num_bytes: int, *, is_slow: bool = False) -> Iterator[dict[str, str]]:
-    """Run the hub in a separate process."""
+    """Run the hub in a separate process; yield what `serve` printed."""
     arguments = ["serve", "--bytes", str(num_bytes), *(["--slow"] if is_slow else [])]
     command = [sys.executable, "-m", "tests.peer.pull_figures", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -58,7 +58,7 @@ def hub(num_bytes: int, *, is_slow: bool = False) -> Iterator[dict[str, str]]:
 
 
 def environment(url: str, folder: Path) -> dict[str, str]:
-    """Return the environment for both programs: only this hub, and no progress bars."""
+    """Return the environment for both programs. It has the address of this hub only, and turns progress bars off."""
     quiet = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     here = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "hf"), "NO_PROXY": "127.0.0.1"}
     return {**os.environ, **quiet, **here, "XDG_CONFIG_HOME": str(folder / "config")}
@@ -70,7 +70,7 @@ def own_pull(folder: Path) -> list[str]:
 
 
 def rate(folder: Path, rounds: int) -> None:
-    """Print both programs' rates; each run is timed as a whole, including its start."""
+    """Print the rates of both programs. The whole run of a program is timed, including its start."""
     times: dict[str, list[float]] = {"edgeagent pull": [], "hf download": []}
     with hub(RATE_BYTES) as about:
         for _ in range(rounds):
@@ -122,7 +122,7 @@ def kills(folder: Path, num_kills: int) -> None:
             ) as process:
                 while process.poll() is None and _size(partial) == before:
                     time.sleep(0.002)
-                # The resumed pull did not write its initial size again, since the file only grows from there.
+                # The bytes from before were not written again, since the resumed file only grows.
                 reused += min(before, _size(partial))
                 flushed += before
                 time.sleep(random.random() * MAX_LIFE_S)

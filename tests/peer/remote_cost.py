@@ -1,7 +1,7 @@
-"""The cost of the daemon for a remote stream: `python -m tests.peer.remote_cost [--caddy PATH] [--pairs N]`.
+"""Measures what the daemon adds to a remote stream: `python -m tests.peer.remote_cost [--caddy PATH] [--pairs N]`.
 
-Requests go to remotes that answer at once, alternately directly and through a real daemon. Each token is the time at
-which it was sent, so the way of each token is timed. Run it on a quiet machine. The exit status is 1 if a median
+Requests go to remotes that answer at once, alternately directly and through a real daemon. Each token's text is the
+time at which it was sent, so its delay can be measured. Run it on a quiet machine. The exit status is 1 if a median
 exceeds its bound.
 """
 
@@ -38,7 +38,7 @@ PROMPT = "Say when this was sent. " * 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A remote's name, its base URL, and its own certificate."""
+    """A remote: its name, its base URL, and the certificate that it uses; None without TLS."""
 
     name: str
     url: str
@@ -47,7 +47,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Milliseconds to the first token, and the median milliseconds from sending a later token to its arrival."""
+    """The timing of one answer, in milliseconds: until the first token, and the median delay of the later tokens.
+
+    A token's delay is the time from its sending to its arrival.
+    """
 
     first_ms: float
     token_ms: float
@@ -71,7 +74,10 @@ async def ask(client: httpx.AsyncClient, url: str, model: str) -> Answer:
 
 
 async def measure(daemon: str, target: Target, num_pairs: int) -> bool:
-    """Measure both ways alternately, print the medians, and return whether the added time is within its bounds."""
+    """Measure requests directly and through the daemon, alternately, and print the medians.
+
+    Return whether the time that the daemon adds is within its bounds.
+    """
     direct, through = [], []
     verify = ssl.create_default_context(cafile=str(target.certificate)) if target.certificate else True
     options: dict[str, Any] = {"trust_env": False, "timeout": 30.0, "http2": True}

@@ -1,9 +1,10 @@
 """Measures what `--cache-type q8_0` changes in a model's answers: `python -m tests.peer.rounded_cells [MODEL.gguf]`.
 
-For each prompt the model computes a text twice behind the same beginning: once behind the computed cells, and once
-behind cells that were packed into a block and unpacked again. It prints how far the distributions of the next tokens
-differ, how often the most likely token does, and how much smaller the blocks are. The default is the bundled model,
-with texts in its own format: random weights would show nothing about answers.
+A model computes each text twice: after a prefix whose KV cells are as computed, and after the same prefix with cells
+that were packed into a block and unpacked again. The script prints three figures: how far the distributions of the next
+tokens differ, how often the most likely token differs, and how much smaller the blocks are.
+
+The default model is the bundled one, with texts in its own format. Random weights would show nothing about answers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def log_probabilities(logits: Logits) -> np.ndarray:
 
 
 def behind(runner: LlamaRunner, seq_id: int, start: int, tokens: list[int]) -> list[np.ndarray]:
-    """Return the distribution after each of these tokens."""
+    """Decode these tokens from position `start`. Return the log-probabilities of the next token after each of them."""
     runner.decode([Slice(seq_id, start, tokens, len(tokens))])
     return [log_probabilities(runner.logits(at)) for at in range(len(tokens))]
 

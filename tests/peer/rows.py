@@ -1,4 +1,4 @@
-"""The lines of the tables: which metric, in which situation, on which servers, and the required bar."""
+"""The rows of the tables: which metric, in which situation, on which servers, and the required bar."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_DISK = ("--cache-disk-bytes", "0")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The lengths of prompts and answers in tokens. `context` is the number of cells of each server."""
+    """The lengths of prompts and answers in tokens. `context` is the number of KV cells of each server."""
 
     context: int = 8192
     prefix: int = 1400
@@ -37,7 +37,7 @@ class Size:
 
     @property
     def conversation(self) -> int:
-        """The length of a conversation if the cells hold four."""
+        """The length of each of four conversations that fit into the KV cells together."""
         return self.context // 4 - 48
 
 
@@ -46,7 +46,7 @@ QUICK = Size(context=768, prefix=100, answer=8, rate=12, restart=300)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A scenario with its load, and the server to compare with. If `is_fresh`, servers are restarted for each round."""
+    """A scenario with its load, and the server to compare with. If `is_fresh`, each round has newly started servers."""
 
     name: str
     scenario: str
@@ -82,7 +82,10 @@ def situations(size: Size) -> dict[str, Situation]:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The required value of a figure, at most or at least; None if only some shapes have a limit."""
+    """The required value of a figure: at most (≤) or at least (≥) `limit`.
+
+    `of_shapes` has other limits for some shapes. If `limit` is None, only those shapes have one.
+    """
 
     sign: str
     limit: float | None
@@ -93,7 +96,7 @@ class Bar:
         return self.of_shapes.get(shape, self.limit)
 
     def is_met(self, value: float, shape: str) -> bool:
-        """Whether a shape's figure meets the bar; without a limit it always does."""
+        """Whether a shape's figure meets the bar. If the shape has no limit, any figure does."""
         limit = self.limit_of(shape)
         return limit is None or (value <= limit if self.sign == "≤" else value >= limit)
 
@@ -106,9 +109,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line: one metric in one situation on both servers. With `of`: edgeagent's metric, as a share of another.
+    """A row of the table: one metric in one situation on both servers.
 
-    `is_own`: the bar applies to edgeagent's own figure.
+    If `of` is set, the row is instead the ratio of edgeagent's `metric` to edgeagent's `of`. If `is_own`, the bar
+    applies to edgeagent's own figure, not to a ratio.
     """
 
     title: str
@@ -121,7 +125,7 @@ class Row:
 
 
 def rows(size: Size) -> tuple[Row, ...]:
-    """Return the lines of the tables."""
+    """Return the rows of the tables."""
     prefix = f"{size.prefix:,} tokens"
     return (
         Row("one stream", "decode", RATE, Bar("≥", 0.97)),
@@ -172,7 +176,7 @@ def rows(size: Size) -> tuple[Row, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The value of a row. The bar applies to `value`: a ratio, or edgeagent's own figure."""
+    """The result of a row. `value` is what the bar applies to: a ratio, or edgeagent's own figure."""
 
     ours: float | None
     theirs: float | None
@@ -182,7 +186,7 @@ class Figure:
 
 
 def figure_of(row: Row, measurement: Measurement) -> Figure:
-    """Return a row's figure; its parts are None if there are no samples."""
+    """Return a row's figure. Its values are None if there are no samples."""
     ours, theirs = (
         None if summary is None else float(getattr(summary, row.figure))
         for summary in (_summary(measurement, row.metric, server) for server in (0, 1))
@@ -211,7 +215,7 @@ def _compared(ours: float | None, theirs: float | None, unit: str, compared: Rat
 def measured(
     setup: Setup, situation: Situation, size: Size, num_rounds: int, seed: int, flags: tuple[str, ...] = ()
 ) -> tuple[Measurement, dict[str, Any]]:
-    """Measure a situation on servers started for it; return the measurement and every sample.
+    """Start servers for a situation and measure it. Return the measurement, and every sample as JSON.
 
     `flags` are further options of edgeagent.
     """

@@ -1,7 +1,7 @@
-"""Measures the Python cost per step of saving a long context: `python -m tests.peer.save_steps`.
+"""Measures the Python time per step of saving a long context: `python -m tests.peer.save_steps`.
 
-A fake runner computes at no cost and returns payloads of an 8B model's size (128 KiB per token). The measured time is
-what the engine spends on reading blocks out, while it computes a prompt of 100,000 tokens and then generates.
+A fake runner computes nothing and returns payloads of an 8B model's size (128 KiB per token). So the measured time is
+the engine's own work to save blocks, while it computes a prompt of 100,000 tokens and then generates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKEN_BYTES = 128 << 10
 
 
 class Weightless(FakeRunner):
-    """Returns the same piece of memory as every payload, so that only Python's own work is measured."""
+    """A fake runner that returns the same memory as every payload. So only the engine's Python work is measured."""
 
     def __init__(self, num_cells: int, block_tokens: int) -> None:
         super().__init__(num_cells=num_cells)
@@ -39,7 +39,7 @@ class Weightless(FakeRunner):
 
 
 def step_ms(num_tokens: int, chunk: int) -> list[float]:
-    """Return the milliseconds spent on saving in each step of a prompt computed in chunks of this size."""
+    """Return the milliseconds spent on saving in each step. The prompt is computed in steps of `chunk` tokens."""
     block_tokens = choose_block_tokens(TOKEN_BYTES)
     below = FakeTier()
     host = HostTier(1 << 50, below=below)

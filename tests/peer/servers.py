@@ -1,4 +1,4 @@
-"""edgeagent and llama.cpp's own server with one model, threads and context, as servers to measure in turn."""
+"""Starts edgeagent and llama.cpp's own server with the same model, threads and context, to be measured in turn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The settings of both servers."""
+    """The settings that both servers share."""
 
     model: Path
     llama_server: Path
@@ -34,7 +34,7 @@ class Setup:
 
 
 class Child:
-    """A server that can be killed and restarted with the same command."""
+    """A server process that can be killed and restarted with the same command."""
 
     def __init__(self, command: Sequence[str], log: Path, health: str) -> None:
         self._command = command
@@ -56,12 +56,12 @@ class Child:
         return process
 
     def restart(self) -> None:
-        """Kill it with all processes that it started, and start it again."""
+        """Kill the server with all processes that it started, and start it again."""
         kill(self._process)
         self._process = self._started()
 
     def stop(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self._process.terminate()
         try:
             self._process.wait(30)
@@ -71,7 +71,7 @@ class Child:
 
 @contextmanager
 def edgeagent(setup: Setup, context: int, *flags: str, transport: Transport = "ws") -> Iterator[Server]:
-    """Start edgeagent with its own state folder; yield it as a server to measure."""
+    """Start edgeagent with a new state folder; yield it as a server to measure."""
     with tempfile.TemporaryDirectory() as folder:
         state, port = Path(folder, "state"), free_port()
         command = [sys.executable, "-m", "edgeagent", "serve", str(setup.model), "--ctx", str(context)]
@@ -88,7 +88,7 @@ def edgeagent(setup: Setup, context: int, *flags: str, transport: Transport = "w
 
 @contextmanager
 def llama_server(setup: Setup, context: int, *flags: str) -> Iterator[Server]:
-    """Start llama.cpp's server with its own slots and its cache in RAM; yield it as a server to measure."""
+    """Start llama-server with its slots and its cache in RAM; yield it as a server to measure."""
     port = free_port()
     command = [str(setup.llama_server), "-m", str(setup.model), "-c", str(context), "--port", str(port)]
     command += ["-t", str(setup.threads), "-tb", str(setup.threads), *flags]

@@ -1,4 +1,4 @@
-"""The figures of shapes in a folder: one file for each shape and quantization, written after each situation."""
+"""Stores the figures of shapes in a folder: one file for each shape and quantization, updated after each situation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.peer.rows import Figure, Row, figure_of
 from tests.peer.shelf import QUANTS, SHAPES
 
 Found = dict[tuple[str, str], dict[str, Figure]]
-"""Figures by the rows' titles, of each shape and quantization."""
+"""For each shape and quantization, its figures by the titles of their rows."""
 
 
 class ShapeFolder:
-    """The measurements so far, all with the same settings."""
+    """The figures measured so far, all with the same settings."""
 
     def __init__(self, path: Path, settings: dict[str, Any], *, is_begun_anew: bool = False) -> None:
         self.path = path
@@ -60,7 +60,7 @@ class ShapeFolder:
         partial.replace(file)
 
     def read(self) -> Found:
-        """Return all figures, in the shelf's order."""
+        """Return all stored figures. Shapes and quantizations are in the order of tests/peer/shelf."""
         found: Found = {}
         for shape in SHAPES:
             for quant in QUANTS:

@@ -1,9 +1,11 @@
-"""Half an hour of mixed load with faults, and a check that the daemon has not grown: `python -m tests.peer.soak`.
+"""Runs half an hour of mixed load with faults, and checks that the daemon has not grown: `python -m tests.peer.soak`.
 
-Clients stream over the WebSocket and HTTP and continue conversations. In 5 % of their requests they misbehave: cancel,
-disconnect without a close, stop reading, or send invalid frames. In the first half the worker is killed at intervals.
-Every second the script records what the daemon holds and how late its event loop is; soak_verdict defines what counts
-as flat. It prints a table and a verdict, and exits with 1 if something grew or failed; `--json FILE` stores every look.
+Clients stream over the WebSocket and HTTP, and continue conversations. In 5 % of their requests they misbehave: cancel,
+disconnect without a close, stop reading, or send invalid frames. In the first half, the worker is killed at intervals.
+
+Every second the script records a look: the resources that the daemon holds, and how late its event loop is. It prints a
+table and a verdict, which soak_verdict computes. It exits with 1 if something grew or failed. `--json FILE` stores
+every look.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from tests.peer.soak_verdict import Line, Look, judge
 
 NUM_CLIENTS = 4
 FAULT_SHARE = 0.05
-# Fewer than three kills per minute, after which the daemon would quarantine the model.
+# After three kills within a minute, the daemon would quarantine the model. So kills are less frequent.
 KILL_EVERY_S = 90.0
 KILL_SHADOW_S = 30.0
 LOOK_EVERY_S = 1.0
 ANSWER_TOKENS = 48
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
-# Long enough that every KV cell is used once and every cache is full.
+# After this time every KV cell was used once, and every cache is full.
 MIN_WARM_UP_S = 60.0
 WARM_UP_SHARE = 0.1
 SETTLE_S = 5.0
@@ -56,7 +58,7 @@ FLAGS = (
 
 @dataclass(slots=True)
 class Soak:
-    """The state of one run."""
+    """The state of one run of the soak."""
 
     daemon: Daemon
     seconds: float
@@ -78,7 +80,10 @@ class Soak:
         return f"ws://127.0.0.1:{self.daemon.port}/v1/responses"
 
     def may_fail(self) -> bool:
-        """Return whether a worker was just killed: then a request that was interrupted twice may report a failure."""
+        """Return whether requests may fail now, because a worker was killed a short time ago.
+
+        A request that was interrupted twice may report a failure.
+        """
         return bool(self.killed_at_s) and time.monotonic() - self.killed_at_s[-1] < KILL_SHADOW_S
 
     def prompt(self) -> str:
@@ -194,7 +199,7 @@ async def kill_workers(soak: Soak) -> None:
 
 
 async def watch_loop(soak: Soak) -> None:
-    """Request /health ten times a second; how late each answer is shows how late the event loop is."""
+    """Request /health ten times a second and record the time of each answer. It shows the lag of the event loop."""
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         while not soak.is_over:
             began_s = time.monotonic()
@@ -204,14 +209,14 @@ async def watch_loop(soak: Soak) -> None:
 
 
 async def look_often(soak: Soak) -> None:
-    """Record every second what the daemon holds."""
+    """Record a look every second: the memory, blocks and other resources that the daemon holds."""
     num_lags = num_first = 0
     while not soak.is_over:
         await asyncio.sleep(LOOK_EVERY_S)
         try:
             held = await asyncio.to_thread(holdings, soak.daemon)
             num_blocks = await asyncio.to_thread(blocks_held, soak.daemon)
-        except Exception as error:  # between a worker's death and its successor there is nothing to measure
+        except Exception as error:  # after a kill, no worker can be measured until the next one has started
             soak.outcomes[f"look: {type(error).__name__}"] += 1
             continue
         lags, first = soak.lags_s[num_lags:], soak.first_token_s[num_first:]
@@ -239,14 +244,14 @@ async def run(daemon: Daemon, minutes: float, seed: int) -> dict[str, Any]:
 
 
 async def at_rest(daemon: Daemon) -> Holdings:
-    """Measure once all clients have gone; raise TimeoutError if one never does."""
+    """Return what the daemon holds once no client is left; raise TimeoutError after 120 s."""
     await asyncio.sleep(SETTLE_S)
     async with asyncio.timeout(120):
         return await settled(daemon)
 
 
 def report(soak: Soak, before: Holdings, after: Holdings) -> dict[str, Any]:
-    """Return the figures, and the ones that exceed their limits."""
+    """Return the figures as JSON, and the verdict on them."""
     lines = [
         Line("minutes", soak.seconds / 60),
         Line("requests", sum(soak.outcomes.values())),

@@ -1,9 +1,12 @@
-"""Whether a soak was flat: growth over its looks, compared with limits. It knows neither clients nor daemons.
+"""Judges whether a soak was flat, which means that the daemon's memory and other resources did not grow.
 
 Caches fill first, and killed workers start with empty caches. So growth is measured in the second half, in which no
-worker is killed: the lowest look of its last third minus the lowest of its first third. The lowest counts because an
-allocator returns freed memory in waves; if a third is shorter than such a wave, the figure only informs. What is held
-after all clients have gone is compared with the start. No KV cell may be in use once the cache is purged.
+worker is killed. It is the lowest value in the last third of that half minus the lowest value in the first third. The
+lowest value is used because an allocator returns freed memory in waves. If a third is shorter than such a wave, the
+figure has no limit.
+
+The resources held after all clients have gone are compared with those at the start. After the cache is purged, no KV
+cell may be in use.
 """
 
 from __future__ import annotations
@@ -14,13 +17,17 @@ from dataclasses import dataclass
 
 from tests.integration.leaks import Holdings
 
-# The length of a third of the second half at which its lowest look lies between two waves.
+# The minimum length of a third of the second half. A shorter one may lie within a single wave of the allocator.
 MIN_THIRD_S = 60.0
 
 
 @dataclass(slots=True)
 class Look:
-    """The memory held, the tiers' blocks, and the worst /health lag and first-token times since the last look."""
+    """One measurement: the resources held, and the blocks in host memory and on disk.
+
+    `worst_lag_s` and `first_token_s` cover the time since the last look: the slowest /health answer, and the times to
+    the first token.
+    """
 
     at_s: float
     held: Holdings
@@ -31,7 +38,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the verdict; without a limit it only informs."""
+    """One line of the verdict. If `limit` is None, the line only informs."""
 
     name: str
     value: float
@@ -47,7 +54,7 @@ class Line:
 
 
 def judge(looks: Sequence[Look], lags_s: Sequence[float], before: Holdings, after: Holdings) -> list[Line]:
-    """Return the lines of the verdict; every line with a limit must meet it."""
+    """Return the lines of the verdict. The soak was flat if every line is within its limit."""
     later = looks[len(looks) // 2 :]
     first = [value for look in later for value in look.first_token_s]
     hours = (later[-1].at_s - later[0].at_s) / 3600 if len(later) > 1 else 0.0
@@ -62,14 +69,14 @@ def judge(looks: Sequence[Look], lags_s: Sequence[float], before: Holdings, afte
         Line("worker's memory, MiB an hour", growth(worker) * per_hour),
         Line("worker's memory, least and", min(worker)),
         Line("worker's memory, most in MiB", max(worker)),
-        # At any point of its wave.
+        # Without a limit, since this value is taken at any point of the allocator's wave.
         Line("worker's memory at rest, MiB more than before", after.worker_mib - before.worker_mib),
         Line("KV cells in use, median", statistics.median(look.held.num_cells_used for look in later)),
         Line("KV cells in use at the end, cache forgotten", after.num_cells_used, 0.0),
         Line("blocks in memory and on disk, growth", growth([float(look.num_blocks) for look in later])),
         Line("daemon's descriptors more than before", after.daemon_descriptors - before.daemon_descriptors, 0.0),
         Line("worker's descriptors more than before", after.worker_descriptors - before.worker_descriptors, 0.0),
-        # A thread pool that was not full before.
+        # A thread pool may have been smaller before.
         Line("daemon's threads more than before", after.daemon_threads - before.daemon_threads, 2.0),
         Line("connections left", max(0, after.num_connections), 0.0),
         Line("requests left", after.num_live, 0.0),
@@ -83,13 +90,13 @@ def judge(looks: Sequence[Look], lags_s: Sequence[float], before: Holdings, afte
 
 
 def growth(values: Sequence[float]) -> float:
-    """Return the last third's lowest value minus the first third's; 0 if there are too few values."""
+    """Return the lowest value of the last third minus the lowest value of the first third; 0 if there are too few."""
     third = len(values) // 3
     return min(values[-third:]) - min(values[:third]) if third else 0.0
 
 
 def drift(values: Sequence[float]) -> float:
-    """Return the last third's median divided by the first third's; 1 if there are too few values."""
+    """Return the median of the last third divided by the median of the first third; 1 if there are too few values."""
     third = len(values) // 3
     if third < 10:
         return 1.0
@@ -97,6 +104,6 @@ def drift(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that this share of the values does not exceed; 0 without values."""
+    """Return a percentile: the share `share` (0 to 1) of the values does not exceed it. Return 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

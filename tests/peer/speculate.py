@@ -1,8 +1,9 @@
-"""Measures speculation beside llama-server at fixed depths: `python -m tests.peer.speculate`.
+"""Compares speculation with llama-server's at fixed draft lengths: `python -m tests.peer.speculate`.
 
-The pairs come from tests.peer.shelf.pairs: a 0.4 B target, and a draft of its first two layers whose tokens are
-accepted always, mostly and rarely. edgeagent's engine runs in this process, so the rate is the engine's own, like
-llama-server's `timings`. All contenders answer the same prompts in turn; tables hold medians in tokens per second.
+The pairs come from tests.peer.shelf.pairs: a 0.4 B target and three drafts made of its first two layers. Their draft
+tokens are accepted always, mostly or rarely. edgeagent's engine runs in this process, so its rate excludes the daemon,
+as llama-server's `timings` exclude the server. All contenders answer the same prompts in turn. The tables hold medians
+in tokens per second.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ DEPTHS = (1, 2, 3, 5, 8)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Concurrent requests. The last `num_hot` streams sample at a temperature at which no draft is accepted."""
+    """One kind of load: concurrent requests with these lengths.
+
+    The last `num_hot` streams sample at a high temperature, so that no draft of theirs is accepted.
+    """
 
     name: str
     num_streams: int = 1
@@ -66,7 +70,7 @@ EDIT = Scene("a copy of 512 tokens, every fortieth changed", num_prompt=512, num
 
 
 class Scripted(Sampler):
-    """Draws given tokens, like a model that copies its prompt."""
+    """A sampler that returns the tokens of `script`, like a model that copies its prompt."""
 
     script: Iterator[int]
 
@@ -87,7 +91,7 @@ class Ours:
         self.host = Host(load, open_model(load))
 
     def rate(self, scene: Scene, seed: int) -> float:
-        """Return the tokens per second of all streams together, once each has its first token."""
+        """Return the tokens per second of all streams together, measured from when each stream has its first token."""
         engine = self.host.engine
         streams = [
             engine.add(
@@ -127,7 +131,7 @@ class Ours:
 
 
 class Theirs:
-    """llama-server with a fixed depth (0: no draft model)."""
+    """llama-server with a fixed draft length. If it is 0, there is no draft model."""
 
     def __init__(self, target: Path, draft: Path, depth: int, folder: Path) -> None:
         port = free_port()
@@ -140,7 +144,7 @@ class Theirs:
         self._child = Child(command, folder / f"llama-server-{depth}.log", f"{self._url}/health")
 
     def rate(self, scene: Scene, seed: int) -> float:
-        """Return the same as `Ours.rate`, by the server's own clock."""
+        """Return the tokens per second of all streams together, from the times that llama-server reports."""
         with ThreadPoolExecutor(scene.num_streams) as pool:
             timings = list(pool.map(lambda each: self._ask(scene, *each), enumerate(scene.prompts(seed))))
         # Streams that start together also run together.
@@ -173,7 +177,7 @@ Contender = Ours | Theirs
 
 @contextmanager
 def running(make: dict[str, Callable[[], Contender]]) -> Iterator[dict[str, Contender]]:
-    """Start all contenders; stop them in any case."""
+    """Start all contenders and yield them by name. Close them at the end, also after an error."""
     with ExitStack() as stack:
         contenders = {}
         for name, start in make.items():
@@ -183,7 +187,7 @@ def running(make: dict[str, Callable[[], Contender]]) -> Iterator[dict[str, Cont
 
 
 def compare(make: dict[str, Callable[[], Contender]], scene: Scene, num_rounds: int) -> dict[str, float]:
-    """Return the median rate of each contender; the first of the rounds does not count."""
+    """Return the median rate of each contender. The first round is a warm-up and does not count."""
     found: dict[str, list[float]] = {name: [] for name in make}
     with running(make) as contenders:
         for seed in range(num_rounds + 1):

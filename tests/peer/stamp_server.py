@@ -1,6 +1,7 @@
-"""A remote that answers at once, with the sending time as each token: `python -m tests.peer.stamp_server`.
+"""A remote that answers at once. Each token's text is the time at which it was sent.
 
-It serves HTTP/1.1, or with a certificate also HTTP/2 over TLS. It prints its port, and ends with its standard input.
+Run as `python -m tests.peer.stamp_server`. It serves HTTP/1.1, or with a certificate also HTTP/2 over TLS. It prints
+its port, and ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 
 def token(index: int) -> bytes:
-    """Return the event of a token that is sent now; the last one includes the stream's end."""
+    """Return the server-sent event of a token. Its text is the current time. The last one also ends the stream."""
     delta = {"role": "assistant", "content": f"{time.perf_counter():.7f} "}
     reason = "stop" if index == NUM_TOKENS - 1 else None
     chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "stamps"}
@@ -33,7 +34,7 @@ def token(index: int) -> bytes:
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Serve one connection with its protocol."""
+    """Serve one connection by HTTP/1.1 or HTTP/2, as negotiated."""
     secure = writer.get_extra_info("ssl_object")
     speak = _serve_http2 if secure is not None and secure.selected_alpn_protocol() == "h2" else _serve_http1
     try:

@@ -1,4 +1,4 @@
-"""The tables of figures in Markdown: for one model, and over shapes."""
+"""Formats the figures as Markdown tables: one table for a single model, or tables over all shapes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.peer.shape_folder import Found
 
 
 def heading(settings: Mapping[str, Any]) -> str:
-    """Return in one line the settings that the figures depend on."""
+    """Return one line with the settings that the figures depend on."""
     return ", ".join(f"{name} {value}" for name, value in settings.items() if value != "")
 
 
 def one_model(rows: Sequence[Row], measurements: Mapping[str, Measurement]) -> Iterator[str]:
-    """Yield the lines of one model's table."""
+    """Yield the lines of the table for a single model."""
     yield "| | edgeagent | llama-server, or without | ratio (quartiles) | bar |"
     yield "|---|---|---|---|---|"
     for row in rows:
@@ -30,7 +30,7 @@ def one_model(rows: Sequence[Row], measurements: Mapping[str, Measurement]) -> I
 
 
 def over_shapes(rows: Sequence[Row], found: Found, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a table for each situation, with a line for each shape. Bold means that the bar is missed."""
+    """Yield the lines of a table for each situation, with a row for each shape. Bold figures miss their bar."""
     yield heading(settings)
     for _, group in groupby(rows, key=lambda row: row.situation):
         columns = list(group)
@@ -47,7 +47,10 @@ def over_shapes(rows: Sequence[Row], found: Found, settings: Mapping[str, Any]) 
 
 
 def put_between_marks(document: Path, text: str, name: str = "shapes") -> None:
-    """Replace the text between a document's marks of this name."""
+    """Replace the text between the two marks called `name` in a document.
+
+    The marks are `<!-- NAME: begin -->` and `<!-- NAME: end -->`. Raise SystemExit if one is missing.
+    """
     first, last = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, begin, rest = document.read_text(encoding="utf-8").partition(first)
     _, end, after = rest.partition(last)
@@ -57,7 +60,11 @@ def put_between_marks(document: Path, text: str, name: str = "shapes") -> None:
 
 
 def _cell(row: Row, figure: Figure | None, shape: str) -> str:
-    """Return a ratio and, in brackets, its two figures; edgeagent's figure alone if llama-server has none."""
+    """Return the text of a cell, such as "1.2 (120 / 100)": the ratio, and in brackets the figures of both servers.
+
+    If the bar applies to edgeagent's own figure, that figure comes first. If there is no ratio, the cell has only that
+    figure. "–" means that there are no samples.
+    """
     if figure is None or figure.ours is None:
         return "–"
     if figure.value is None:

@@ -1,4 +1,4 @@
-"""llama-server is compiled for this CPU with the same flags as the bindings."""
+"""The build of llama-server for comparisons uses the same flags for this CPU as the build of the bindings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp understands the models on the shelf: their parts, types, vocabulary and answers."""
+"""Tests that llama.cpp can use the models on the shelf: their tensors, types, vocabulary and answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_packed_weights_have_no_mean_and_the_spread_they_were_asked_for(kind: st
 
 
 def types_of_llama_cpp(path: Path, quant: Quant) -> dict[str, str]:
-    """Return the type that llama.cpp's own quantization would choose for each tensor, from its dry run."""
+    """Return the type that llama.cpp's own quantization would choose for each tensor. A dry run reports them."""
     lines: list[str] = []
 
     @lib.llama_log_callback  # type: ignore[untyped-decorator]

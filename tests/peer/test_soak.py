@@ -1,4 +1,4 @@
-"""The soak's arithmetic, and a soak of one minute."""
+"""Tests of the soak's arithmetic, and a soak of one minute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REST = Holdings(60.0, 100.0, 20, 8, 5, 8, 0, 0, 0)
 
 
 def looks(daemon_mib: list[float]) -> list[Look]:
-    """Return looks at a daemon with this course of memory use."""
+    """Return one look per second, with these values of the daemon's memory."""
     return [
         Look(float(at_s), replace(REST, daemon_mib=mib, num_cells_used=900), 12, 0.01, [0.1])
         for at_s, mib in enumerate(daemon_mib)

@@ -1,4 +1,4 @@
-"""Figures beside llama-server: the rows, what is stored of a run, and what the tables show."""
+"""Tests of the comparison with llama-server: the rows, the stored results, and the tables."""
 
 from __future__ import annotations
 

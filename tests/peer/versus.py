@@ -1,12 +1,12 @@
-"""edgeagent compared with llama.cpp's own server, in turn, on a quiet machine.
+"""Compares edgeagent with llama.cpp's own server, in turn, on a quiet machine.
 
-`python -m tests.peer.versus MODEL.gguf` measures one model: both servers get it with the same threads, context and
-number of sequences, and are restarted for each situation; `edgeagent bench` measures them A B A B. It prints the table
-of docs/figures.md; `--json FILE` stores every sample.
+`python -m tests.peer.versus MODEL.gguf` measures one model. Both servers get it with the same threads, context and
+number of sequences, and are restarted for each situation. `edgeagent bench` measures them in alternation. The script
+prints the table of docs/figures.md; `--json FILE` stores every sample.
 
 `python -m tests.peer.versus --shapes [NAME ...] [--quant Q4_0 ...]` measures the shapes of tests/peer/shelf, and makes
 them if they do not exist. Results are stored in a folder, one file for each shape, so that an interrupted run continues
-where it stopped. It prints the tables over all shapes in that folder, and writes them between the marks of
+where it stopped. The script prints the tables over all shapes in that folder, and writes them between the marks of
 `--document FILE.md`.
 
 It takes about a quarter of an hour for a 0.5 B model (tests/peer/build.py compiles llama-server). `--quick` runs
@@ -39,14 +39,14 @@ PEER = Path(platformdirs.user_cache_dir("edgeagent")) / "peer"
 
 
 def commit() -> str:
-    """Return the measured commit, with a mark if files have changed since."""
+    """Return the measured commit, with "-dirty" if tracked files have changed since; "unknown" without git."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
 def settings(options: argparse.Namespace, size: Size) -> dict[str, Any]:
-    """Return the settings that a figure depends on, besides the model."""
+    """Return the settings that the figures depend on, without the model."""
     return {
         "commit": commit(),
         "bindings": version("llama-cpp-python"),
@@ -60,7 +60,7 @@ def settings(options: argparse.Namespace, size: Size) -> dict[str, Any]:
 
 
 def measure_model(options: argparse.Namespace, size: Size) -> None:
-    """Measure one model; print its table."""
+    """Measure one model and print its table."""
     setup = Setup(options.model, options.llama_server, options.threads)
     measurements, samples = {}, {}
     for name, situation in situations(size).items():
@@ -79,7 +79,7 @@ def measure_model(options: argparse.Namespace, size: Size) -> None:
 
 
 def measure_shapes(options: argparse.Namespace, size: Size) -> None:
-    """Measure the shapes that the folder lacks; print the tables over everything in it."""
+    """Measure the shapes that the folder lacks, and print the tables over all shapes in it."""
     unknown = set(options.shapes) - SHAPES.keys()
     if unknown:
         raise SystemExit(f"no shape is called {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")

@@ -97,7 +97,7 @@ def _plotter(file: Path | None) -> Callable[[Run], None]:
 async def _servers(
     wanted: Sequence[tuple[Address, str | None]], transport: flags.Transport, restart: Callable[[], None] | None
 ) -> list[Server]:
-    """Find the servers by address and model. `restart` restarts the first one."""
+    """Return the servers with these addresses and models. `restart` becomes the first server's restart function."""
     from edgeagent.bench.client import find_server
 
     ours, *others = [await find_server(address, transport, model) for address, model in wanted]
@@ -131,10 +131,11 @@ def _address(
     *,
     is_killed: bool,
 ) -> Iterator[tuple[Address, str | None, Callable[[], None] | None]]:
-    """Yield the server to measure, the model to request, and a function that restarts the server or None.
+    """Yield the server's address, the model to request (None for its default), and its restart function or None.
 
-    The server is the URL, else the running daemon, else a temporary one. If `is_killed`, it is always a temporary one,
-    since only that may be killed. Only a temporary one has the function, which kills it and starts it again.
+    The server is the given URL, else the running daemon, else a temporary daemon. If `is_killed`, the scenario kills
+    the server, so a temporary daemon is used instead of the running one. Only a temporary daemon has a restart
+    function. It kills the daemon and starts it again.
     """
     from edgeagent.cli.daemon.private import killable_daemon
     from edgeagent.cli.link import address_of

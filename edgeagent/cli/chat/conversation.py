@@ -31,7 +31,7 @@ REMOTE = "remote:"
 QUIET_S = 1.0
 """Seconds without an event after which the daemon is asked for the reason."""
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-# Control characters that a terminal executes. With them, an answer could change its title, clipboard or earlier lines.
+# Control characters that a terminal executes. An answer could use them to change its title, clipboard or earlier lines.
 _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 _CONTROLS[ord("\r")] = ""  # mostly a part of a line end
 
@@ -40,8 +40,10 @@ class Chat:
     """One conversation. `fields` are sent with every request (model, instructions, temperature ...).
 
     The event loop runs only during an answer, so that input() and Ctrl-C behave as in any terminal program. If the
-    daemon closes the connection between answers, the client reopens it. `look` is called in a thread and returns why no
-    answer comes ("builtin: loading 40%", or "" if it is being computed); the reason is shown on a terminal.
+    daemon closes the connection between answers, the client reopens it.
+
+    `look` returns the reason for a wait, such as "builtin: loading 40%", or "" if the answer is being computed. It is
+    called in a thread. The reason is shown on a terminal.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Chat:
         return answer
 
     def repl(self, reader: LineReader) -> None:
-        """Talk until the user leaves: with /exit, Ctrl-D, or Ctrl-C twice while nothing is typed."""
+        """Read prompts and answer them until the user leaves: with /exit, Ctrl-D, or Ctrl-C twice on an empty line."""
         is_hinted = False
         while True:
             try:
@@ -91,7 +93,7 @@ class Chat:
                 is_hinted = self._turn(prompt)
 
     def _turn(self, prompt: str) -> bool:
-        """Answer a question. Return whether Ctrl-C cancelled the answer, so that the next Ctrl-C leaves the chat."""
+        """Answer a question. Return True if Ctrl-C cancelled the answer; then one more Ctrl-C leaves the chat."""
         try:
             answer = self.answer(prompt, sys.stdout)
         except EdgeAgentError as error:
@@ -136,7 +138,7 @@ class Chat:
 
     @asynccontextmanager
     async def _explained(self, printer: _Printer) -> AsyncIterator[None]:
-        """On a terminal, show the reason for the wait while no events come."""
+        """While this context is active and no events arrive, show the reason for the wait, if there is a terminal."""
         if not printer.waiting.is_seen:
             yield
             return
@@ -158,7 +160,7 @@ class Chat:
 
 
 def _remote(answer: Answer) -> str:
-    """Return text that says that a remote gave the answer, and why; empty if no remote did."""
+    """Return a note that names the remote that gave the answer, and the reason; empty if no remote answered."""
     served_by, reason = answer.edgeagent.get("route", ""), answer.edgeagent.get("reason", "")
     name = str(served_by).removeprefix(REMOTE)
     return "" if name == served_by else f"(answered by {name}: {reason})"

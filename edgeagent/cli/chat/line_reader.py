@@ -1,7 +1,7 @@
-"""Reads what a user types, with editing, pasting of several lines and a history if the terminal supports that.
+"""Reads what a user types. If the terminal supports it, there are editing, pasting of several lines and a history.
 
-A question of several lines is pasted, or typed between two lines of three quotes. On a dumb terminal there is no
-editing beyond the system's.
+A question of several lines is pasted, or typed between two lines of three quotes. On a dumb terminal, only the system's
+own line editing works.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LineReader(Protocol):
     """Reads questions, one at a time."""
 
     def read(self) -> str:
-        """Return the typed text; raise EOFError at the end, KeyboardInterrupt for Ctrl-C if nothing was typed."""
+        """Return the typed text. Raise EOFError at the end of input, KeyboardInterrupt for Ctrl-C on an empty line."""
         ...
 
 
@@ -49,7 +49,7 @@ class PlainReader:
             import readline  # noqa: F401 gives input() editing
 
     def read(self) -> str:
-        """See LineReader. Ctrl-C drops a half-typed line."""
+        """Return the typed text. Ctrl-C drops a half-typed line. See LineReader.read."""
         while True:
             try:
                 text = input(PROMPT)
@@ -80,7 +80,7 @@ class TerminalReader:
         )
 
     def read(self) -> str:
-        """See LineReader."""
+        """Return the typed text. See LineReader.read."""
         return unquoted(self._session.prompt())
 
 
@@ -91,7 +91,7 @@ def is_open(text: str) -> bool:
 
 
 def unquoted(text: str) -> str:
-    """Return a text without surrounding blanks and without the quotes of a block."""
+    """Return text without surrounding blanks, and without the three quotes around a question of several lines."""
     text = text.strip()
     if text.startswith(QUOTES) and text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES):
         text = text[len(QUOTES) : -len(QUOTES)].strip()
@@ -175,7 +175,7 @@ def _is_ready(file: Path) -> bool:
 
 
 def _half_typed() -> bool:
-    """Whether the line that Ctrl-C ended had text; False if that is unknown."""
+    """Whether text was typed on the line that Ctrl-C interrupted; False if that is unknown."""
     with contextlib.suppress(ImportError):
         import readline
 

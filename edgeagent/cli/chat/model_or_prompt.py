@@ -1,7 +1,7 @@
 """Finds out which arguments of `edgeagent run` are the model and which are the question.
 
-1. A single argument that looks like a name is a model (`llama3.2`, `org/repo:Q4_0`, `hello`). Any other is a question
-   (`Hello!`, `What now?`), unless a file has that name or it ends in .gguf.
+1. A single argument is a model if it looks like a name (`llama3.2`, `org/repo:Q4_0`, `hello`), ends in .gguf, or is the
+   path of a file. Otherwise it is a question (`Hello!`, `What now?`).
 2. If there are several arguments, the first is the model, and the others are the question.
 """
 
@@ -35,8 +35,8 @@ def check_model(
 ) -> None:
     """Raise BadParameter unless `name` can be a model: a known name (also with a :QUANT), a path or org/repo.
 
-    `question` is the text after the name, which the advice quotes. `means_a_model` accepts other spellings of known
-    names.
+    `question` is the text that was typed after the name. The error message repeats it. `means_a_model` returns True for
+    other spellings of known names.
     """
     if name in known or name.rpartition(":")[0] in known or _is_there(name) or means_a_model(name):
         return

@@ -1,4 +1,7 @@
-"""A line on stderr that says what a command waits for. Later output overwrites it. It is shown only on a terminal."""
+"""A line on stderr that says what a command is waiting for.
+
+Later output overwrites the line. It is shown only on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class PassingLine:
 
     @property
     def is_seen(self) -> bool:
-        """Whether there is a terminal to show it on."""
+        """Whether stderr is a terminal, so that the line can be shown."""
         return sys.stderr.isatty()
 
     def show(self, text: str) -> None:

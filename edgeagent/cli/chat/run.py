@@ -136,7 +136,7 @@ def _answer(chat: Chat, question: str, *, as_json: bool) -> None:
 
 
 def _served_here(settings: Config) -> set[str]:
-    """Return the names of the models that the running daemon serves, or that a started one would serve."""
+    """Return "default", the configured model's name, and the names of the models that a running daemon serves."""
     names = {DEFAULT_MODEL, settings.model}
     found = find_daemon(settings.state_dir)
     if found is not None:
@@ -191,7 +191,7 @@ def _daemon(
 
 
 def _served_name(address: Address, model: str | None) -> str | None:
-    """Return the name that a model has at a daemon; None if the model is None or the daemon would not serve it."""
+    """Return the name under which a daemon serves a model; None if `model` is None or the daemon does not serve it."""
     if model is None:
         return None
     entries = ask(address, "/v1/models")["data"]

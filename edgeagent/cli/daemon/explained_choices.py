@@ -1,4 +1,4 @@
-"""The settings that were chosen for a model on its machine, and the measurements behind them, as lines for people."""
+"""Explains the settings that were chosen for a model on its machine, with the measurements behind them, as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HOW = {"option": "asked for", "measurement": "measured", "default": "the defaul
 
 
 def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each choice, and a table of the milliseconds that each of its values would take."""
+    """Yield one line for each chosen setting, and a table of the measured milliseconds for each value it could have."""
     choices = (model.get("info") or {}).get("choices")
     if not choices:
         yield wrapped(f"{model['name']}: nothing was chosen yet")

@@ -33,9 +33,11 @@ def private_daemon(
 ) -> Iterator[Address]:
     """Start `edgeagent serve` with these flags, wait until its model is ready, and stop it at the end.
 
-    `progress` is called with what is being waited for. The daemon knows the model names of the state folder `owner`.
-    It also stops if this process dies without clean-up, since its standard input then closes. Raise BackendUnavailable
-    with the error in its log, or with the log's end, if it does not start.
+    `progress` is called with the current stage of the start. The daemon knows the model names of the state folder
+    `owner`. If this process dies without clean-up, the daemon stops too, since its standard input closes.
+
+    Raise BackendUnavailable if the daemon does not start. The message is the error in the daemon's log, or else the end
+    of the log.
     """
     with killable_daemon(flags, progress, owner=owner) as (address, _):
         yield address
@@ -45,7 +47,10 @@ def private_daemon(
 def killable_daemon(
     flags: Sequence[str], progress: Callable[[str], None], *, owner: Path | None = None
 ) -> Iterator[tuple[Address, Callable[[], None]]]:
-    """Like `private_daemon`, but also yield a function that kills the daemon and its workers and starts it again."""
+    """Like `private_daemon`, but also yield a restart function.
+
+    This function kills the daemon and its workers, and starts the daemon again on the same port.
+    """
     # On Windows the log may still be open when the folder is removed, until the daemon's last worker has ended.
     with tempfile.TemporaryDirectory(prefix="edgeagent-", ignore_cleanup_errors=True) as folder:
         state_dir, log = Path(folder, "state"), Path(folder, "daemon.log")
@@ -129,7 +134,7 @@ def _wait_until_ready(
 
 
 def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
-    """Whether a model is ready. Raise its load error if it failed, and report progress otherwise."""
+    """Whether any model is ready. Report the progress of models that load; raise the error of a model that cannot."""
     status = ask(address, "/edgeagent/status")
     for model in status["models"]:
         match model["state"]:
@@ -156,7 +161,7 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """Return the last error that the daemon printed, or else the end of its output."""
+    """Return the last error in the daemon's log, or the last 15 lines if the log has no error."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     reasons = [line for line in lines if line.startswith("error: ")]
     return reasons[-1].removeprefix("error: ") if reasons else "\n".join(lines[-15:])

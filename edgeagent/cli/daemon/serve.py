@@ -32,7 +32,10 @@ def _serve(
 
 
 def _stop_at_end_of_input() -> None:
-    """Stop the daemon when its parent process is gone: stdin closes then, even if the parent was killed."""
+    """Stop the daemon when its standard input closes.
+
+    That happens when the parent process ends, even if it was killed.
+    """
     # Do not use sys.stdin: a waiting thread would hold its lock, which makes the interpreter abort at exit.
     while os.read(STDIN, 4096):
         pass

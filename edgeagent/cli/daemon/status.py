@@ -24,7 +24,7 @@ from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
 
 POLL_S = 0.05
 STOP_MARGIN_S = 10.0
-"""How many seconds a daemon may take to end beyond the time that it gives live requests."""
+"""Seconds that a stopping daemon gets in addition to the time for its live requests (server.drain_s)."""
 
 ExplainChoices = Annotated[
     bool, typer.Option("--explain-choices", help="Show the settings chosen for each model on this machine, and why.")
@@ -195,7 +195,10 @@ def _use(remote: Mapping[str, Any]) -> str:
 
 
 def _place(facts: Mapping[str, Any]) -> str:
-    """Return where a model's layers are. In llama.cpp, a negative number or one of at least `num_layers` means all."""
+    """Return where a model's layers are, as text.
+
+    In llama.cpp, a negative number of GPU layers means all layers, and so does a number of at least `num_layers`.
+    """
     on_gpu, num_layers = facts["num_gpu_layers"], facts["num_layers"]
     if on_gpu < 0 or on_gpu >= num_layers > 0:
         return f"all {num_layers} layers on the GPU"

@@ -1,4 +1,4 @@
-"""`edgeagent token`: replace the owner's token, and manage tokens of clients. A running daemon follows the changes."""
+"""`edgeagent token`: replace the owner's token, and manage tokens of clients. A running daemon applies the changes."""
 
 from __future__ import annotations
 

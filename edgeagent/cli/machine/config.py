@@ -73,7 +73,7 @@ def options_table() -> str:
 
 
 def _tables(loaded: LoadedConfig) -> dict[str, Any]:
-    """Return the file's options for single models."""
+    """Return the options of the config file's tables for single models, each under its full name."""
     return {
         name: value
         for model, own in loaded.config.models.items()

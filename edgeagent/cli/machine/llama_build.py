@@ -16,7 +16,7 @@ UNKNOWN = "unknown"
 
 
 def llama_cpp_commit() -> str:
-    """Return the commit that the installed llama.cpp was built from, or text that says that it is unknown and why."""
+    """Return the commit that the installed llama.cpp was built from, or "unknown", with the reason if there is one."""
     command = [sys.executable, "-m", "edgeagent.cli.machine.llama_build"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30)  # noqa: S603 our own module
     if answer.returncode == 0:

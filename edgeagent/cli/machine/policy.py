@@ -1,4 +1,4 @@
-"""`edgeagent policy`: the machine's policy as in its file, and its effect on a user's options and remotes."""
+"""`edgeagent policy`: the machine's policy as written in its file, and how it limits a user's options and remotes."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def remove(
     """Delete models from this machine.
 
     Shows what will be deleted and how much space that frees, and asks. Deleting an alias keeps the model. Deleting an
-    imported model removes only its name, since the file belongs to another program. A daemon that has loaded the model
-    keeps it until it unloads it.
+    imported model removes only its name, since the file belongs to another program. If a daemon has loaded the model,
+    the daemon can use it until it is unloaded.
     """
     from edgeagent.store.shelf import Shelf
 
@@ -227,7 +227,7 @@ def _removal_record(removal: Removal, left: Path | None) -> dict[str, object]:
 
 
 def _told(removal: Removal) -> str:
-    """Return text that says what a removal will do."""
+    """Return a line that says what a removal will delete."""
     also = f", and its names {', '.join(removal.aliases)}" if removal.aliases else ""
     if not removal.files:
         return f"{removal.name}: the name{also}; no file is deleted"

@@ -63,7 +63,10 @@ def fit(
 
 
 def _room(ram: str | None, vram: str | None, engine: EngineConfig) -> Room:
-    """Return the free memory of a machine: the given sizes, or else those of this machine."""
+    """Return the free memory to plan with: the given sizes, or else what is free on this machine.
+
+    If only `ram` is given, it describes another machine, whose GPUs are unknown. Then no GPU is assumed.
+    """
     import psutil
 
     from edgeagent.doctor.native import ask_native

@@ -1,4 +1,7 @@
-"""Whether models fit into this machine's memory if nothing else uses it, for lists of models. See `fit` for details."""
+"""Whether models fit into this machine's memory if no other program uses it. See `fit` for details.
+
+The commands that list models use this.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ if TYPE_CHECKING:
     from edgeagent.config import EngineConfig
     from edgeagent.store.gguf.header import GgufHeader
 
-# For a file that is not on this machine: its matrices are kept twice, plus bytes for cells, buffers and the process.
+# The estimate for a file of which only the size is known: its matrices are in memory twice. Add a fixed size for the
+# KV cells, the buffers and the process.
 _TIMES_FILE, _BESIDE_BYTES = 2, 1 << 30
 
 
 def fitting_context(header: GgufHeader, engine: EngineConfig) -> int:
-    """Return the tokens of context that a model would have in this machine's memory, without GPUs; 0 if too large."""
+    """Return the context in tokens that a model gets in this machine's memory without GPUs; 0 if it does not fit."""
     from edgeagent.fit.placement import Room
     from edgeagent.fit.plan import make_plan
 
@@ -22,7 +26,7 @@ def fitting_context(header: GgufHeader, engine: EngineConfig) -> int:
 
 
 def file_fits(num_bytes: int) -> bool:
-    """Whether a model whose file has about this size should fit."""
+    """Whether a model file of about this size should fit into this machine's memory."""
     return _TIMES_FILE * num_bytes + _BESIDE_BYTES <= _machine_bytes()
 
 

@@ -241,7 +241,7 @@ def _fits(entry: CatalogEntry) -> bool | None:
 
 
 def _fitting(record: dict[str, Any], *, in_words: bool = False) -> str:
-    """Return whether a model fits into this machine, or the context that fits if it is shorter than usual."""
+    """Return "yes" or "no" for whether a model fits. If only a shorter context than usual fits, return that context."""
     from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
 
     cells = record.get("fitting_context")

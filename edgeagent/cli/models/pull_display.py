@@ -116,7 +116,7 @@ class LineDisplay:
 
 
 class BarDisplay(LineDisplay, AbstractContextManager["BarDisplay"]):
-    """A bar with speed and remaining time, which is removed when its model is done."""
+    """A bar with speed and remaining time. It is removed when the model is downloaded."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

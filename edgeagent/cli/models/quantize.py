@@ -119,7 +119,7 @@ def _run(planned: Plan, display: Display, *, force: bool, threads: int, is_enclo
 
 
 def _name(planned: Plan, models_dir: Path | None) -> str:
-    """Return the name of the result: its stem if it is in the models folder, else its path."""
+    """Return the name to show for the result: its stem if it is in the models folder, else its full path."""
     if models_dir is not None and planned.target.resolve().is_relative_to(models_dir.resolve()):
         return planned.target.stem
     return str(planned.target.resolve())
@@ -144,7 +144,7 @@ class LineDisplay:
         self._step = -1
 
     def show(self, done: int, total: int) -> None:
-        """Show how many of the tensors are begun."""
+        """Print a line if progress passed the next 10 %. `done` counts the tensors that were begun."""
         percent = 100 * done // max(total, 1)
         if percent // LINE_STEP_PERCENT != self._step:
             self._step = percent // LINE_STEP_PERCENT
@@ -155,7 +155,7 @@ class LineDisplay:
 
 
 class JsonDisplay(LineDisplay):
-    """The same progress, as JSON lines on stdout."""
+    """JSON lines on stdout, one for every 10 %."""
 
     def _print(self, _percent: int, done: int, total: int) -> None:
         typer.echo(json.dumps({"event": "progress", "num_tensors": done, "num_tensors_total": total}))
@@ -192,5 +192,5 @@ class BarDisplay(AbstractContextManager["BarDisplay"]):
         self._bars.stop()
 
     def show(self, done: int, total: int) -> None:
-        """Show how many of the tensors are begun."""
+        """Set the bar to the number of tensors that were begun."""
         self._bars.update(self._task, completed=done, total=total)

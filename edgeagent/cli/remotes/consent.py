@@ -7,7 +7,7 @@ from edgeagent.remotes.check import host_of, is_loopback
 
 
 def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
-    """Return text that says what may be sent where from now on.
+    """Return text that says which data may be sent to which server once this remote is added.
 
     `before` is the remote that this one replaces, if any. `route` is the value of the option `route`.
     """
@@ -52,7 +52,7 @@ def _each_host(remote: Remote) -> str:
 
 
 def _readers(remote: Remote) -> str:
-    """Return text that says who gets the prompts, what the owner knows about them, and what is still unknown."""
+    """Return text that names who receives the prompts, and what is known and unknown about how they treat them."""
     terms, is_told = remote.terms, remote.terms.training != "unknown"
     who = f"{terms.operator}, the operator of" if terms.operator else "the operator of"
     known = [f"keeps it for {terms.retention}"] if terms.retention else []

@@ -32,7 +32,7 @@ _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over rows."""
+    """The number of requests in the ledger, with their total bytes, tokens and money."""
 
     num_rows: int = 0
     num_bytes: int = 0
@@ -40,7 +40,7 @@ class Totals:
     money: float = 0.0
 
     def add(self, row: Row) -> None:
-        """Count a row."""
+        """Add a row to the totals."""
         self.num_rows += 1
         self.num_bytes += row.num_bytes
         self.num_tokens += row.num_prompt_tokens + row.num_output_tokens

@@ -99,7 +99,10 @@ T = TypeVar("T", int, float)
 
 
 def key(name: str, variable: str | None, file: Path | None, *, is_in_keyring: bool) -> Key | None:
-    """Return where the key of the remote `name` is found; None if no key option is given."""
+    """Return where the key of remote `name` is stored, from the one key option given; None if none is given.
+
+    Raise ConfigError if more than one is given.
+    """
     given: list[Key] = []
     if variable is not None:
         given.append(Key("env", variable))

@@ -1,4 +1,7 @@
-"""`edgeagent remote`: the servers that may take requests which this machine cannot serve, or not soon enough."""
+"""`edgeagent remote`: manage remotes.
+
+A remote is a server that may take a request if this machine cannot serve it, or not soon enough.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,7 @@ def add(
 
 
 def _add(remote: Remote, settings: Config, *, is_asked: bool) -> None:
-    """Add a remote, if the machine's policy allows it and the user agrees."""
+    """Add a remote. Raise an error if the machine's policy forbids it or the user does not agree."""
     _check_policy(PolicyFile(), remote)
     _agree(remote, settings, is_asked=is_asked)
     _write_down(remote, settings)
@@ -136,7 +139,7 @@ def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
 
 
 def _write_down(remote: Remote, settings: Config) -> None:
-    """Add a remote to the file that the daemon follows."""
+    """Add a remote to the file that the daemon watches for changes."""
     with contextlib.suppress(OSError):  # writing the file fails next, with a better error
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if remote.key is not None:
@@ -220,7 +223,7 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
 
 
 def remarks(remote: Mapping[str, Any]) -> list[str]:
-    """Return the facts that the table has no room for: problems of a remote, and today's tokens and money."""
+    """Return lines with what the table has no room for: problems of a remote, and today's use of tokens and money."""
     lines = []
     name = remote["name"]
     if remote["trouble"]:
@@ -297,7 +300,7 @@ def _look_for_key(where: Key) -> None:
 
 
 def _mode_of_daemon(settings: Config) -> RouteMode | None:
-    """Return the mode of the running daemon, which a flag may have set; None if no daemon runs."""
+    """Return the running daemon's route mode, which may come from a flag; None if no daemon runs."""
     found = find_daemon(settings.state_dir)
     return None if found is None else RouteMode(ask(address_of(found), "/edgeagent/status")["route"]["mode"])
 

@@ -1,4 +1,4 @@
-"""Requests that a tool serves: household requests under many names, and arbitrary ones that no training text names."""
+"""Requests for tools: household requests with varied tool names, and requests for tools that no training text names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOUNS = words(_TEXTS["nouns"])
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """One parameter of an unseen tool: its names, the phrases that state it in a request, and its values."""
+    """One parameter of a made-up tool: its possible names, phrases that state its value, and a maker of values."""
 
     names: tuple[str, ...]
     phrases: tuple[str, ...]
@@ -80,7 +80,7 @@ _FRAMES = lines(_TEXTS["frames"])
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One request that a tool serves: its text, the tool's schema, the exact arguments, and the kind of action."""
+    """One request for a tool: its text, the tool's schema, the expected arguments, and the kind of action."""
 
     text: str
     tool: Tool
@@ -97,7 +97,7 @@ class Order:
 
 
 def schema(name: str, description: str, properties: Slots, required: list[str]) -> Tool:
-    """Return a tool in the shape that an OpenAI client sends."""
+    """Return a tool's schema in the form that OpenAI clients send."""
     function: Tool = {"name": name}
     if description:
         function["description"] = description
@@ -106,7 +106,10 @@ def schema(name: str, description: str, properties: Slots, required: list[str]) 
 
 
 def household(draw: Draw, kind: str | None = None, *, renamed: bool = False, framing: float = 0.45) -> Order:
-    """Draw a household request with a tool that serves it; `renamed` gives the tool a name with a made-up word."""
+    """Draw a household request and a tool for it. If `renamed`, the tool's name has a made-up word.
+
+    `framing` is the probability of polite words around the request.
+    """
     kind = kind or draw.any(tuple(ACTIONS))
     action = ACTIONS[kind]
     values = action.fill(draw)
@@ -160,7 +163,10 @@ def _spell(draw: Draw, verb: str, noun: str) -> str:
 
 
 def _strange(draw: Draw, usual: str) -> str:
-    """Add a made-up word to a tool's name, or replace it, so that only the list of tools tells the name."""
+    """Return a tool's name with a made-up word added, or a made-up name.
+
+    The model can learn such a name only from the list of tools.
+    """
     word = draw.open(pools.pseudo_word)
     if draw.chance(0.3):
         return word
@@ -172,7 +178,7 @@ def _noun(draw: Draw) -> str:
 
 
 def unseen(draw: Draw) -> Order:
-    """Draw a request for a tool that no text describes: any verb, any noun, any parameters."""
+    """Draw a request for a made-up tool, with random verb, noun and parameters. No other text describes such a tool."""
     verb, noun = draw.open(pools.pseudo_word) if draw.chance(0.25) else str(draw.pick(_VERBS)), _noun(draw)
     details = draw.random.sample(DETAILS, draw.any((1, 1, 2, 2, 3)))
     if draw.chance(0.5) and DETAILS[0] not in details:

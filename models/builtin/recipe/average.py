@@ -1,6 +1,6 @@
 """Replaces the averaged weights of a work folder with the mean of several checkpoints' averaged weights.
 
-Each checkpoint of a run, taken at the end of a fall of the learning rate, makes different mistakes. Their mean was
+Each checkpoint is taken when the learning rate has fallen to zero. Each makes different mistakes, and their mean was
 right more often than any one of them.
 """
 

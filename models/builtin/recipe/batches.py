@@ -23,13 +23,17 @@ from .tokenizer import START, STOP
 # The weight of deciding tokens: the first ones of a reply, and the first one of a tool's name or value
 DECISION_WEIGHT = 3.0
 NUM_OPENING = 3
-DRILL_EVERY = 16  # one batch in this many holds bare arithmetic, and one holds spelling lessons
-LONG_EVERY = 16  # one batch in this many has long rows; one in twice as many has random repeats
+DRILL_EVERY = 16  # one batch in 16 has arithmetic without conversations, and one has spelling lessons
+LONG_EVERY = 16  # one batch in 16 has long rows, and one in 32 has random repeats
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How many first steps are mostly copying, the weight of a prompt token, and the kinds that most batches train."""
+    """How a run chooses what to train on. `copying_steps` is the number of first steps, which mostly train copying.
+
+    `prompt_weight` is the loss weight of a prompt token. If `focus` names kinds of batch, most batches are of these
+    kinds.
+    """
 
     copying_steps: int
     prompt_weight: float
@@ -38,7 +42,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one length; `weights` is zero where the next token is not trained."""
+    """Rows of tokens, all of one length. A weight is zero if the next token is not trained."""
 
     ids: Tensor
     targets: Tensor
@@ -49,7 +53,11 @@ class Batch:
 
 
 class Encoder:
-    """Encodes conversations. Marks what the assistant says, and the tokens that decide an answer."""
+    """Encodes conversations as tokens with loss weights.
+
+    The assistant's tokens have a weight of 1. The tokens that decide an answer have a higher weight: the first ones of
+    a reply, and the first one of each quoted name or value.
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt_weight: float) -> None:
         self.tokenizer = tokenizer
@@ -77,7 +85,7 @@ class Encoder:
 
 
 def _induction(rng: np.random.Generator, vocab: int, length: int) -> tuple[list[int], list[float]]:
-    """Make random tokens that repeat: the simplest lesson in copying."""
+    """Make random token sequences that are repeated later. They are the simplest way to train copying."""
     alphabet = rng.integers(0, vocab - 10, int(rng.integers(60, 600)))
     ids: list[int] = []
     weights: list[float] = []
@@ -105,7 +113,7 @@ def _drill(draw: Draw, tokenizer: Tokenizer, length: int) -> tuple[list[int], li
 def _spelling(
     respelling: Respelling, rng: np.random.Generator, tokenizer: Tokenizer, length: int
 ) -> tuple[list[int], list[float]]:
-    """Write lines of words that are said and then quoted; only the quoted words are trained."""
+    """Make lines in which words are first said and then repeated in quotes. Only the quoted words are trained."""
     ids: list[int] = []
     weights: list[float] = []
     while len(ids) < length:
@@ -118,7 +126,10 @@ def _spelling(
 
 
 class Packer:
-    """Fills rows with whole conversations. Each place takes the first that fits; the others wait for a later place."""
+    """Fills rows with whole conversations. A conversation that does not fit into a row waits for a later one.
+
+    Each gap gets the first waiting conversation that fits.
+    """
 
     def __init__(self, tokenizer: Tokenizer, seed: str, prompt_weight: float) -> None:
         self.encoder = Encoder(tokenizer, prompt_weight)
@@ -197,7 +208,7 @@ class Packer:
 
 
 def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
-    """Return what a step trains on: kind, number of rows and row length. It depends on the step and the plan alone."""
+    """Return what a step trains on: the kind, the number of rows and the row length. Only step and plan decide."""
     if plan.focus and step % 10 != 0:
         return plan.focus[step % 10 % len(plan.focus)], 8, 512
     if step < plan.copying_steps and step % 4 != 0:

@@ -18,7 +18,7 @@ TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="u
 
 @cache
 def _template(sort_keys: bool) -> Template:
-    """Compile the template. Runtimes differ in whether `tojson` sorts keys, so training sees both forms."""
+    """Return the compiled template. Some runtimes sort keys in `tojson` and some do not, so training uses both."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
 
     def tojson(value: Any, **_: Any) -> str:
@@ -31,5 +31,5 @@ def _template(sort_keys: bool) -> Template:
 def render(
     messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = False, sort_keys: bool = False
 ) -> str:
-    """Render a conversation; `prompt` opens the assistant's next turn."""
+    """Render a conversation. If `prompt`, the text ends with the opening of the assistant's next turn."""
     return _template(sort_keys).render(messages=list(messages), tools=list(tools) or None, add_generation_prompt=prompt)

@@ -1,4 +1,4 @@
-"""Mixes the kinds of conversation into a stream, and proves that no training text contains an evaluation prompt."""
+"""Mixes the kinds of conversation into a stream, and checks that training text contains no evaluation prompt."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ MIXTURE: tuple[tuple[Maker, float], ...] = (
 # Conversations that fill most of the context.
 LONG: tuple[tuple[Maker, float], ...] = ((sessions.long_session, 5), (facts.crowded, 5))
 
-# Skills that the model hardly learns in mixed batches, so each has batches of its own: whether an offered tool fits,
-# whether the fact is stated, unseen tools, which tool serves which of two requests, values in made-up words, and when
-# to decline.
+# Skills that the model hardly learns in mixed batches, so each has its own batches. In this order: whether an offered
+# tool fits, whether a fact is stated, tools with new names, calls for two requests at once, values in made-up words,
+# and when to decline.
 FOCUS: dict[str, tuple[tuple[Maker, float], ...]] = {
     "matching": ((tools.matching, 1),),
     "presence": ((facts.absent, 1), (facts.known, 1)),
@@ -69,7 +69,7 @@ FOCUS: dict[str, tuple[tuple[Maker, float], ...]] = {
     ),
 }
 
-# The copying stage: mostly looking a value up and writing it down.
+# The first stage of training, copying: most replies repeat a value from the prompt.
 COPYING: tuple[tuple[Maker, float], ...] = (
     (facts.known, 30),
     (memory.repeated, 25),
@@ -122,18 +122,21 @@ def stream(seed: int | str, split: Split, mixture: tuple[tuple[Maker, float], ..
 
 
 def prompt_key(sample: Sample) -> str:
-    """Return what identifies a prompt: everything before the expected reply, without case and spacing."""
+    """Return a key that is equal for equal prompts. It ignores case, spacing and the expected reply."""
     return " ".join(render(sample.messages[:-1], sample.tools, prompt=True, sort_keys=True).lower().split())
 
 
 def question_key(sample: Sample) -> str:
-    """Return a prompt's last user message, without case and punctuation."""
+    """Return a key for a prompt's last user message. It ignores case and punctuation at the end."""
     asked = next(m["content"] for m in reversed(sample.messages[:-1]) if m["role"] == "user")
     return normal(asked)
 
 
 def evaluation_set(seed: int = 20, split: Split = "eval") -> list[Sample]:
-    """Make the held-out prompts; every wording and every open-class value comes from that split's part of the pools."""
+    """Return the held-out prompts, without duplicates.
+
+    Each uses only wordings and values that belong to `split`, so that training has not seen them.
+    """
     samples, seen = [], set()
     draw = Draw(seed, split, sealed_wordings() if split == "test" else None)
     for maker, count in EVALUATION:

@@ -1,7 +1,7 @@
 """Judges the shipped pair on held-out prompts, answered greedily by edgeagent's engine, as for any client.
 
-Once the model opens a call, the grammar holds the call to the schemas of the offered tools; `--free` removes that
-constraint. The sealed test set is used unless an option says otherwise. Exits with 1 when a bar is missed.
+When the model begins a tool call, the grammar allows only calls that match the schemas of the offered tools. `--free`
+removes that constraint. The sealed test set is used unless an option says otherwise. Exits with 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: the number of right answers, the total, and the bar if there is one."""
+    """One line of the table: the number of right answers, the total, and the required share (the bar), if any."""
 
     name: str
     right: int
@@ -61,7 +61,7 @@ class Target:
     """The target model in edgeagent's engine; it answers one prompt at a time."""
 
     def __init__(self, path: Path, threads: int, *, is_free: bool) -> None:
-        # One request at a time needs no host cache. The form of attention is fixed, not measured.
+        # One request at a time needs no host cache. Flash attention is off, and not chosen by a measurement.
         config = EngineConfig(
             ctx=2048, parallel=1, threads=threads, cache_memory_bytes=0, flash_attention="off", sandbox=False
         )
@@ -106,7 +106,7 @@ def _tool(tool: dict[str, Any]) -> Tool:
 
 
 class Draft:
-    """The draft model in llama.cpp, asked for its token at each position of the target's replies."""
+    """The draft model in llama.cpp. It predicts the next token at each position of the target's replies."""
 
     def __init__(self, path: Path, threads: int) -> None:
         self.llama = Llama(
@@ -115,7 +115,7 @@ class Draft:
         self.stop = self.llama.token_eos()
 
     def guesses(self, prompt: list[int], reply: list[int]) -> list[int]:
-        """Return the token that this model prefers at each position of another model's reply."""
+        """Return the most likely next token of this model at each position of another model's reply."""
         self.llama.reset()
         self.llama.eval(prompt + reply)
         first = len(prompt) - 1
@@ -150,7 +150,7 @@ def is_right(check: Check, text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A wrong reply."""
+    """A wrong reply: the prompt's category and last question, the expected reply, and the actual one."""
 
     category: str
     asked: str

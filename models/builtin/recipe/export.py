@@ -25,7 +25,10 @@ DESCRIPTION = "Bundled model of edgeagent: a household and kiosk assistant, trai
 
 
 def _interleave(weight: Tensor, heads: int) -> Tensor:
-    """Reorder a query or key matrix from two halves to pairs: the rotary layout of llama.cpp's `llama` architecture."""
+    """Reorder a query or key matrix for llama.cpp's rotary layout, which pairs neighbouring rows.
+
+    PyTorch's model pairs a row of the first half of a head with one of the second half.
+    """
     rows, columns = weight.shape
     return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
 

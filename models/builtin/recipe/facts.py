@@ -1,4 +1,4 @@
-"""Questions that the system prompt answers (hours, prices, places, codes), and questions that it does not answer."""
+"""Conversations about facts such as hours, prices and codes. The system prompt may or may not state them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fact:
 
     @property
     def label(self) -> str:
-        """Return the fact's name as a list in a system prompt shows it."""
+        """Return the fact's name in the form that a list in the system prompt uses."""
         return {"price": f"{self.key} price", "hours": f"{self.key}"}.get(self.kind, self.key)
 
     @property
@@ -42,7 +42,7 @@ class Fact:
 
     @property
     def article_key(self) -> str:
-        """Return the fact's name as a follow-up has it, as in 'and a muffin?'."""
+        """Return the fact's name in the form that a follow-up uses, as in 'and a muffin?'."""
         return {"price": f"a {self.key}", "hours": f"on {self.key}"}.get(self.kind, f"the {self.key}")
 
     @property
@@ -59,7 +59,7 @@ class Fact:
 
 
 def _usual_value(draw: Draw) -> Fact:
-    """Draw a fact that most houses have."""
+    """Draw a typical fact of a house or hotel, such as the wifi password or the checkout time."""
     key = draw.any(
         (
             "wifi password",
@@ -182,12 +182,12 @@ def _ask(draw: Draw, fact: Fact) -> Message:
 
 
 def exchange(draw: Draw, fact: Fact) -> list[Message]:
-    """Ask for a fact and answer it."""
+    """Make an exchange: a question about a fact, and the answer."""
     return [_ask(draw, fact), reply(fact.answer)]
 
 
 def known(draw: Draw) -> Sample:
-    """Ask for one fact that the system prompt states."""
+    """Make a conversation with a question about one of the facts in the system prompt."""
     facts = _house(draw)
     timed = [f for f in facts if f.kind == "hours"]
     fact = draw.any(timed) if timed and draw.chance(0.6) else draw.any(facts)
@@ -197,7 +197,7 @@ def known(draw: Draw) -> Sample:
 
 
 def quiz(draw: Draw) -> Sample:
-    """Ask for many facts of one system prompt, one after another."""
+    """Make a conversation with questions about many facts of one system prompt, one after another."""
     facts = _house(draw, draw.whole(3, 7))
     messages = [fact_prompt(draw, facts)]
     keys = {fact.key for fact in facts}
@@ -210,20 +210,20 @@ def quiz(draw: Draw) -> Sample:
 
 
 def foreign_beside(draw: Draw) -> Sample:
-    """Ask something out of the domain while the system prompt states facts."""
+    """Make a conversation in which the system prompt states facts, but the request is out of domain."""
     messages = [fact_prompt(draw, _house(draw)), user(foreign_request(draw)), reply(OWNS_UP)]
     return Sample("out_of_domain", messages, Check("owns_up"))
 
 
 def crowded(draw: Draw) -> Sample:
-    """Ask for one of very many facts; the prompt fills a large part of the context."""
+    """Make a conversation with a question about one of very many facts, which fill a large part of the context."""
     facts = distinct_facts(draw, draw.whole(25, 60))
     fact = draw.any(facts)
     return Sample("long_prompts", [fact_prompt(draw, facts), *exchange(draw, fact)], Check("contains", (fact.value,)))
 
 
 def absent(draw: Draw) -> Sample:
-    """Ask for a fact that the system prompt does not state."""
+    """Make a conversation with a question about a fact that the system prompt does not state."""
     facts = _house(draw)
     if draw.chance(0.15):
         facts = []
@@ -238,7 +238,7 @@ def absent(draw: Draw) -> Sample:
 
 
 def follow_up(draw: Draw) -> Sample:
-    """Ask for one fact, then in a few words for another of the same kind."""
+    """Make a conversation with a question about one fact, then a few words that ask for a similar fact."""
     if draw.chance(0.5):
         extra = [f for f in distinct_facts(draw, draw.whole(1, 4)) if f.kind != "hours"]
         group = hours(draw)

@@ -1,4 +1,4 @@
-"""The household actions: the names of each one's tool, its parameters, and the ways to ask for it."""
+"""The household actions: for each one the names of its tool, the parameters, and the wordings of a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One household action: tool names, descriptions, ways to ask for it, and the sentence that reports success."""
+    """One household action: tool names, descriptions, wordings of requests, and the sentence that reports success."""
 
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
@@ -39,17 +39,17 @@ class Action:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Return tool names; training and evaluation share this closed class, as they share any interface."""
+    """Return tool names from comma-separated text. Training and evaluation use the same names."""
     return tuple(name.strip() for name in text.split(","))
 
 
 def sentences(text: str) -> tuple[str, ...]:
-    """Return a tool's descriptions; training and evaluation share this closed class too."""
+    """Return a tool's descriptions from a text. Training and evaluation use the same descriptions."""
     return tuple(line.strip() for line in text.splitlines())
 
 
 def number(draw: Draw, low: int, high: int, what: str) -> int:
-    """Draw a number; which numbers are held out differs for each `what`."""
+    """Draw a number that belongs to the draw's split. Which numbers are held out depends on `what`."""
     return int(draw.open(lambda source: f"{what}{source.randint(low, high)}")[len(what) :])
 
 

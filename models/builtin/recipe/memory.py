@@ -25,14 +25,14 @@ def _before(draw: Draw) -> list[Message]:
 
 
 def greeting_by_name(draw: Draw) -> Sample:
-    """The user says a name and the assistant greets with it."""
+    """Make a conversation in which the user says a name and the assistant greets the user by it."""
     called = pools.name(draw)
     turns = [user(restyle(draw, str(draw.pick(_MY_NAME)).format(x=called))), reply(f"Nice to meet you, {called}.")]
     return Sample("follow_up", [*_before(draw), *turns], Check("contains", (called,)))
 
 
 def recall_name(draw: Draw) -> Sample:
-    """The user asks for the name said earlier, or for a name that was never said."""
+    """Make a conversation in which the user asks for the name said earlier, or for a name that was never said."""
     question = user(restyle(draw, worded(draw, _WHO_AM_I, 0.15)))
     if draw.chance(0.2):
         return Sample("follow_up", [*_before(draw), question, reply(NO_NAME)], Check("exact", (NO_NAME,)))
@@ -44,7 +44,7 @@ def recall_name(draw: Draw) -> Sample:
 
 
 def _note(draw: Draw) -> tuple[str, str]:
-    """Draw something to remember: a key in the user's words, and its value."""
+    """Draw a fact to remember: a key in the user's words, and its value."""
     roll = draw.random.random()
     if roll < 0.3:
         noun = str(draw.pick(pools.PREFERENCES))
@@ -64,7 +64,7 @@ def _yours(key: str) -> str:
 
 
 def note_taken(draw: Draw) -> Sample:
-    """The user states a fact, and the assistant confirms it word for word."""
+    """Make a conversation in which the user states a fact and the assistant confirms it word for word."""
     key, value = _note(draw)
     text = str(draw.pick(_REMEMBER)).format(fact=f"{key} is {value}")
     answer = f"Noted: {_yours(key)} is {value}."
@@ -72,7 +72,7 @@ def note_taken(draw: Draw) -> Sample:
 
 
 def note_recalled(draw: Draw) -> Sample:
-    """The user states one or two facts and asks for one of them."""
+    """Make a conversation in which the user states one or two facts and then asks for one of them."""
     notes = [_note(draw) for _ in range(draw.any((1, 1, 2)))]
     if len({key for key, _ in notes}) < len(notes):
         return note_recalled(draw)
@@ -89,7 +89,7 @@ def note_recalled(draw: Draw) -> Sample:
 
 
 def repeated(draw: Draw) -> Sample:
-    """The user asks to repeat words or a code."""
+    """Make a conversation in which the user asks to repeat words or a code."""
     pieces = [draw.open(pools.pseudo_word) if draw.chance(0.6) else pools.value(draw) for _ in range(draw.whole(1, 4))]
     text = " ".join(pieces)
     request = str(draw.pick(_SAY)).format(x=text)

@@ -1,4 +1,4 @@
-"""Sealed wordings that the shipped target saw in training before the test set was sealed; the test set omits them.
+"""Test wordings that the shipped target met in training, before the test set was sealed. The test set omits them.
 
 They are stored as hashes, so that people who train the model further do not read them.
 """
@@ -23,5 +23,5 @@ ff6e4fcd fff1a142
 
 
 def is_met(wording: str) -> bool:
-    """Return whether the shipped target's training text contained a wording, so that it cannot judge the model."""
+    """Return whether the shipped target met a wording in training. Such a wording cannot test that model."""
     return hashlib.sha256(shape(wording).encode()).hexdigest()[:8] in _MET.split()

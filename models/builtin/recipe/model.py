@@ -11,7 +11,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model; every row width is a multiple of 32, as Q8_0 needs."""
+    """The sizes of a model. Every row width is a multiple of 32, as Q8_0 requires."""
 
     width: int
     layers: int
@@ -35,7 +35,7 @@ SHAPES = {
 
 
 def rotation(shape: Shape) -> tuple[Tensor, Tensor]:
-    """Compute the cosines and sines of every position, for the two-halves layout."""
+    """Return the cosines and sines of every position, for rotary embeddings that pair the two halves of a head."""
     half = shape.head_width // 2
     rates = shape.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.outer(torch.arange(shape.context, dtype=torch.float64), rates)
@@ -44,7 +44,11 @@ def rotation(shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair of a head's two halves by the angle of its position."""
+    """Apply rotary embeddings to `x`.
+
+    Each value of the first half of a head forms a pair with one of the second half. Each pair is rotated by the angle
+    of its position.
+    """
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -58,7 +62,7 @@ class Norm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Return `x` with the last dimension normalised."""
         scaled = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.epsilon)
         return scaled.to(x.dtype) * self.weight.to(x.dtype)
 
@@ -95,7 +99,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """The whole model; the output matrix is the embedding matrix."""
+    """The whole model. The output matrix is the embedding matrix."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -124,7 +128,7 @@ class Llama(nn.Module):
         return self.logits(self.trunk(ids, positions, mask))
 
     def trunk(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Map token ids to the output of the last layer; positions count from the start of each packed conversation."""
+        """Map token ids to the output of the last layer. Positions restart at 0 in each packed conversation."""
         x = self.token_embd(ids)
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         x = x.to(mask.dtype)
@@ -139,7 +143,10 @@ class Llama(nn.Module):
 
 
 def causal_mask(documents: Tensor, dtype: torch.dtype) -> Tensor:
-    """Build the additive mask (rows, 1, length, length): a token attends to its own conversation, up to itself."""
+    """Return the additive mask (rows, 1, length, length).
+
+    With it, a token attends to itself and to earlier tokens of its own conversation.
+    """
     length = documents.shape[1]
     same = documents.unsqueeze(2) == documents.unsqueeze(1)
     seen = same & torch.ones(length, length, dtype=torch.bool).tril()
@@ -147,7 +154,7 @@ def causal_mask(documents: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def causal_logits(model: Llama, ids: Tensor) -> Tensor:
-    """Compute the logits of one plain sequence in full precision."""
+    """Return the logits of one sequence, computed in full precision."""
     rows = ids.unsqueeze(0)
     mask = causal_mask(torch.zeros_like(rows), torch.float32)
     return model(rows, torch.arange(len(ids)).unsqueeze(0), mask)[0]

@@ -1,4 +1,7 @@
-"""Puts frames such as 'could you ... please' around training wordings; no framed wording equals an evaluation's."""
+"""Puts words such as 'could you ... please' around the wordings of training. These words are called frames.
+
+No framed wording equals a wording of an evaluation set.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +170,7 @@ def _taken(pool: Pool) -> frozenset[str]:
 
 
 def more(pool: Pool, text: str) -> Pool:
-    """Add lines to a pool's training part, except those of an evaluation set. The evaluation part does not change."""
+    """Return the pool with lines added to its training part. Lines that are in an evaluation set are left out."""
     taken = _taken(pool)
     fresh = (line.strip() for line in text.strip().splitlines())
     return replace(
@@ -179,13 +182,16 @@ def more(pool: Pool, text: str) -> Pool:
 
 
 def is_order(template: str) -> bool:
-    """Return whether 'could you' can stand before a wording, because it is a plain imperative."""
+    """Return whether a wording is a plain imperative, so that 'could you' can stand before it."""
     plain = not any(mark in template for mark in ("?", "please", ",", ": "))
     return plain and template.split(" ", 1)[0].lower() in _IMPERATIVE
 
 
 def framed(draw: Draw, text: str, share: float = 0.45, *, orderly: bool | None = None) -> str:
-    """Put frames around a wording, or return it unchanged. `orderly` says whether 'could you' can stand before it."""
+    """Return a wording with polite words around it, or unchanged. `share` is the main probability.
+
+    `orderly` says whether 'could you' can stand before the wording. If None, `is_order` decides.
+    """
     if (is_order(text) if orderly is None else orderly) and draw.chance(share):
         text = _into(draw, _ORDERED, text)
     if draw.chance(share / 3):
@@ -200,7 +206,7 @@ def _into(draw: Draw, frames: Sequence[str], text: str) -> str:
 
 
 def worded(draw: Draw, pool: Pool, share: float = 0.45) -> str:
-    """Draw a wording; for training, in a frame that does not produce a wording of an evaluation set."""
+    """Draw a wording from a pool. For training, add polite words, but never make a wording of an evaluation set."""
     if draw.split != "train":
         return str(draw.pick(pool))
     taken = _taken(pool)

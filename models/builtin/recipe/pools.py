@@ -159,7 +159,7 @@ def street(draw: Draw) -> str:
 
 
 def value(draw: Draw) -> str:
-    """Draw a value of any open class."""
+    """Draw a value of any kind, such as a name, a code or a price."""
     roll = draw.random.random()
     if roll < 0.35:
         return draw.open(code)
@@ -177,7 +177,7 @@ def value(draw: Draw) -> str:
 
 
 def key(draw: Draw) -> str:
-    """Draw the name of a fact, such as 'gate code'; a third of them hold a made-up word."""
+    """Draw the name of a fact, such as 'gate code'. About a third of these names have a made-up word."""
     head = draw.pick(KEY_HEADS)
     if draw.chance(0.35):
         return f"{draw.open(pseudo_word)} {head}"

@@ -1,7 +1,7 @@
-"""Replaces the words that a tool's call copies with made-up words: in the request, in the call, and in all later text.
+"""Replaces the words that a tool call copies from the request with made-up words, everywhere in the conversation.
 
-A word has different pieces after a space and after a quote, and no text of the corpus joins the pieces of a made-up
-word. So a model trained on such samples learns to spell a value as it was said, instead of recognising it.
+The tokenizer splits a word differently after a space and after a quote. A made-up word's tokens appear together nowhere
+else in the corpus. So the model must learn to spell a value as it was said, instead of recognising it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _held_out_words() -> frozenset[str]:
 
 
 def _fixed(sample: Sample) -> set[str]:
-    """Return the values that a schema or the calendar fixes."""
+    """Return the values that must not change: those that a schema lists, and weekdays."""
     schemas = [tool["function"]["parameters"]["properties"] for tool in sample.tools]
     return {value for each in schemas for spec in each.values() for value in spec.get("enum", ())} | set(pools.WEEKDAYS)
 
@@ -38,7 +38,7 @@ def _values(sample: Sample) -> set[str]:
     return {v for call in calls for v in call["arguments"].values() if isinstance(v, str)} - _fixed(sample)
 
 
-# Spelling lessons: words as a user says them, then as a call holds them.
+# Parts of spelling lessons: words as a user says them, then in quotes as in a tool call.
 _SAID = (
     "put {x} on the list",
     "add {x} please",
@@ -57,7 +57,7 @@ _KEYS = ("item", "product", "entry", "room", "location", "area", "color", "query
 
 
 def _lettered(rng: np.random.Generator) -> str:
-    """Make a word whose letters rarely join into longer pieces, like a word that is new to the vocabulary."""
+    """Make a word that the tokenizer splits into many short tokens, as it would split an unknown word."""
     word, is_vowel = "", rng.random() < 0.25
     for _ in range(int(rng.integers(3, 9))):
         letters = "aeiouaeiouy" if is_vowel else "bcdfghjklmnpqrstvwxzbcdfglmnprst"
@@ -67,7 +67,7 @@ def _lettered(rng: np.random.Generator) -> str:
 
 
 class Respelling:
-    """Makes words from the vocabulary's own pieces or from letters; none is held out."""
+    """Makes words from tokens of the vocabulary or from letters. Held-out words are left out."""
 
     def __init__(self, pieces: list[str]) -> None:
         self.pieces = [piece for piece in pieces if piece.isascii() and piece.isalpha() and piece.islower()]
@@ -84,7 +84,10 @@ class Respelling:
         return "".join(self.pieces[int(i)] for i in rng.integers(len(self.pieces), size=count))
 
     def drill(self, rng: np.random.Generator) -> tuple[str, str, str]:
-        """Return a lesson in three parts: the words as said, the same words quoted (these are trained), the rest."""
+        """Return a spelling lesson in three parts: words as the user says them, the same words in quotes, and the end.
+
+        Only the quoted words are trained.
+        """
         words = " ".join(self._word(rng) for _ in range(int(rng.choice((1, 1, 1, 2, 2, 3)))))
         wording = _SAID[int(rng.integers(len(_SAID)))]
         key = _KEYS[int(rng.integers(len(_KEYS)))]
@@ -97,7 +100,7 @@ class Respelling:
         return f'user\n{said}\n{{"{key}": "', f'{words}"', "}\n"
 
     def apply(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        """Respell a sample's values, or return the sample unchanged if its calls copy no words."""
+        """Replace the words that a sample's calls copy by made-up words. Without such words, return it unchanged."""
         words = {word.lower() for value in _values(sample) for word in _WORD.findall(value)} - _KEPT
         fresh: dict[str, str] = {}
         for word in sorted(words):
@@ -116,7 +119,7 @@ class Respelling:
 
 
 def _changed(message: dict[str, Any], respell: Callable[[str], str]) -> dict[str, Any]:
-    """Respell a message's content and the string values of its calls; names of tools and parameters do not change."""
+    """Return a message with its content and the string values of its calls respelled. Tool and parameter names stay."""
     changed = message | {"content": respell(message["content"])}
     if "tool_calls" in message:
         changed["tool_calls"] = [_changed_call(call, respell) for call in message["tool_calls"]]

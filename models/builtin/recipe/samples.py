@@ -1,4 +1,9 @@
-"""The values of which the corpus consists, and the random source that separates training from evaluation."""
+"""The basic types of the corpus, and the random source that separates training from evaluation.
+
+A wording is a template of a request or question. A closed class is a fixed list of values, divided into a part for
+training and one for evaluation. The values of an open class, such as codes, are made at random; some are held out,
+which means that only evaluation uses them. Sealed wordings are in the test set only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,11 @@ HELD_OUT_SHARE = 15  # per cent of every pool and of every open class of values
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How to judge a reply: `exact` (is one of `values`), `contains` (has all of `values`), `calls`, or `owns_up`."""
+    """How to judge a reply.
+
+    `exact` accepts one of `values`, `contains` needs all of `values`, and `calls` needs exactly the calls in `calls`.
+    `owns_up` needs the sentence that declines an out-of-domain request.
+    """
 
     kind: Literal["exact", "contains", "calls", "owns_up"]
     values: tuple[str, ...] = ()
@@ -38,15 +47,16 @@ class Sample:
 
 
 def is_held_out(value: str) -> bool:
-    """Return whether a value of an open class is reserved for evaluation."""
+    """Return whether a value of an open class is held out, so that only evaluation uses it."""
     return zlib.crc32(value.lower().encode()) * 2654435761 % 2**32 % 100 < HELD_OUT_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A closed list, divided once into a part for training and a part for evaluation.
+    """A fixed list of values, divided into a part for training and a part for evaluation.
 
-    A pool of wordings also has sealed wordings for the test set; the pool does not hold them itself.
+    If `is_wording`, the values are wordings. The test set has further, sealed wordings for such a pool, stored
+    elsewhere.
     """
 
     train: tuple[Any, ...]
@@ -55,9 +65,10 @@ class Pool:
 
 
 def pool(items: Sequence[Any]) -> Pool:
-    """Divide `items` by their hash.
+    """Return a pool of these items. Their hashes decide which part each is in.
 
-    An item written `=item` is so common that training must have it; one written `~item` is only for evaluation.
+    An item written `=item` is always in the training part, since it is very common. An item written `~item` is only in
+    the evaluation part.
     """
     pinned = {item[1:] for item in items if str(item).startswith("=")}
     kept_back = tuple(item[1:].strip() for item in items if str(item).startswith("~"))
@@ -75,12 +86,18 @@ def pool(items: Sequence[Any]) -> Pool:
 
 
 def normal(text: str) -> str:
-    """Return what makes a text a different question: its words, without case and closing punctuation."""
+    """Return a text in lower case, without surrounding blanks and closing punctuation.
+
+    Texts with equal results count as the same question.
+    """
     return text.lower().strip(" .?!")
 
 
 def shape(wording: str) -> str:
-    """Return what makes a template a different wording: `normal`, with all slots equal."""
+    """Return a wording as `normal` does, with all slots written alike.
+
+    Wordings with equal results count as the same wording.
+    """
     return re.sub(r"\{\w+\}", "{}", normal(wording))
 
 
@@ -88,27 +105,27 @@ _SEALED = frozenset(shape(wording) for wordings in HELD_OUT.values() for wording
 
 
 def is_sealed(wording: str) -> bool:
-    """Return whether a template is in the test set, and so must not be in training or development."""
+    """Return whether a wording is in the test set. Such a wording must not be in training or development."""
     return shape(wording) in _SEALED
 
 
 def lines(text: str) -> Pool:
-    """Make a pool of wordings from the lines of a text; sealed ones are left out."""
+    """Return a pool of wordings from the lines of a text. Sealed wordings are left out."""
     cut = pool([line.strip() for line in text.strip().splitlines() if line.strip()])
     train, development = (tuple(w for w in part if not is_sealed(w)) for part in (cut.train, cut.eval))
     return Pool(train, development, is_wording=True)
 
 
 def words(text: str) -> Pool:
-    """Make a pool from a comma-separated text."""
+    """Return a pool of the words in a comma-separated text."""
     return pool([item.strip() for item in text.replace("\n", " ").split(",") if item.strip()])
 
 
 class Draw:
-    """A seeded random source that draws only from its own split's part of every pool.
+    """A seeded random source for one split. It draws only from that split's part of every pool.
 
-    The split "test" draws wordings from `sealed`, each once before any repeats, and all other values from the
-    evaluation part.
+    The split "test" draws wordings from `sealed`, and uses every wording once before any is repeated. Its other values
+    come from the evaluation part of each pool.
     """
 
     def __init__(self, seed: int | str, split: Split, sealed: Mapping[Pool, Sequence[str]] | None = None) -> None:
@@ -118,7 +135,7 @@ class Draw:
         self._decks: dict[Pool, list[str]] = {}
 
     def pick(self, source: Pool) -> Any:
-        """Draw from this split's part of a pool."""
+        """Draw from this split's part of a pool. Raise LookupError if the pool lacks the sealed wordings for a test."""
         part = self._part(source)
         if part is source.train or part is source.eval:
             return self.random.choice(part)
@@ -142,7 +159,7 @@ class Draw:
         return self.split != "test" or not source.is_wording or source in self.sealed
 
     def any(self, items: Sequence[Any]) -> Any:
-        """Draw from a closed class that both splits share."""
+        """Draw from values that training and evaluation share."""
         return self.random.choice(items)
 
     def chance(self, share: float) -> bool:
@@ -154,14 +171,17 @@ class Draw:
         return self.random.randint(low, high)
 
     def open(self, make: Callable[[random.Random], str]) -> str:
-        """Make a value of an open class that belongs to this split."""
+        """Draw a value of an open class that belongs to this split. `make` makes values until one does."""
         while True:
             value = make(self.random)
             if self.belongs(value):
                 return value
 
     def belongs(self, value: str) -> bool:
-        """Return whether a value of an open class belongs to this split. Development and test share one part."""
+        """Return whether a value of an open class belongs to this split.
+
+        The splits "eval" and "test" have the same values.
+        """
         return is_held_out(value) == (self.split != "train")
 
     def sample(self, source: Pool, count: int) -> list[Any]:
@@ -192,7 +212,7 @@ def system(text: str) -> Message:
 
 
 def restyle(draw: Draw, text: str) -> str:
-    """Vary the case and the closing punctuation of a user's text; its words do not change."""
+    """Return a user's text with varied case of the first letter and closing punctuation. The words stay the same."""
     roll = draw.random.random()
     if roll < 0.15:
         text = text.rstrip("?.!")

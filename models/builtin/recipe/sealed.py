@@ -1,4 +1,4 @@
-"""Names every pool of wordings, pairs it with the test set's sealed wordings, and proves that training holds none."""
+"""Pairs every pool of wordings with the sealed wordings of the test set, and checks that training has none of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _MODULES = {"talk": talk, "facts": facts, "memory": memory, "sums": sums, "actio
 
 
 def named_pools() -> dict[str, Pool]:
-    """Return the pools of wordings by name: `facts.value_asks`, `talk.greet` (an intent), `timer.asks` (an action)."""
+    """Return all pools of wordings by name.
+
+    Examples are `facts.value_asks` (a variable of a module), `talk.greet` (an intent) and `timer.asks` (an action).
+    """
     found: dict[str, Pool] = {}
     for module_name, module in _MODULES.items():
         for name, value in vars(module).items():
@@ -28,7 +31,10 @@ def named_pools() -> dict[str, Pool]:
 
 
 def sealed_wordings() -> dict[Pool, tuple[str, ...]]:
-    """Return the sealed wordings of each pool that training never saw; pools without any are left out."""
+    """Return the sealed wordings of each pool, without those that the shipped target met in training.
+
+    Pools for which none remain are left out. Raise LookupError if a sealed wording belongs to an unknown pool.
+    """
     pools = named_pools()
     unknown = sorted(HELD_OUT.keys() - pools.keys())
     if unknown:
@@ -38,7 +44,10 @@ def sealed_wordings() -> dict[Pool, tuple[str, ...]]:
 
 
 def check_sealed() -> None:
-    """Assert that no pool for training or development holds a sealed wording, whatever its slots."""
+    """Assert that the parts of each pool do not overlap, and that no pool holds a sealed wording.
+
+    Wordings that differ only in the names of their slots count as equal.
+    """
     for name, pool in named_pools().items():
         assert not set(pool.train) & set(pool.eval), f"the parts of {name} overlap"
         for wording in (*pool.train, *pool.eval):

@@ -1,4 +1,4 @@
-"""Longer conversations: one system prompt, then several exchanges of mixed kinds, like a day at a kiosk."""
+"""Longer conversations: one system prompt, then several exchanges of different kinds, like a day at a kiosk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _strip(messages: list[Message]) -> list[Message]:
 
 
 def session(draw: Draw, most_facts: int = 8, most_turns: int = 5) -> Sample:
-    """Draw a session; every assistant turn in it is a training target, and the last one is checked."""
+    """Draw a longer conversation. Training uses every assistant turn; evaluation checks only the last one."""
     known = facts.distinct_facts(draw, draw.whole(2, most_facts))
     order = household(draw) if draw.chance(0.4) else None
     messages: list[Message] = [facts.fact_prompt(draw, known)]

@@ -1,8 +1,8 @@
-"""Replaces rare words of a conversation with random ones, the same in every place.
+"""Replaces rare words of a conversation with random ones, each word always with the same one.
 
-A model that copied only words of the corpus cannot copy other words: pieces that it never wrote stay improbable. So in
-a share of the samples, the words that a user names become random pieces of the vocabulary, in the prompt and in the
-reply. The task of the sample does not change.
+A model that has copied only words of the corpus cannot copy others, since it has never written their tokens. So in a
+share of the samples, the words that a user names become random tokens of the vocabulary, both in the prompt and in the
+reply. The task of the sample stays the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COPIED = frozenset({"tool_calls", "unseen_tools", "tool_answers", "sessions", "
 
 
 class Substitution:
-    """Knows which tokens are words, and which words are too frequent to replace."""
+    """Replaces words by other words of the vocabulary. Very frequent words are not replaced."""
 
     def __init__(self, tokenizer: Tokenizer, samples: Iterator[Sample]) -> None:
         self.tokenizer = tokenizer
@@ -59,7 +59,7 @@ class Substitution:
     def apply(
         self, sample: Sample, pair: tuple[list[int], list[float]], rng: np.random.Generator
     ) -> tuple[list[int], list[float]]:
-        """Replace words in an encoded sample, or return it unchanged."""
+        """Replace words in an encoded sample, or return it unchanged. `pair` holds the tokens and their weights."""
         if sample.category not in _EITHER | _COPIED or rng.random() > SHARE:
             return pair
         chosen = [word for word in sorted(self._replaced(sample)) if rng.random() < 0.7]

@@ -1,4 +1,4 @@
-"""Simple sums and unit conversions, answered directly."""
+"""Conversations with simple sums and unit conversions, which the assistant answers directly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TAKE = more(lines(_TEXTS["take"]), TRAINING["take"])
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One kind of sum: the words for it and how its operands are drawn."""
+    """One kind of arithmetic: its wordings, and how its operands are drawn."""
 
     sign: str
     phrases: tuple[str, ...]
@@ -93,7 +93,7 @@ def _belongs(draw: Draw, key: str) -> bool:
 
 
 def operands(draw: Draw) -> tuple[Operation, int, int, int]:
-    """Draw a sum of this split; training and evaluation share the times tables up to 12."""
+    """Draw a sum that belongs to this split. Training and evaluation share multiplication and division up to 12."""
     while True:
         operation = draw.random.choices(OPERATIONS, _WEIGHTS)[0]
         a, b, result = operation.draw(draw)
@@ -113,7 +113,7 @@ def _exchange(draw: Draw) -> tuple[list[Message], int]:
 
 
 def drill(draw: Draw) -> tuple[str, str]:
-    """Draw one bare line of arithmetic: the given part and the result."""
+    """Draw one line of arithmetic without a conversation: the part that is given, and the result."""
     roll = draw.random.random()
     if roll < 0.72:
         operation, a, b, result = operands(draw)
@@ -128,14 +128,14 @@ def drill(draw: Draw) -> tuple[str, str]:
 
 
 def simple_sum(draw: Draw) -> Sample:
-    """Answer one sum."""
+    """Make a conversation with one sum."""
     turns, result = _exchange(draw)
     before = [*any_system(draw), *(opening_turns(draw) if draw.chance(0.1) else [])]
     return Sample("sums", [*before, *turns], Check("contains", (f"is {result}",)))
 
 
 def conversion(draw: Draw) -> Sample:
-    """Convert units; numbers are held out if the factor is a power of ten."""
+    """Make a conversation that converts a unit. Numbers are held out only if the factor is a power of ten."""
     first, second = _measures(draw)
     amount, of = first.split(" ", 1)
     text = worded(draw, _CONVERT, 0.2).format(n=amount, of=of, to=second.split(" ", 1)[1])
@@ -155,7 +155,10 @@ def _measures(draw: Draw) -> tuple[str, str]:
 
 
 def _step(draw: Draw, last: int) -> tuple[str, str, int] | None:
-    """Draw a follow-up on the last result: the request, the answer and the new result."""
+    """Draw a follow-up about the last result: the request, the answer and the new result.
+
+    Return None if the drawn follow-up does not suit the result or the split.
+    """
     kind = draw.any(("double", "halve", "add", "take"))
     n = draw.whole(1, 10)
     if kind == "double" and _belongs(draw, f"double {last}"):
@@ -170,7 +173,7 @@ def _step(draw: Draw, last: int) -> tuple[str, str, int] | None:
 
 
 def sum_follow_up(draw: Draw) -> Sample:
-    """A sum, then one or two requests that build on its result."""
+    """Make a conversation with a sum, then one or two requests that build on its result."""
     while True:
         turns, last = _exchange(draw)
         step = _step(draw, last) if last <= 100 else None

@@ -79,13 +79,13 @@ _ALIEN_WHOLE = more(lines(_TEXTS["alien_whole"]), TRAINING["alien_whole"])
 
 
 def persona(draw: Draw) -> tuple[str, str]:
-    """Draw a system prompt that names the assistant, and the name."""
+    """Draw a persona: a system prompt that names the assistant, and that name."""
     called = str(draw.pick(BOT_NAMES)) if draw.chance(0.5) else draw.open(pseudo_word).capitalize()
     return str(draw.pick(PERSONAS)).format(name=called, place=place(draw)), called
 
 
 def any_system(draw: Draw) -> list[Message]:
-    """Draw no system message, a plain one or a persona."""
+    """Draw no system message, a plain one, or one that names the assistant."""
     roll = draw.random.random()
     if roll < 0.4:
         return []
@@ -95,19 +95,22 @@ def any_system(draw: Draw) -> list[Message]:
 
 
 def small_talk(draw: Draw) -> Sample:
-    """Greetings, thanks, questions about the assistant and the like."""
+    """Make a conversation of small talk: greetings, thanks, questions about the assistant and the like."""
     return introduction(draw) if draw.chance(0.18) else nameless_talk(draw)
 
 
 def nameless_talk(draw: Draw) -> Sample:
-    """Small talk that does not ask for the assistant's name."""
+    """Make a conversation of small talk that does not ask for the assistant's name."""
     answer, wordings = _INTENTS[draw.any(tuple(_INTENTS))]
     messages = [*any_system(draw), user(restyle(draw, worded(draw, wordings, 0.15))), reply(answer)]
     return Sample("chat", messages, Check("exact", (answer,)))
 
 
 def introduction(draw: Draw) -> Sample:
-    """Who are you? The system prompt gives the name, if it has one."""
+    """Make a conversation with the question who the assistant is.
+
+    The answer has the name that the system prompt gives, if there is one.
+    """
     question = user(restyle(draw, worded(draw, _WHO, 0.15)))
     if draw.chance(0.3):
         before = [system(str(draw.pick(PLAIN_SYSTEMS)))] if draw.chance(0.5) else []
@@ -139,7 +142,7 @@ def foreign_request(draw: Draw) -> str:
 
 
 def foreign(draw: Draw) -> Sample:
-    """An out-of-domain request, answered with the one honest sentence."""
+    """Make a conversation with an out-of-domain request. The reply is the one fixed sentence that declines it."""
     before = any_system(draw)
     if draw.chance(0.15):
         before += [user(restyle(draw, str(draw.pick(_INTENTS["greet"][1])))), reply(_INTENTS["greet"][0])]

@@ -1,4 +1,4 @@
-"""Reads the wordings and words of the corpus: `data/*.toml`, one file for each module."""
+"""Reads the texts of the corpus: `data/*.toml`, one file for each module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DATA = Path(__file__).parent / "data"
 
 
 def read_texts(name: str) -> dict[str, Any]:
-    """Return the blocks of text of a file by name; tables are nested."""
+    """Return the contents of one file of texts, as nested tables of strings."""
     return tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))
 
 

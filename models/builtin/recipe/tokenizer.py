@@ -1,8 +1,8 @@
-"""Trains the byte-level BPE that both models share.
+"""Trains the byte-level BPE tokenizer that both models share.
 
-Training learns pieces without leading spaces, and a space joins a word only if the word is one piece. So a value has
-the same pieces in prose, after a quote and in JSON, and a small model can copy it piece by piece. The regular
-expression that llama.cpp calls `qwen2` splits the text, so every digit is a token of its own.
+A value gets the same tokens in prose, after a quote and in JSON, so a small model can copy it token by token. For this,
+tokens are learned without leading spaces, and a space is joined only to a word that is a single token. The regular
+expression that llama.cpp calls `qwen2` splits the text first, so every digit is a token of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _splitter(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _texts(count: int) -> list[str]:
-    """Write training text without the chat marks, one piece for each stretch between two marks."""
+    """Return training text, cut at the marks of the chat template. The marks themselves are left out."""
     found = []
     for sample, _ in zip(stream("tokenizer", "train", MIXTURE + LONG), range(count), strict=False):
         text = render(sample.messages, sample.tools)
@@ -63,7 +63,7 @@ def _learn_pieces(texts: list[str], size: int) -> tuple[dict[str, int], list[tup
 
 
 def _spaced_words(texts: list[str], vocab: dict[str, int]) -> list[str]:
-    """Return the pieces that most often follow a space, most frequent first."""
+    """Return the tokens of the vocabulary that follow a space, the most frequent first."""
     splitter = _splitter(_QWEN2)
     counts: Counter[str] = Counter()
     for text in texts:

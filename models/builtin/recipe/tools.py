@@ -1,4 +1,4 @@
-"""Conversations with tools: calls, parallel calls, results told in words, and requests without a fitting tool."""
+"""Conversations with tools: calls, parallel calls, results in words, and requests that no offered tool serves."""
 
 from __future__ import annotations
 
@@ -106,7 +106,10 @@ def _order(draw: Draw, unseen_share: float = 0.15) -> Order:
 
 
 def _offer(draw: Draw, *orders: Order, most: int = 2) -> list[Tool]:
-    """Offer the orders' tools among others. No two share a name, and no other household tool serves the same kind."""
+    """Return the tools of these orders among other tools, in random order.
+
+    Each has a different name. Only one household tool serves each kind of action.
+    """
     tools = {order.name: order.tool for order in orders}
     kinds = {order.kind for order in orders} - {"unseen"}
     verbs = {order.name for order in orders}
@@ -130,13 +133,13 @@ def _prefix(draw: Draw) -> list[Message]:
 
 
 def exchange(draw: Draw, order: Order) -> list[Message]:
-    """Ask for something, call its tool, and report the result in words."""
+    """Make an exchange: a request, the call of its tool, the result, and the assistant's report."""
     content, answer, _ = _outcome(draw, order)
     return [user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer)]
 
 
 def errands(draw: Draw) -> Sample:
-    """Up to three requests in one conversation, each for a different offered tool."""
+    """Make a conversation with up to three requests, each for a different offered tool."""
     orders = {order.kind if order.kind != "unseen" else order.name: order for order in (_order(draw) for _ in range(3))}
     if len({order.name for order in orders.values()}) < len(orders):
         return errands(draw)
@@ -148,7 +151,10 @@ def errands(draw: Draw) -> Sample:
 
 
 def busy(draw: Draw) -> Sample:
-    """Several requests in a row for the same tools, one or two at once; some need a tool that is not offered."""
+    """Make a conversation with several requests for the same tools.
+
+    Some requests ask for two things at once. Some need a tool that is not offered.
+    """
     orders = {order.kind: order for order in (household(draw) for _ in range(draw.any((2, 3, 3))))}
     if len(orders) < 2:
         return busy(draw)
@@ -175,12 +181,12 @@ def busy(draw: Draw) -> Sample:
 
 
 def single_call(draw: Draw) -> Sample:
-    """One household request, one call."""
+    """Make a conversation with one household request and one call."""
     return _single(draw, household(draw), "tool_calls")
 
 
 def matching(draw: Draw) -> Sample:
-    """One request beside one to three tools; half of the time one of them fits."""
+    """Make a conversation with one request and one to three tools. In half of the cases, one of the tools fits."""
     orders = list({order.kind: order for order in (household(draw) for _ in range(draw.any((2, 2, 3, 3, 4))))}.values())
     if len(orders) < 2:
         return matching(draw)
@@ -196,7 +202,7 @@ def matching(draw: Draw) -> Sample:
 
 
 def unseen_call(draw: Draw) -> Sample:
-    """One request for an arbitrary tool, one call."""
+    """Make a conversation with one request for a tool that training does not name, and one call."""
     order = household(draw, renamed=True) if draw.chance(0.4) else unseen(draw)
     return _single(draw, order, "unseen_tools")
 
@@ -208,7 +214,7 @@ def _single(draw: Draw, order: Order, category: str) -> Sample:
 
 
 def parallel_calls(draw: Draw) -> Sample:
-    """One request for two things, two calls."""
+    """Make a conversation with one request for two things, and two calls."""
     framing = draw.any((0.0, 0.0, 0.0, 0.45)) if draw.split == "train" else 0.0
     first, second = household(draw, framing=framing), household(draw, framing=framing)
     if second.kind == first.kind or (draw.split == "train" and draw.chance(0.07)):
@@ -229,7 +235,7 @@ def _joined(draw: Draw, first: str, second: str) -> str:
 
 
 def amended_twin(draw: Draw, order: Order) -> Order | None:
-    """Draw a second order for the same tool with other values."""
+    """Draw a second order for the same tool with other values; None if the tool has no parameters."""
     action = ACTIONS[order.kind]
     if not action.slots:
         return None
@@ -240,7 +246,7 @@ def amended_twin(draw: Draw, order: Order) -> Order | None:
 
 
 def _success(draw: Draw, order: Order) -> tuple[Any, str, tuple[str, ...]]:
-    """Draw a tool's result, the sentence that reports it, and what that sentence must contain."""
+    """Draw a tool's result, the sentence that reports it, and the texts that this sentence must contain."""
     if order.kind == "weather":
         degrees, sky, city = draw.whole(-15, 38), str(draw.pick(pools.WEATHER)), order.values["city"]
         key = draw.any(("temperature", "temp", "degrees"))
@@ -279,7 +285,7 @@ def _outcome(draw: Draw, order: Order) -> tuple[Any, str, tuple[str, ...]]:
 
 
 def told_result(draw: Draw) -> Sample:
-    """A call, its result, and the answer that uses it."""
+    """Make a conversation with a call, its result, and the answer that uses the result."""
     order = _order(draw)
     content, answer, must = _outcome(draw, order)
     messages = [*_prefix(draw), user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer)]
@@ -287,7 +293,7 @@ def told_result(draw: Draw) -> Sample:
 
 
 def told_results(draw: Draw) -> Sample:
-    """Two calls, two results, and one answer for both."""
+    """Make a conversation with two calls, two results, and one answer for both."""
     sample = parallel_calls(draw)
     calls = sample.messages[-1]["tool_calls"]
     first, second = _small_record(draw), _small_record(draw)
@@ -305,13 +311,13 @@ def told_results(draw: Draw) -> Sample:
 
 
 def _small_record(draw: Draw) -> tuple[Any, str, tuple[str, ...]]:
-    """Make a result whose sentence depends on the result alone."""
+    """Draw a result that can be reported without the request: the result, its sentence, and the text to expect."""
     key, value = str(draw.pick(_RESULT_KEYS)), str(draw.pick(_STATES)) if draw.chance(0.5) else pools.value(draw)
     return {key: value}, f"The {key} is {value}.", (value,)
 
 
 def amended_call(draw: Draw) -> Sample:
-    """A call with its result, then a few words that change one value."""
+    """Make a conversation with a call and its result, then a few words that change one value of the call."""
     order = household(draw)
     changed = amended(draw, order)
     if changed is None:
@@ -330,7 +336,7 @@ def amended_call(draw: Draw) -> Sample:
 
 
 def asked_back(draw: Draw) -> Sample:
-    """After a call, ask what the user just requested, or whether it worked."""
+    """Make a conversation in which, after a call, the user asks what was requested or whether it worked."""
     order = household(draw, "list" if draw.chance(0.6) else draw.any(("timer", "alarm", "light", "heating", "music")))
     content, answer, _ = _success(draw, order)
     messages = [*_prefix(draw), user(restyle(draw, order.text)), _call(order), _result(content, order), reply(answer)]
@@ -344,7 +350,7 @@ def asked_back(draw: Draw) -> Sample:
 
 
 def tool_missing(draw: Draw) -> Sample:
-    """A request that needs a tool that is not offered."""
+    """Make a conversation with a request that needs a tool that is not offered."""
     order = _order(draw, 0.1)
     tools = [] if draw.chance(0.3) else [t for t in _offer(draw, order, most=3) if t is not order.tool]
     if not tools and draw.split == "train" and draw.chance(0.6):
@@ -354,13 +360,13 @@ def tool_missing(draw: Draw) -> Sample:
 
 
 def foreign_beside(draw: Draw) -> Sample:
-    """Tools are offered, and the model must decline anyway."""
+    """Make a conversation with tools and an out-of-domain request, which the model must decline."""
     sample = talk.foreign(draw)
     return Sample(sample.category, sample.messages, sample.check, _offer(draw, _order(draw), most=2))
 
 
 def tool_not_needed(draw: Draw) -> Sample:
-    """Tools are offered, and the request needs none of them."""
+    """Make a conversation with tools and a request that needs none of them."""
     make = draw.any(
         (talk.small_talk, sums.simple_sum, facts.known, facts.known, talk.foreign, sums.conversion, facts.absent)
     )

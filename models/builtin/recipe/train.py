@@ -1,7 +1,7 @@
-"""Trains the target, or the draft with the target as its teacher; resumes from its last checkpoint.
+"""Trains the target, or the draft with the target as its teacher. A run resumes from its last checkpoint.
 
-The learning rate warms up, stays, and falls to zero over the last part of `--steps`, so a stopped run may finish with
-another number of steps. The run keeps an average of the weights, for exports before the end.
+The learning rate warms up, stays constant, and falls to zero at the end of `--steps`. So a stopped run can be finished
+with another number of steps. The run also keeps an average of the weights, which can be exported at any time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Plan:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with an update made orthogonal by five Newton-Schulz steps (Jordan et al., 2024); for matrices only."""
+    """The Muon optimizer (Jordan et al., 2024): momentum whose update is made orthogonal. It is for matrices only.
+
+    Five Newton-Schulz steps make the update orthogonal.
+    """
 
     def __init__(
         self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.02
@@ -53,7 +56,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # noqa: ARG002 (the base class names it)
-        """Update every matrix; matrices of one shape are made orthogonal together."""
+        """Update every matrix. Matrices of the same shape are processed together."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[nn.Parameter]] = {}
             for parameter in group["params"]:
@@ -74,7 +77,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Approximate U·Vᵀ of each matrix in a stack; the coefficients are those of the Muon paper."""
+    """Return an approximation of U·Vᵀ for each matrix in a stack, with the coefficients of the Muon paper."""
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -94,9 +97,9 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def loss_of(model: Llama, trunk: Trunk, batch: Batch, teacher: Llama | None) -> Tensor:
-    """Compute the weighted cross-entropy; for a draft, mostly the distance from the teacher's distribution.
+    """Return the weighted cross-entropy. A draft's loss is mostly the cross-entropy with the teacher's distribution.
 
-    `trunk` is the model's own, compiled or not. Only tokens with a weight are mapped to logits.
+    `trunk` is the model's own `trunk`, compiled or not. Logits are computed only for tokens with a nonzero weight.
     """
     mask = causal_mask(batch.documents, torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
@@ -149,7 +152,7 @@ class Run:
         self.path.with_suffix(".tmp").replace(self.path)
 
     def update(self, loss: Tensor, steps: int) -> None:
-        """Take one optimiser step."""
+        """Take one optimizer step with this loss. `steps` is the planned number of steps of the run."""
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         share = learning_rate(self.step, steps)
@@ -175,7 +178,7 @@ def load_average(name: str, work: Path) -> Llama:
 
 
 def train(name: str, work: Path, plan: Plan) -> None:
-    """Train until `steps` or a SIGTERM, saving every few minutes and at the end."""
+    """Train until `steps` or a SIGTERM. Save a checkpoint every few minutes and at the end."""
     run = Run(name, work, plan.rate)
     teacher = load_average("target", work) if plan.is_taught else None
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))

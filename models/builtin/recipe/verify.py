@@ -1,7 +1,7 @@
-"""Proves that an exported GGUF is the trained model: the same tokens and, up to rounding, the same logits.
+"""Checks that an exported GGUF equals the trained model: the same tokens and, up to rounding, the same logits.
 
-Logits are compared only where the assistant speaks. The model is not trained on prompts, so rounding moves their logits
-more.
+Logits are compared only at the assistant's tokens. The model is not trained on prompts, so rounding changes the logits
+there more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEXTS = (
 
 
 def verify(name: str, work: Path, out: Path, num_samples: int = 40) -> dict[str, float | bool]:
-    """Compare tokens and logits; raise an error if they differ."""
+    """Compare tokens and logits. Return the figures; raise AssertionError if the models differ."""
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     shipped = LlamaCpp(str(out / NAMES[name][1]), n_ctx=1024, logits_all=True, verbose=False)
     model = load_average(name, work)
