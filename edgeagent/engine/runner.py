@@ -6,6 +6,7 @@ tokens are in which cells. Positions count from 0 in each sequence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -156,8 +157,15 @@ class SideContext(Protocol):
         """Pass it the next cells of the prompt that another context has computed."""
         ...
 
-    def resume(self) -> None:
-        """Start or continue the computation, until `pause` is called."""
+    def resume(self, until_s: float = math.inf) -> None:
+        """Start or continue the computation, until `pause` is called.
+
+        It pauses by itself before a part of it that would end after `until_s` (monotonic clock), except for the first.
+        """
+        ...
+
+    def wait_paused(self, timeout_s: float) -> bool:
+        """Wait until it has paused by itself or has ended, at most `timeout_s`; return whether it has."""
         ...
 
     def pause(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
@@ -27,9 +28,15 @@ BUDGET_S = 0.1
 
 
 class FakeSide:
-    """A context that computes a chunk at once each time it is resumed, and fails after `num_chunks`."""
+    """A context that computes a chunk at once each time it is resumed, and fails after `num_chunks`.
 
-    def __init__(self, tokens: Tokens[int], num_known: int, chunk: int, num_chunks: int) -> None:
+    It pauses by itself after `window_s`.
+    """
+
+    window_s = math.inf
+
+    def __init__(self, tokens: Tokens[int], num_known: int, chunk: int, num_chunks: int, clock: FakeClock) -> None:
+        self.clock, self.paused_s = clock, math.inf
         self.tokens, self.num_known, self.chunk = list(tokens), num_known, chunk
         self.runner = FakeRunner(num_cells=2000, max_batch=512)
         self.num_left = num_chunks
@@ -42,8 +49,10 @@ class FakeSide:
     def give(self, chunk: Chunk) -> None:
         assert self.runner.restore(0, chunk.payload, chunk.end)
 
-    def resume(self) -> None:
+    def resume(self, until_s: float = math.inf) -> None:
         assert not self.is_closed
+        assert until_s > self.clock()
+        self.paused_s = min(until_s, self.clock() + self.window_s)
         self.events.append("resume")
         self.is_running = True
         start = self.runner.length(0)
@@ -61,6 +70,11 @@ class FakeSide:
     def pause(self) -> None:
         self.events.append("pause")
         self.is_running = False
+
+    def wait_paused(self, timeout_s: float) -> bool:
+        assert self.is_running
+        self.clock.advance(max(0.0, min(timeout_s, self.paused_s - self.clock())))
+        return self.clock() >= self.paused_s
 
     def wait(self, timeout_s: float) -> None:
         assert self.is_running
@@ -118,7 +132,7 @@ class Scene:
             self.num_asked += 1
             if not has_memory:
                 return None
-            self.sides.append(FakeSide(tokens, num_known, chunk, num_chunks))
+            self.sides.append(FakeSide(tokens, num_known, chunk, num_chunks, self.clock))
             return self.sides[-1]
 
         self.engine = Engine(
@@ -129,7 +143,6 @@ class Scene:
             open_side=open_side,
             clock=self.clock,
         )
-        self.engine._side._sleep = self.clock.advance
         self.outputs: dict[str, list[int]] = {}
         self.times_s: dict[str, list[float]] = {}
 
@@ -185,6 +198,18 @@ def test_streams_have_their_steps_within_the_budget() -> None:
     gaps_s = [later - earlier for earlier, later in pairwise(times_s[3:])]
     assert gaps_s and 0.8 * BUDGET_S < max(gaps_s) <= BUDGET_S
     assert scene.sides[0].events[:4] == ["resume", "pause", "resume", "pause"]
+
+
+def test_a_context_that_pauses_early_lets_the_streams_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeSide, "window_s", 0.02)
+    scene = Scene()
+    scene.add("stream", [9, 8, 7], 400)
+    scene.step()
+    scene.add("long", LONG, 5)
+    scene.run()
+    assert scene.outputs == {"stream": answer([9, 8, 7], 400), "long": answer(LONG, 5)}
+    gaps = [later - earlier for earlier, later in pairwise(scene.times_s["stream"][:20])]
+    assert max(gaps) < 0.06
 
 
 def test_a_prompt_without_streams_beside_it_is_computed_in_place() -> None:

@@ -1,14 +1,16 @@
 """A second context of a model that computes one prompt on its own thread, and pauses between llama.cpp's graph nodes.
 
-This works only on a CPU, where llama.cpp calls an abort callback before each node. To pause, the thread sleeps in the
+This works only on a CPU, where llama.cpp calls an abort callback after each node. To pause, the thread sleeps in the
 callback, and the other threads of its graph wait at a barrier. With GNU OpenMP, they sleep too; they do so at once if
 there are more threads than cores. When this thread ends, the other threads of its graph end too.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -77,6 +79,36 @@ def barriers_sleep() -> bool:
     return sys.platform == "linux" and "OPENMP = 1" in system_description()
 
 
+class NodeTimes:
+    """Expects how long the next graph node takes, as long as the same one of the previous chunk.
+
+    Every chunk has the same nodes. A node of attention takes longer the deeper the chunk is, but a chunk adds little.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._index = 0
+        self._began_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """Note that the first node of a chunk begins."""
+        self._index, self._began_s = 0, now_s
+
+    def resume(self, now_s: float) -> None:
+        """Note that the next node begins after a pause."""
+        self._began_s = now_s
+
+    def end(self, now_s: float) -> float:
+        """Note that a node has ended; return when the next one should end. An unknown node takes no time."""
+        taken_s, self._began_s = now_s - self._began_s, now_s
+        if self._index < len(self._seconds):
+            self._seconds[self._index] = taken_s
+        else:
+            self._seconds.append(taken_s)
+        self._index += 1
+        return now_s + (self._seconds[self._index] if self._index < len(self._seconds) else 0.0)
+
+
 class LlamaSideContext:
     """A SideContext of llama.cpp; see engine.runner.SideContext."""
 
@@ -100,6 +132,8 @@ class LlamaSideContext:
         self.num_bytes = num_bytes
         self._state = threading.Condition()
         self._may_run = self._is_closed = self._is_blocked = False
+        self._until_s = math.inf
+        self._nodes = NodeTimes()
         self._is_apart = False  # the thread makes or frees its context, which takes seconds if it is large
         self._given: deque[Chunk] = deque()
         self._chunks: list[Chunk] = []
@@ -113,10 +147,10 @@ class LlamaSideContext:
             self._given.append(chunk)
             self._state.notify_all()
 
-    def resume(self) -> None:
+    def resume(self, until_s: float = math.inf) -> None:
         """See SideContext."""
         with self._state:
-            self._may_run = True
+            self._may_run, self._until_s = True, until_s
             self._state.notify_all()
 
     def pause(self) -> None:
@@ -124,6 +158,11 @@ class LlamaSideContext:
         with self._state:
             self._may_run = False
             self._state.wait_for(lambda: self._is_blocked or self.is_over, _MAX_PAUSE_S)
+
+    def wait_paused(self, timeout_s: float) -> bool:
+        """See SideContext."""
+        with self._state:
+            return self._state.wait_for(lambda: not self._may_run or self.is_over, timeout_s)
 
     def wait(self, timeout_s: float) -> None:
         """See SideContext."""
@@ -149,7 +188,8 @@ class LlamaSideContext:
 
     def _run(self) -> None:
         try:
-            if not self._must_stop():
+            self._wait_for_turn()
+            if not self._is_closed:
                 # llama.cpp writes all cells of a new context, on one core. Gigabytes take seconds.
                 self._let_pass()
                 runner = self._open_runner()
@@ -178,6 +218,7 @@ class LlamaSideContext:
             # No chunk has one token: computed alone, it would give other bits than in a larger chunk.
             num_left = len(self._tokens) - at
             count = num_left if num_left <= self._chunk else self._chunk - (num_left == self._chunk + 1)
+            self._nodes.begin(time.monotonic())
             runner.decode([Slice(0, at, self._tokens[at : at + count], 0)])
             payload = runner.save(0, at, at + count)
             at += count
@@ -195,13 +236,18 @@ class LlamaSideContext:
             return None if self._is_closed else self._given.popleft()
 
     def _must_stop(self) -> bool:
-        """Wait while paused; return True if the computation must stop. llama.cpp calls this before each node."""
-        if not self._may_run or self._is_closed:
-            self._wait_for_turn()
+        """Wait while paused; return True if the computation must stop. llama.cpp calls this after each node."""
+        end_s = self._nodes.end(time.monotonic())
+        if not self._may_run or self._is_closed or end_s > self._until_s:
+            self._wait_for_turn(end_s)
+            self._nodes.resume(time.monotonic())
         return self._is_closed
 
-    def _wait_for_turn(self) -> None:
+    def _wait_for_turn(self, end_s: float = 0.0) -> None:
+        """Wait while paused. If the next node would end at `end_s`, and that is too late, pause."""
         with self._state:
+            if end_s > self._until_s:
+                self._may_run = False
             self._is_blocked, self._is_apart = True, False
             self._state.notify_all()
             self._state.wait_for(lambda: self._may_run or self._is_closed)

@@ -20,7 +20,7 @@ from edgeagent.engine.runner import Chunk, Slice
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind
-from edgeagent.worker.child.generator.side_context import LlamaSideContext
+from edgeagent.worker.child.generator.side_context import LlamaSideContext, NodeTimes
 
 CHUNK = 32
 TOKENS = [20 + index * 7 % 90 for index in range(200)]
@@ -102,6 +102,31 @@ def test_it_computes_nothing_while_it_is_paused(model: Model) -> None:
             break
     assert num_computed == 7 and side.is_over
     side.close()
+
+
+def test_it_pauses_before_a_node_that_would_end_too_late(model: Model) -> None:
+    side = LlamaSideContext(partial(open_runner, model), TOKENS, 0, CHUNK)
+    num_windows = 0
+    while not side.is_over:
+        side.resume(time.monotonic() - 1.0)  # nothing would end in time: one node in each window
+        assert side.wait_paused(10)
+        num_windows += 1
+    assert num_windows > 100, "from the second chunk on, the times of the nodes are known"
+    assert sum(chunk.num_tokens for chunk in side.take()) == len(TOKENS)
+    side.close()
+
+
+def test_a_node_is_expected_to_take_as_long_as_in_the_chunk_before() -> None:
+    nodes = NodeTimes()
+    nodes.begin(1.0)
+    assert nodes.end(1.5) == 1.5, "nothing is known of the next node"
+    assert nodes.end(3.5) == 3.5
+    nodes.begin(10.0)
+    assert nodes.end(10.25) == 12.25
+    nodes.resume(20.0)  # after a pause, which is not part of the node
+    assert nodes.end(23.0) == 23.0
+    nodes.begin(30.0)
+    assert nodes.end(30.25) == 33.25
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
