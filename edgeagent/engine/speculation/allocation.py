@@ -18,6 +18,9 @@ from dataclasses import dataclass
 _MIN_GAIN = 1.02
 # With drafts, each stream keeps at least this share of its rate. Streams without drafts also wait for longer steps.
 _MIN_SHARE = 0.8
+# A step with drafts may take this many times as long as one without, even if that exceeds the streams' budget. On a
+# machine whose plain steps take longer than the budget, drafts are worth most.
+_MAX_STRETCH = 3.0
 # Tokens with a smaller chance are not considered.
 _MIN_CHANCE = 0.02
 # The most draft tokens of a step.
@@ -37,15 +40,16 @@ class Offer:
 
 
 def allocate(
-    offers: Items[Offer], target_s: Items[float], num_sequences: int, max_s: float = math.inf
+    offers: Items[Offer], target_s: Items[float], num_sequences: int, budget_s: float = math.inf
 ) -> tuple[list[int], float]:
     """Return how many tokens to draft for each offer, and the factor by which that raises the tokens per second.
 
     - `target_s[n]`: the seconds of the target's step with n draft tokens. At most `len(target_s) - 1` are drafted.
     - `num_sequences`: how many sequences decode. Each gets one token from a step without drafts, even if it has no
       offer.
-    - `max_s`: the most seconds that a step with drafts may take.
+    - `budget_s`: the inter-token-latency budget; see `longest_s`.
     """
+    max_s = longest_s(target_s, budget_s)
     tokens = sorted(
         (-chance, position, index)
         for index, offer in enumerate(offers)
@@ -100,6 +104,11 @@ def _best_count(
         if rate > best and min(each) * target_s[0] >= _MIN_SHARE * step:
             best, num_best = rate, number
     return best, num_best
+
+
+def longest_s(target_s: Items[float], budget_s: float) -> float:
+    """Return how long a step with drafts may take: `budget_s`, or three times a step without drafts."""
+    return max(budget_s, _MAX_STRETCH * target_s[0])
 
 
 def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float:

@@ -16,7 +16,7 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import Acceptance, SharedAcceptance
-from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate, could_pay
+from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate, could_pay, longest_s
 from edgeagent.engine.speculation.confidence import Confidence, DraftPlan, Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
@@ -243,7 +243,7 @@ class Proposals:
                 else:
                     guesses.append((candidate.sequence, count))
         if guesses and self._drafters.model is not None:
-            plan = DraftPlan(target_s, steps_s, len(rooms), sum(counts), gain, self._itl_budget_s)
+            plan = DraftPlan(target_s, steps_s, len(rooms), sum(counts), gain, longest_s(target_s, self._itl_budget_s))
             guesses = self._end_early(guesses, plan)
             endings = {sequence.id: ending for sequence, _ in guesses if (ending := self._states[sequence.id].ending)}
             proposals |= self._drafters.model.draft(guesses, endings)

@@ -6,6 +6,8 @@ import itertools
 import random
 from collections.abc import Sequence as Items
 
+import pytest
+
 from edgeagent.engine.speculation.allocation import Offer, allocate, could_pay
 
 # A processor with tiles of four tokens that reads its weights once per tile: 4 tokens cost as much as one.
@@ -29,9 +31,15 @@ def test_sure_tokens_are_drafted_as_far_as_they_go() -> None:
 
 
 def test_a_step_keeps_the_budget() -> None:
-    sure, step_s = Offer([1.0] * 16, [0.0, 0.002]), [0.025] * 65
-    assert allocate([sure], step_s, 1, max_s=0.036)[0] == [5]
-    assert allocate([sure], step_s, 1, max_s=0.020)[0] == [0]
+    sure, step_s = Offer([1.0] * 64, [0.0, 0.002]), [0.010, *[0.025] * 64]
+    assert allocate([sure], step_s, 1, budget_s=0.036)[0] == [5]
+
+
+def test_a_machine_slower_than_the_budget_drafts_within_three_plain_steps() -> None:
+    sure, step_s = Offer([1.0] * 16, [0.0, 0.050]), [0.4, *[0.5] * 64]
+    (count,), gain = allocate([sure], step_s, 1, budget_s=0.1)
+    assert count == 14, "0.5 s and 14 draft steps of 50 ms take 1.2 s"
+    assert gain == pytest.approx(15 * 0.4 / 1.2)
 
 
 def test_what_does_not_pay_is_left() -> None:
