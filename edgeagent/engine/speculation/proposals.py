@@ -15,22 +15,15 @@ from dataclasses import dataclass, field, replace
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.speculation.acceptance import Acceptance, SharedAcceptance
-from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate, could_pay, longest_s
+from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance, SharedAcceptance
+from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate, longest_s
 from edgeagent.engine.speculation.confidence import Confidence, DraftPlan, Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.tally import Tally
+from edgeagent.engine.speculation.trials import Candidate, Trials
 from edgeagent.types.choices import DraftRecord
 
-# If drafts do not pay, this part of the time is spent on trying whether they do by now.
-_SHARE_OF_TRIALS = 0.01
-# Together, the first trials of sequences may take this part of the time.
-_SHARE_OF_FIRST_TRIALS = 0.02
-# A source of which nothing is known, also from earlier processes, is tried at once if that takes no longer.
-_UNKNOWN_TRIAL_S = 0.1
-# A trial, and an unknown draft model, drafts this many tokens. Fewer hardly pay, and more would be expensive.
-_NUM_TRIED = 3
 # After this many steps with drafts, one step is made without, so that its cost stays known.
 _PLAIN_EVERY = 128
 # Measured times change slowly, so they are looked up again only after this many steps.
@@ -65,18 +58,6 @@ class Drafters:
 
 
 @dataclass(slots=True)
-class _Candidate:
-    """One source's offer for one sequence. `tokens` are already known if drafting costs nothing."""
-
-    sequence: Sequence
-    source: str
-    acceptance: Acceptance
-    offer: Offer
-    tokens: tuple[int, ...] = ()
-    catch_up_s: float = 0.0  # until the source can draft at all
-
-
-@dataclass(slots=True)
 class _State:
     """The drafting state of a decoding sequence."""
 
@@ -106,7 +87,7 @@ class Proposals:
         self._confidence: dict[str, Confidence] = {}  # in the draft model's probabilities, by kind of sampler
         self._states: dict[str, _State] = {}
         self._num_steps = 0
-        self._trial_s = self._first_trial_s = 0.0  # saved up for a trial, and for a sequence's first one
+        self._trials = Trials()
         self._rest = 0  # steps during which the draft model is not asked
         self._times: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
         self.tally = Tally()
@@ -274,8 +255,8 @@ class Proposals:
                 confidence, room = self._confidence_of(sequence), sequence.max_length - len(sequence.tokens) - 1
                 needs = plan.needs(confidence.rate, count, num_drafting, room) if confidence.is_known else []
                 self._states[sequence.id].ending = Ending(confidence, needs)
-                is_tried = plan.gain and not confidence.is_known
-                count = min(count, _NUM_TRIED) if is_tried else max(count, len(needs) + 1)
+                is_unknown = plan.gain and not confidence.is_known
+                count = min(count, NUM_FIRST) if is_unknown else max(count, len(needs) + 1)
             found.append((sequence, count))
         return found
 
@@ -283,7 +264,7 @@ class Proposals:
         return self._confidence.setdefault(sequence.spec.sampler.kind, Confidence())
 
     def _choose(
-        self, candidates: Items[_Candidate], target_s: Items[float], num_sequences: int
+        self, candidates: Items[Candidate], target_s: Items[float], num_sequences: int
     ) -> tuple[list[int], float]:
         """Return how many tokens each candidate may draft in this step, and the factor on the tokens per second.
 
@@ -291,6 +272,8 @@ class Proposals:
         """
         if self._num_steps % _PLAIN_EVERY == 0:
             return [0] * len(candidates), 0.0
+        if trial := self._trials.of_unknown(candidates, target_s, num_sequences):
+            return self._try(candidates, *trial), 0.0
         counts, gain = allocate(
             [candidate.offer for candidate in candidates], target_s, num_sequences, self._itl_budget_s
         )
@@ -302,17 +285,28 @@ class Proposals:
             candidate.acceptance.num_idle_steps = 0 if count else candidate.acceptance.num_idle_steps + 1
         if any(counts):
             return counts, gain
-        self._try_one(candidates, counts, target_s, num_sequences)
-        return counts, 0.0
+        trial = self._trials.next(candidates, target_s, num_sequences, 1 + _REST)
+        return (counts if trial is None else self._try(candidates, *trial)), 0.0
 
-    def _fix(self, candidates: Items[_Candidate], counts: list[int]) -> None:
+    def _try(self, candidates: Items[Candidate], index: int, count: int) -> list[int]:
+        """Return how many tokens each candidate drafts if one is tried. The draft model may have to catch up first."""
+        counts, candidate = [0] * len(candidates), candidates[index]
+        if self._drafters.are_even:
+            return [min(count, len(each.offer.chances)) for each in candidates]
+        if candidate.catch_up_s:
+            self._states[candidate.sequence.id].is_awaited = True
+        else:
+            counts[index], candidate.acceptance.num_idle_steps = count, 0
+        return counts
+
+    def _fix(self, candidates: Items[Candidate], counts: list[int]) -> None:
         """Set `counts` of the sequences whose clients asked for a number of draft tokens."""
         for index, candidate in enumerate(candidates):
             if asked := candidate.sequence.spec.draft_tokens:
                 counts[index] = min(asked, len(candidate.offer.chances))
                 self._states[candidate.sequence.id].is_awaited = candidate.catch_up_s > 0.0
 
-    def _decide_catching_up(self, candidates: Items[_Candidate], counts: Items[int], saved_s: float) -> None:
+    def _decide_catching_up(self, candidates: Items[Candidate], counts: Items[int], saved_s: float) -> None:
         """Choose the sequences for which the draft model should catch up, so that it can draft for them.
 
         If it did for all, `counts` tokens would be drafted, and each stream's time per token would fall by `saved_s`.
@@ -326,41 +320,7 @@ class Proposals:
                 if candidate.catch_up_s <= num_expected * saved_s / num_drafting:
                     self._states[sequence.id].is_awaited = True
 
-    def _try_one(
-        self, candidates: Items[_Candidate], counts: list[int], target_s: Items[float], num_sequences: int
-    ) -> None:
-        """Draft for one sequence although that does not seem to pay, if that takes little of the time so far.
-
-        A sequence without any draft yet comes first, else the one that has had none for longest. None is tried if
-        drafts would not pay even with all of them accepted.
-        """
-        worth = [index for index, each in enumerate(candidates) if could_pay(each.offer, target_s, num_sequences)]
-        if not worth:
-            return
-        self._trial_s += _SHARE_OF_TRIALS * target_s[0] * (1 + _REST)
-        self._first_trial_s += _SHARE_OF_FIRST_TRIALS * target_s[0] * (1 + _REST)
-        for index in worth:
-            candidate = candidates[index]
-            cost_s = _trial_s(candidate, target_s)
-            is_unknown = candidate.acceptance.shared.is_unknown and cost_s <= _UNKNOWN_TRIAL_S
-            if is_unknown or (not candidate.acceptance.is_judged and cost_s <= self._first_trial_s):
-                self._first_trial_s = max(0.0, self._first_trial_s - cost_s)
-                self._begin_trial(candidate, counts, index)
-                return
-        index = max(worth, key=lambda index: candidates[index].acceptance.num_idle_steps)
-        cost_s = _trial_s(candidates[index], target_s)
-        if self._trial_s >= cost_s:
-            self._trial_s -= cost_s
-            self._begin_trial(candidates[index], counts, index)
-
-    def _begin_trial(self, candidate: _Candidate, counts: list[int], index: int) -> None:
-        if candidate.catch_up_s:
-            self._states[candidate.sequence.id].is_awaited = True
-        else:
-            candidate.acceptance.num_idle_steps = 0
-            counts[index] = min(_NUM_TRIED, len(candidate.offer.chances))
-
-    def _find_ngram(self, sequence: Sequence, max_tokens: int) -> list[_Candidate]:
+    def _find_ngram(self, sequence: Sequence, max_tokens: int) -> list[Candidate]:
         """Return the offer of the sequence's own text, if there is one."""
         if self._drafters.ngrams is None:
             return []
@@ -369,16 +329,16 @@ class Proposals:
             return []
         source = next(name for least, name in _NGRAM_SOURCES if length >= least)
         acceptance = self._acceptance(sequence, source)
-        return [_Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens)]
+        return [Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens)]
 
-    def _ask_model(self, sequence: Sequence, max_tokens: int, steps_s: Items[float]) -> list[_Candidate]:
+    def _ask_model(self, sequence: Sequence, max_tokens: int, steps_s: Items[float]) -> list[Candidate]:
         """Return the draft model's offer, if there is a draft model and it has room for the sequence."""
         if self._drafters.model is None:
             return []
         catch_up_s = self._drafters.model.catch_up_s(sequence)
         acceptance = self._acceptance(sequence, MODEL)
         offer = Offer(acceptance.chances[:max_tokens], steps_s)
-        return [_Candidate(sequence, MODEL, acceptance, offer, catch_up_s=catch_up_s)] if catch_up_s < math.inf else []
+        return [Candidate(sequence, MODEL, acceptance, offer, catch_up_s=catch_up_s)] if catch_up_s < math.inf else []
 
     def _acceptance(self, sequence: Sequence, source: str) -> Acceptance:
         known = self._states[sequence.id].acceptances
@@ -391,10 +351,3 @@ class Proposals:
     def _forced(self, sequence: Sequence) -> tuple[int, ...]:
         # They are verified like drafts: the same text may have other tokens, and the sampler decides.
         return tuple(sequence.spec.sampler.forced()[: self._drafters.max_forced])
-
-
-def _trial_s(candidate: _Candidate, target_s: Items[float]) -> float:
-    """Return the expected seconds that trying a draft takes."""
-    count = min(_NUM_TRIED, len(candidate.offer.chances), len(target_s) - 1)
-    draft_s = count * candidate.offer.step_s[1] if candidate.offer.step_s else 0.0
-    return target_s[count] - target_s[0] + draft_s + candidate.catch_up_s

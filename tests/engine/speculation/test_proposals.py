@@ -21,7 +21,8 @@ from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
-from edgeagent.engine.speculation.proposals import Drafters, Proposals
+from edgeagent.engine.speculation.proposals import _NGRAM_SOURCES, Drafters, Proposals
+from edgeagent.types.choices import DraftRecord
 from tests.fakes import FakeRunner
 
 
@@ -215,8 +216,33 @@ def test_a_long_prompt_is_drafted_for_only_once_the_answer_is_long_enough() -> N
     assert machine.draft.num_catch_ups
 
 
+def known(proposals: Proposals) -> Proposals:
+    """Return the proposals after drafts of n-grams that were accepted in an earlier process."""
+    counts = (20.0,) * 16
+    kind = decoding([1]).spec.sampler.kind
+    proposals.learn([DraftRecord(source, kind, counts, counts) for _, source in _NGRAM_SOURCES])
+    return proposals
+
+
+def test_drafts_of_an_unknown_source_grow_while_they_are_accepted() -> None:
+    proposals, lengths = Proposals(Drafters(ngrams=Repeating({"a": 16})), flat_costs()), []
+    sequence = decoding([5, 6, 7])
+    for _ in range(4):
+        lengths.append(len(proposals.propose([sequence]).get("a", ())))
+        proposals.observe(sequence, lengths[-1], lengths[-1])
+    assert lengths == [3, 7, 15, 16]
+
+
+def test_a_refused_token_ends_the_trials_of_an_unknown_source() -> None:
+    proposals = Proposals(Drafters(ngrams=Repeating({"a": 16})), flat_costs())
+    sequence = decoding([5, 6, 7])
+    assert len(proposals.propose([sequence])["a"]) == 3
+    proposals.observe(sequence, 3, 0)
+    assert proposals._shared[next(iter(proposals._shared))].num_to_try == 0
+
+
 def test_a_text_that_repeats_itself_needs_no_draft_model() -> None:
-    proposals = Proposals(Drafters(ngrams=NgramDrafter()), CostModel(64))
+    proposals = known(Proposals(Drafters(ngrams=NgramDrafter()), CostModel(64)))
     sequence = decoding([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3])
     assert proposals.propose([sequence]) == {"a": (4, 5, 6, 7, 8, *([1, 2, 3, 4, 5, 6, 7, 8] * 2)[:11])}
     proposals.observe(sequence, 16, 8)
@@ -281,7 +307,7 @@ def flat_costs() -> CostModel:
 
 def lengths(found: dict[str, int], drafters: Drafters) -> list[int]:
     """Return how many tokens are drafted for two sequences, with this many n-gram tokens found for each."""
-    proposals = Proposals(replace(drafters, ngrams=Repeating(found)), flat_costs())
+    proposals = known(Proposals(replace(drafters, ngrams=Repeating(found)), flat_costs()))
     running = [decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")]
     proposed = proposals.propose(running, 6)
     assert proposals.has_drafted == any(proposed.values())

@@ -1,0 +1,87 @@
+"""Chooses drafts that are made to learn how often a source's tokens are accepted, although they may not pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance
+from edgeagent.engine.speculation.allocation import Offer, could_pay
+
+# If drafts do not pay, this part of the time is spent on trying whether they do by now.
+_SHARE_OF_TRIALS = 0.01
+# Together, the first trials of sequences may take this part of the time.
+_SHARE_OF_FIRST_TRIALS = 0.02
+# A source of which little is known, also from earlier processes, is tried at once if that takes no longer.
+_UNKNOWN_TRIAL_S = 0.1
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One source's offer for one sequence. `tokens` are already known if drafting costs nothing."""
+
+    sequence: Sequence
+    source: str
+    acceptance: Acceptance
+    offer: Offer
+    tokens: tuple[int, ...] = ()
+    catch_up_s: float = 0.0  # until the source can draft at all
+
+    def trial_s(self, num_tokens: int, target_s: Items[float]) -> float:
+        """Return the expected seconds that drafting and verifying up to `num_tokens` adds to a step."""
+        count = min(num_tokens, len(self.offer.chances), len(target_s) - 1)
+        draft_s = count * self.offer.step_s[1] if self.offer.step_s else 0.0
+        return target_s[count] - target_s[0] + draft_s + self.catch_up_s
+
+
+class Trials:
+    """Saves up time for trials, and says which candidate to try with how many tokens.
+
+    A candidate is tried only if drafts would pay with all of their tokens accepted.
+    """
+
+    def __init__(self) -> None:
+        self._saved_s = self._saved_for_first_s = 0.0
+
+    def of_unknown(
+        self, candidates: Items[Candidate], target_s: Items[float], num_sequences: int
+    ) -> tuple[int, int] | None:
+        """Return (index of a candidate, number of tokens) if too little is known of its source; else None.
+
+        The first draft of a source is short. Each next one is twice as long, until a token is refused.
+        """
+        for index, each in enumerate(candidates):
+            count = each.acceptance.shared.num_to_try
+            if (
+                count
+                and each.trial_s(count, target_s) <= _UNKNOWN_TRIAL_S
+                and could_pay(each.offer, target_s, num_sequences)
+            ):
+                return index, min(count, len(each.offer.chances))
+        return None
+
+    def next(
+        self, candidates: Items[Candidate], target_s: Items[float], num_sequences: int, num_steps: int
+    ) -> tuple[int, int] | None:
+        """Return (index of a candidate, number of tokens) if the saved time is enough for its trial; else None.
+
+        It is called once for `num_steps` steps without drafts. A sequence without any draft yet comes first, else the
+        one that has had none for longest.
+        """
+        worth = [index for index, each in enumerate(candidates) if could_pay(each.offer, target_s, num_sequences)]
+        if not worth:
+            return None
+        self._saved_s += _SHARE_OF_TRIALS * target_s[0] * num_steps
+        self._saved_for_first_s += _SHARE_OF_FIRST_TRIALS * target_s[0] * num_steps
+        for index in worth:
+            cost_s = candidates[index].trial_s(NUM_FIRST, target_s)
+            if not candidates[index].acceptance.is_judged and cost_s <= self._saved_for_first_s:
+                self._saved_for_first_s -= cost_s
+                return index, min(NUM_FIRST, len(candidates[index].offer.chances))
+        index = max(worth, key=lambda index: candidates[index].acceptance.num_idle_steps)
+        cost_s = candidates[index].trial_s(NUM_FIRST, target_s)
+        if self._saved_s < cost_s:
+            return None
+        self._saved_s -= cost_s
+        return index, min(NUM_FIRST, len(candidates[index].offer.chances))
