@@ -10,11 +10,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.ollama.models import asked_model
+from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody
 from edgeagent.api.ollama.wire import OllamaRoute
-from edgeagent.api.wire.fields import MAX_NAME_CHARS
+from edgeagent.api.wire.fields import validate
 from edgeagent.api.wire.json_body import read_json_object
-from edgeagent.api.wire.shape import Json
 from edgeagent.config import Config
 from edgeagent.errors import InvalidRequest
 from edgeagent.store.resolve import Library
@@ -31,7 +30,7 @@ async def delete(request: Request) -> Response:
     A model that answers requests or is being loaded is refused, and so is the one that the daemon serves by default.
     """
     context = context_of(request)
-    name = asked_model(await read_json_object(request))
+    name = validate(OllamaModelBody, await read_json_object(request)).model
     removal, in_use = await asyncio.to_thread(_plan, context.config, name, context.service.models())
     for each in in_use:
         _check_idle(context, each)
@@ -46,17 +45,9 @@ async def delete(request: Request) -> Response:
 async def copy(request: Request) -> Response:
     """Give a model another name; no file is copied."""
     context = context_of(request)
-    fields = await read_json_object(request)
-    source, alias = (_name(fields, key) for key in ("source", "destination"))
-    await asyncio.to_thread(_copy, context.config, source, alias)
+    asked = validate(OllamaCopyBody, await read_json_object(request))
+    await asyncio.to_thread(_copy, context.config, asked.source, asked.destination)
     return Response()
-
-
-def _name(fields: Json, key: str) -> str:
-    name = fields.get(key)
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
-        raise InvalidRequest(f"{key} is required, a string of 1 to {MAX_NAME_CHARS} characters", param=key)
-    return name
 
 
 def _plan(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:

@@ -18,9 +18,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from edgeagent.api.context import Context, context_of
+from edgeagent.api.ollama.body import OllamaModelBody
 from edgeagent.api.ollama.wire import OllamaRoute, known_name, rfc3339, tagged
 from edgeagent.api.openai.models import listed
-from edgeagent.api.wire.fields import MAX_NAME_CHARS
+from edgeagent.api.wire.fields import validate
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.config import Config
@@ -126,7 +127,7 @@ async def ps(request: Request) -> JSONResponse:
 async def show(request: Request) -> JSONResponse:
     """Describe one model."""
     context = context_of(request)
-    name = asked_model(await read_json_object(request))
+    name = validate(OllamaModelBody, await read_json_object(request)).model
     model = await asyncio.to_thread(_find, context, name, context.service.models())
     info = model.info
     body: OllamaDescription = {
@@ -141,14 +142,6 @@ async def show(request: Request) -> JSONResponse:
         "modified_at": _modified_at(model),
     }
     return JSONResponse(body)
-
-
-def asked_model(fields: Json) -> str:
-    """Return the model that a body names, in `model` or its older form `name`; raise InvalidRequest."""
-    name = fields.get("model") or fields.get("name")
-    if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
-        raise InvalidRequest(f"model is required, a string of 1 to {MAX_NAME_CHARS} characters", param="model")
-    return name
 
 
 def _list(config: Config, served: Sequence[ModelStatus]) -> list[ListedModel]:

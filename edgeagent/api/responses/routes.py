@@ -25,8 +25,6 @@ from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.first_step import begun, last_of
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.placement import PlacementHeaders
-from edgeagent.api.wire.shape import Json
-from edgeagent.errors import InvalidRequest
 
 router = APIRouter()
 
@@ -34,7 +32,8 @@ router = APIRouter()
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Create one response, streamed or whole; cancelled if the client disconnects."""
-    is_streamed, create = await read_body(request, _read, KNOWN)
+    create = await read_body(request, read_create, KNOWN)
+    is_streamed = bool(create.body.stream)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     if turn.create.body.background:
@@ -51,13 +50,6 @@ async def create_response(request: Request) -> Response:
         response = JSONResponse(turn.events.response)
     placement.put(response)
     return response
-
-
-def _read(fields: Json) -> tuple[bool, ResponseCreate]:
-    is_streamed = fields.get("stream")
-    if not isinstance(is_streamed, bool | None):
-        raise InvalidRequest(f"stream must be true or false, not {is_streamed!r:.80}", param="stream")
-    return bool(is_streamed), read_create(fields)
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:

@@ -1,4 +1,4 @@
-"""The JSON of items, on the wire and in the store: the inverse of items.read_items.
+"""The JSON of items, on the wire and in the store: the inverse of input_items.read_items.
 
 Every item has an id here, a status, and content in one part, which joins the text of several.
 """

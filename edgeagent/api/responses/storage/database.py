@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeagent.api.responses.items.as_json import item_body
-from edgeagent.api.responses.items.items import Item, read_items
+from edgeagent.api.responses.items.input_items import read_items
+from edgeagent.api.responses.items.items import Item
 from edgeagent.api.responses.storage.history import StoredResponse
 from edgeagent.errors import EdgeAgentError
 from edgeagent.router.modes import strictest
