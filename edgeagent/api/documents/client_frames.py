@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from edgeagent.api.responses.body import CreateBody
+from edgeagent.api.responses.body import CreateResponseBody
 from edgeagent.api.responses.items.input_items import InputMessage
 from edgeagent.api.responses.socket.lanes import STREAM_ID
 from edgeagent.api.wire.fields import Body
@@ -14,7 +14,7 @@ from edgeagent.api.wire.fields import Body
 StreamId = Annotated[str, Field(pattern=f"^{STREAM_ID.pattern}$")]
 
 
-class ResponseCreate(CreateBody):
+class ResponseCreate(CreateResponseBody):
     """Create a response; `generate: false` computes its prompt and no more. `stream` is ignored here."""
 
     type: Literal["response.create"]

@@ -50,9 +50,11 @@ class Operation:
 _MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=OllamaRefusal)
 
 OPERATIONS: dict[str, Operation] = {
-    "POST /v1/responses": Operation("openai", create_body.CreateBody, event_json.ResponseBody, SSE),
-    "POST /v1/responses/compact": Operation("openai", create_body.CreateBody, compaction_routes.Compaction),
-    "POST /v1/responses/input_tokens": Operation("openai", create_body.CreateBody, compaction_routes.InputTokens),
+    "POST /v1/responses": Operation("openai", create_body.CreateResponseBody, event_json.ResponseBody, SSE),
+    "POST /v1/responses/compact": Operation("openai", create_body.CreateResponseBody, compaction_routes.Compaction),
+    "POST /v1/responses/input_tokens": Operation(
+        "openai", create_body.CreateResponseBody, compaction_routes.InputTokens
+    ),
     "GET /v1/responses/{response_id}": Operation(
         "openai", answer=event_json.ResponseBody, streams=SSE, query=("stream", "starting_after")
     ),

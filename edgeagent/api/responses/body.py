@@ -99,7 +99,7 @@ class ResponsesTool(Function):
 ResponsesTools = Annotated[list[Annotated[ResponsesTool, OnlyFunction]], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
-class CreateBody(SamplingBody, InputBody):
+class CreateResponseBody(SamplingBody, InputBody):
     """The body of a response. All fields may be null. Unknown fields are ignored."""
 
     model: ModelName | None = None
@@ -139,7 +139,7 @@ class CreateBody(SamplingBody, InputBody):
 
 
 KNOWN = KnownFields.of(
-    CreateBody,
+    CreateResponseBody,
     *("access_programs", "background_options", "conversation", "image", "moderation", "prompt"),
     *("prompt_cache_retention", "stream_options"),
     # A frame's own.
@@ -151,7 +151,7 @@ KNOWN = KnownFields.of(
 class ResponseCreate:
     """A checked create: its place in a chain, what to generate, and the fields that the response repeats."""
 
-    body: CreateBody
+    body: CreateResponseBody
     items: tuple[Item, ...]
     tools: tuple[Tool, ...]
     tool_choice: ToolChoice
@@ -261,7 +261,7 @@ class ResponseCreate:
 
 def read_create(fields: Json) -> ResponseCreate:
     """Return a checked create; raise InvalidRequest or NotSupported, which name the field, the value and the bounds."""
-    body = validate(CreateBody, fields)
+    body = validate(CreateResponseBody, fields)
     _refuse_unsupported(body, fields)
     items = to_items(body.input)
     if sum(isinstance(item, ReferenceItem) for item in items) > MAX_REFERENCES:
@@ -273,7 +273,7 @@ def read_create(fields: Json) -> ResponseCreate:
     return ResponseCreate(body, items, tools, choice, output, KNOWN.warning(fields))
 
 
-def _refuse_unsupported(body: CreateBody, fields: Json) -> None:
+def _refuse_unsupported(body: CreateResponseBody, fields: Json) -> None:
     if fields.get("conversation") is not None:
         if fields.get("previous_response_id") is not None:
             raise InvalidRequest("send either conversation or previous_response_id, not both", param="conversation")
@@ -320,7 +320,7 @@ def _read_format(text: Text | None) -> OutputFormat:
     return JsonSchemaFormat(raw.json_schema, raw.name, raw.strict is not False)
 
 
-def _num_logprobs(body: CreateBody) -> int | None:
+def _num_logprobs(body: CreateResponseBody) -> int | None:
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         return body.top_logprobs or 0
     return None

@@ -232,7 +232,7 @@ def _untold(details: ErrorDetails) -> ErrorDetails:
         return {**details, "type": "missing", "loc": place}
     if field == "type" and isinstance(value[field], str):
         # Another type is a feature of other servers; another role is a mistake.
-        told = f"items of type {value[field][:64]!r} are not supported; send {details['msg']}"
+        told = f"the type {value[field][:64]!r} is not supported; send {details['msg']}"
         return {**details, "type": NOT_SUPPORTED, "msg": told}
     return {**details, "loc": place, "input": value[field], "msg": f"must be one of {details['msg']}"}
 

@@ -7,24 +7,52 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, final
 
-from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, ValidationError, WithJsonSchema
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag, TypeAdapter
+from pydantic_core import PydanticCustomError
+
+# pydantic makes no schema of typing's TypedDict before Python 3.12.
+from typing_extensions import TypedDict
 
 from edgeagent.api.wire.fields import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, NOT_SUPPORTED, TOLD_BY, TOOL_NAME, Body
+from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.types import Tool
 
-# A part's type, and the field that has its text.
-_TEXTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "summary_text": "text",
-    "refusal": "refusal",
-}
-_MEDIA = ("image_url", "file", "input_image", "input_file", "input_audio", "input_video", "computer_screenshot")
+
+def told_by(field: str, tags: Mapping[str, str], default: str = "") -> Discriminator:
+    """Return what tells the models of a union apart: a field's value, by the model's tag, which begins with #."""
+
+    def tag_of(value: Any) -> str | None:
+        kind = value.get(field, default) if isinstance(value, dict) else None
+        return tags.get(kind) if isinstance(kind, str) else None
+
+    return Discriminator(tag_of, custom_error_type=f"{TOLD_BY}{field}", custom_error_message=", ".join(tags))
+
+
+# A conversation has many parts. Dicts are made in half of a model's time.
+@final
+class TextPart(TypedDict):
+    """Text in a message or an item."""
+
+    type: Literal["text", "input_text", "output_text", "summary_text"]
+    text: str
+
+
+@final
+class RefusalPart(TypedDict):
+    """A refusal, in an earlier message of the model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+_PART_TAGS = {**dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "#text"), "refusal": "#refusal"}
+Part = Annotated[
+    Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")], told_by("type", _PART_TAGS)
+]
+_PARTS: TypeAdapter[list[Part]] = TypeAdapter(Annotated[list[Part], Field(fail_fast=True)])
 
 
 def _text_of(content: object) -> str:
@@ -32,46 +60,11 @@ def _text_of(content: object) -> str:
         return content
     if not isinstance(content, list):
         raise PydanticCustomError("content", "must be a string or a list of parts")
-    return "".join([_part_text(part, index) for index, part in enumerate(content)])
+    parts = _PARTS.validate_python(content)
+    return "".join([part["text"] if "text" in part else part["refusal"] for part in parts])
 
 
-def _part_text(part: object, index: int) -> str:
-    if not isinstance(part, dict):
-        _refuse("dict_type", (index,), part)
-    kind = part.get("type")
-    field = _TEXTS.get(kind) if isinstance(kind, str) else None
-    if field is None:
-        _refuse_part(part, index)
-    text = part.get(field)
-    if not isinstance(text, str):
-        _refuse("string_type" if field in part else "missing", (index, field), text)
-    return text
-
-
-def _refuse_part(part: dict[str, object], index: int) -> NoReturn:
-    kind = part.get("type")
-    if kind in _MEDIA:
-        told = PydanticCustomError(NOT_SUPPORTED, "{kind} parts are not supported; only text is", {"kind": kind})
-        _refuse(told, (index,), kind)
-    told = PydanticCustomError("part", "must be one of {kinds}", {"kinds": ", ".join(_TEXTS)})
-    _refuse(told if "type" in part else "missing", (index, "type"), kind)
-
-
-def _refuse(error: PydanticCustomError | str, place: tuple[int | str, ...], value: object) -> NoReturn:
-    """Raise an error about a value inside the one that is checked."""
-    raise ValidationError.from_exception_data("", [InitErrorDetails(type=error, loc=place, input=value)])
-
-
-_PART = {
-    "type": "object",
-    "properties": {"type": {"enum": [*_TEXTS]}, "text": {"type": "string"}, "refusal": {"type": "string"}},
-    "required": ["type"],
-}
-Content = Annotated[
-    str,
-    PlainValidator(_text_of),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}),
-]
+Content = Annotated[str, PlainValidator(_text_of, json_schema_input_type=str | list[Part])]
 """A message's text: a string, or a list of text parts, which are joined."""
 
 
@@ -95,7 +88,7 @@ def _children(node: object) -> Sequence[object]:
     return node if isinstance(node, list) else ()
 
 
-Schema = Annotated[str, PlainValidator(_schema_text), WithJsonSchema({"type": "object"})]
+Schema = Annotated[str, PlainValidator(_schema_text, json_schema_input_type=Json)]
 """A JSON schema as text, checked for size and depth. The worker checks if it can become a grammar."""
 
 
@@ -147,13 +140,3 @@ def _only_function(tool: object) -> object:
 
 OnlyFunction = BeforeValidator(_only_function)
 """Refuses a tool of another type before anything else is said about it."""
-
-
-def told_by(field: str, tags: Mapping[str, str], default: str = "") -> Discriminator:
-    """Return what tells the models of a union apart: a field's value, by the model's tag, which begins with #."""
-
-    def tag_of(value: Any) -> str | None:
-        kind = value.get(field, default) if isinstance(value, dict) else None
-        return tags.get(kind) if isinstance(kind, str) else None
-
-    return Discriminator(tag_of, custom_error_type=f"{TOLD_BY}{field}", custom_error_message=", ".join(tags))

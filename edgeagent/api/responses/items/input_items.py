@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, field_validator
+from pydantic import Discriminator, Field, PlainValidator, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from edgeagent.api.responses.items.items import (
@@ -22,7 +22,9 @@ from edgeagent.api.wire.fields import ROLES, Body, validate
 from edgeagent.api.wire.messages import Content, told_by
 
 # Clients send anything as an id. One that is no string is none.
-ItemId = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else ""), WithJsonSchema({})]
+ItemId = Annotated[
+    str, PlainValidator(lambda value: value if isinstance(value, str) else "", json_schema_input_type=Any)
+]
 
 
 class InputMessage(Body):

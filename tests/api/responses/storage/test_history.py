@@ -9,6 +9,7 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from edgeagent.api.responses.items.as_json import item_body, with_id
+from edgeagent.api.responses.items.input_items import read_items
 from edgeagent.api.responses.items.items import (
     CallItem,
     CallOutputItem,
@@ -17,7 +18,6 @@ from edgeagent.api.responses.items.items import (
     ReasoningItem,
     ReferenceItem,
     compaction_item,
-    read_items,
     to_messages,
 )
 from edgeagent.api.responses.storage.history import MAX_RESPONSES, ConnectionHistory, Missing, Recalled, StoredResponse
