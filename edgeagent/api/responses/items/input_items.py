@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, PlainValidator, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
 
 from edgeagent.api.responses.items.items import (
@@ -27,72 +27,65 @@ ItemId = Annotated[
 ]
 
 
-class InputMessage(Body):
+def _summary(content: str) -> str | None:
+    """Return the summary in a compaction's content, None if another service made it; raise ValueError."""
+    if not content.startswith(COMPACTION_PREFIX):
+        return None
+    return base64.b64decode(content.removeprefix(COMPACTION_PREFIX), altchars=b"-_", validate=True).decode()
+
+
+def _readable(content: str) -> str:
+    try:
+        _summary(content)
+    except ValueError as error:
+        told = "is not what this daemon made ({error}); send it unchanged"
+        raise PydanticCustomError("compaction", told, {"error": str(error)}) from None
+    return content
+
+
+class _Item(Body):
+    id: ItemId = ""
+
+
+class InputMessage(_Item):
     """A message. `phase` is a client's mark on messages of the assistant, which is kept."""
 
     type: Literal["message"] = "message"
-    id: ItemId = ""
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
     phase: str | None = None
 
-    def item(self) -> MessageItem:
-        """Return it as an item of a conversation."""
-        return MessageItem(self.id, ROLES[self.role], self.content, self.phase)
 
-
-class InputCall(Body):
+class InputCall(_Item):
     """A call the model made."""
 
     type: Literal["function_call"]
-    id: ItemId = ""
     call_id: str
     name: str
     arguments: str
 
-    def item(self) -> CallItem:
-        """Return it as an item of a conversation."""
-        return CallItem(self.id, self.call_id, self.name, self.arguments)
 
-
-class InputCallOutput(Body):
+class InputCallOutput(_Item):
     """A function's result; its call is in the conversation."""
 
     type: Literal["function_call_output"]
-    id: ItemId = ""
     call_id: str
     output: Content
 
-    def item(self) -> CallOutputItem:
-        """Return it as an item of a conversation."""
-        return CallOutputItem(self.id, self.call_id, self.output)
-
 
 class ReasoningPart(Body):
-    """A part of the model's reasoning."""
+    """A part of the model's reasoning, or of a summary of it."""
 
-    type: Literal["reasoning_text"]
+    type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class SummaryPart(Body):
-    """A part of a summary of the model's reasoning."""
-
-    type: Literal["summary_text"]
-    text: str
-
-
-class InputReasoning(Body):
+class InputReasoning(_Item):
     """The model's reasoning, sent back. Its summary counts where it has no content."""
 
     type: Literal["reasoning"]
-    id: ItemId = ""
     content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
-    summary: Annotated[list[SummaryPart], Field(fail_fast=True)] | None = None
-
-    def item(self) -> ReasoningItem:
-        """Return it as an item of a conversation."""
-        return ReasoningItem(self.id, "".join([part.text for part in self.content or self.summary or ()]))
+    summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
 
 
 class InputReference(Body):
@@ -101,42 +94,15 @@ class InputReference(Body):
     type: Literal["item_reference"]
     id: str
 
-    def item(self) -> ReferenceItem:
-        """Return it as an item of a conversation."""
-        return ReferenceItem(self.id)
 
-
-class InputCompaction(Body):
+class InputCompaction(_Item):
     """The item that stands for the earlier part of a conversation, sent back.
 
     What another service encrypted is accepted, but this model cannot read it.
     """
 
     type: Literal["compaction", "context_compaction"]
-    id: ItemId = ""
-    encrypted_content: str | None = None
-
-    @field_validator("encrypted_content")
-    @classmethod
-    def _check(cls, content: str | None) -> str | None:
-        try:
-            _summary(content)
-        except ValueError as error:
-            told = "is not what this daemon made ({error}); send it unchanged"
-            raise PydanticCustomError("compaction", told, {"error": str(error)}) from None
-        return content
-
-    def item(self) -> CompactionItem | None:
-        """Return it as an item of a conversation, None if another service encrypted it."""
-        summary = _summary(self.encrypted_content)
-        return None if summary is None else CompactionItem(self.id, self.encrypted_content or "", summary)
-
-
-def _summary(content: str | None) -> str | None:
-    """Return the summary in a compaction's content, None if another service made it; raise ValueError."""
-    if content is None or not content.startswith(COMPACTION_PREFIX):
-        return None
-    return base64.b64decode(content.removeprefix(COMPACTION_PREFIX), altchars=b"-_", validate=True).decode()
+    encrypted_content: Annotated[str, AfterValidator(_readable)] | None = None
 
 
 _TAGS = {
@@ -177,7 +143,24 @@ def to_items(sent: Input | None) -> tuple[Item, ...]:
     """Return the items of a conversation."""
     if isinstance(sent, str):
         return (MessageItem("", "user", sent),)
-    return tuple([item for each in sent or () if (item := each.item()) is not None])
+    return tuple([item for each in sent or () if (item := _item(each)) is not None])
+
+
+def _item(sent: InputItem) -> Item | None:
+    match sent:
+        case InputMessage():
+            return MessageItem(sent.id, ROLES[sent.role], sent.content, sent.phase)
+        case InputCall():
+            return CallItem(sent.id, sent.call_id, sent.name, sent.arguments)
+        case InputCallOutput():
+            return CallOutputItem(sent.id, sent.call_id, sent.output)
+        case InputReasoning():
+            return ReasoningItem(sent.id, "".join([part.text for part in sent.content or sent.summary or ()]))
+        case InputReference():
+            return ReferenceItem(sent.id)
+    content = sent.encrypted_content or ""
+    summary = _summary(content)
+    return None if summary is None else CompactionItem(sent.id, content, summary)
 
 
 def read_items(value: object) -> tuple[Item, ...]:
