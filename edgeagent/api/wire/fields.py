@@ -113,6 +113,12 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
+class Query(Body):
+    """The parameters of a route's query; unknown ones are ignored. Numbers and true or false are read from text."""
+
+    model_config = ConfigDict(strict=False)
+
+
 class EdgeagentBody(Body):
     """`edgeagent`: what no other server has a field for. A wrong name in it is refused, since it might be `route`."""
 
@@ -249,8 +255,10 @@ def _demand(details: ErrorDetails) -> str:
             return "is unknown"
         case "list_type":
             return "must be a list"
-        case "bool_type":
+        case "bool_type" | "bool_parsing":
             return "must be true or false"
+        case "int_parsing" | "int_parsing_size" | "float_parsing":
+            return "must be a number"
         case "too_long":
             return f"must hold at most {_items(limits['max_length'])}"
         case "too_short":
