@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 
-from edgeagent.api.gate.grants import GRANT, unless_revoked, until_revoked
 from edgeagent.api.live_requests import LiveRequests
 from edgeagent.api.service import Service, ServiceDecorator
 from edgeagent.api.wire.first_step import last_of
 from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
+from edgeagent.credentials.grants import GRANT, unless_revoked, until_revoked
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, Meter
 from edgeagent.router.modes import strictest

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgeagent import __version__
 from edgeagent.api.service import Service
-from edgeagent.credentials import KeyRing, Keys, check_files, ensure_token
+from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
 from edgeagent.daemon.addresses import urls_beyond
 from edgeagent.daemon.console import console, dropped_lines
 from edgeagent.daemon.listeners import Listeners, listening

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from edgeagent.api.frontend import Frontends
-    from edgeagent.api.gate.grants import Grants
     from edgeagent.api.service import Service
     from edgeagent.config import Config, ServerConfig
-    from edgeagent.credentials import Keys
+    from edgeagent.credentials.grants import Grants
+    from edgeagent.credentials.keys import Keys
     from edgeagent.daemon.lifecycle import Stop
     from edgeagent.daemon.reporter import Reporter
 

@@ -23,7 +23,7 @@ from edgeagent.api.gate.access import OWN_USER, PEER_KEY, User
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.storage.store import ResponseStore, stored_limits
 from edgeagent.config import Config
-from edgeagent.credentials import Keys
+from edgeagent.credentials.keys import Keys
 from tests.api.checked_app import CheckedApp
 from tests.api.event_grammar import check_stream
 from tests.backends.fake import FakeBackend

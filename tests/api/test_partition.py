@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 
 from edgeagent.api.gate.access import OWN_USER, User, client_of
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
+from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
 from edgeagent.daemon.peers import TcpPeer
 from edgeagent.errors import ConfigError
 from tests.backends.fake import FakeBackend

@@ -18,7 +18,7 @@ from edgeagent.api.frontend import Frontends
 from edgeagent.api.live_service import Trace
 from edgeagent.api.service import Service
 from edgeagent.config import Config
-from edgeagent.credentials import Keys
+from edgeagent.credentials.keys import Keys
 from edgeagent.daemon.lifecycle import Stop
 from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.server import Server, make_server

@@ -285,7 +285,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "(abs(lag_s - self._lag_s) >= _SLEPT_S)",
     ): "A sleep of exactly that length counts or not.",
     (
-        "edgeagent/credentials.py",
+        "edgeagent/credentials/keys.py",
         "content = read_private(path, max_bytes=MAX_CLIENTS * 512)",
         "513",
     ): "More than the longest rows take, which is all that the bound has to be.",

@@ -16,7 +16,7 @@ from edgeagent.api.app import create_app
 from edgeagent.api.gate import access
 from edgeagent.api.gate.access import NEEDS, PEER_KEY, Access, Asker, Listener, User, decide
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import (
+from edgeagent.credentials.keys import (
     CLIENTS_FILE,
     Client,
     KeyRing,

@@ -16,7 +16,7 @@ from edgeagent.api.app import create_app
 from edgeagent.api.gate import access
 from edgeagent.api.gate.access import NEEDS, need_of
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import Scope
+from edgeagent.credentials.keys import Scope
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import TOKEN, Running, running
 from tests.owner_key import OwnerKey

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 from starlette.types import Scope as AsgiScope
 
-from edgeagent.credentials import OWNER, TOKEN_PREFIX, Client, Keys, Scope, Shown, Standing
+from edgeagent.credentials.keys import OWNER, TOKEN_PREFIX, Client, Keys, Scope, Shown, Standing
 from edgeagent.errors import EdgeAgentError, Forbidden, Overloaded, Unauthorized
 
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key

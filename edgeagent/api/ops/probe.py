@@ -9,9 +9,9 @@ import asyncio
 import secrets
 from contextvars import copy_context
 
-from edgeagent.api.gate.grants import GRANT
 from edgeagent.api.service import Service, status_of
 from edgeagent.api.wire.first_step import last_of
+from edgeagent.credentials.grants import GRANT
 from edgeagent.errors import EdgeAgentError, LocalUnavailable, NotSupported, RequestTimeout
 from edgeagent.types import (
     CachePolicy,

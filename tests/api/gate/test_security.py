@@ -29,10 +29,10 @@ from edgeagent.api.gate.access import (
     client_of,
     is_page,
 )
-from edgeagent.api.gate.grants import GRANT, Grant, Grants
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.config import ServerConfig
-from edgeagent.credentials import (
+from edgeagent.credentials.grants import GRANT, Grant, Grants
+from edgeagent.credentials.keys import (
     OWNER,
     Client,
     KeyRing,
@@ -42,7 +42,7 @@ from edgeagent.credentials import (
     ensure_token,
     remove_client,
 )
-from edgeagent.credentials import Scope as Right
+from edgeagent.credentials.keys import Scope as Right
 from edgeagent.errors import Overloaded, Unauthorized
 from tests.fakes import FakeClock
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from edgeagent.api.gate.grants import revoked
 from edgeagent.api.live_requests import LiveRequest
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.live_turn import LiveTurn
@@ -18,6 +17,7 @@ from edgeagent.api.responses.socket.steering import Steer
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.socket.actions import GOING_AWAY, POLICY_VIOLATION
 from edgeagent.api.wire.delivery_time import DeliveryTime
+from edgeagent.credentials.grants import revoked
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 MAX_NAMED_LANES = 32
