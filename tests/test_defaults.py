@@ -17,8 +17,8 @@ TESTS = Path(__file__).parent
 MIB = 1 << 20
 
 DEFAULTS: dict[str, object] = {
-    "api.gate.access.FAILURES_WINDOW_S": 10.0,
-    "api.gate.access.MAX_FAILURES": 20,
+    "credentials.decision.FAILURES_WINDOW_S": 10.0,
+    "credentials.decision.MAX_FAILURES": 20,
     "api.wire.first_step.PATIENCE_S": 2.0,
     "api.responses.frontend.TASKS_S": 0.5,
     "api.responses.storage.history.MAX_BYTES": 32 * MIB,

@@ -30,6 +30,7 @@ ROWS: list[set[str]] = [
         "sizes",
         "file_lock",
         "load_stage",
+        "strict_json",
         "__init__",
     },
     {"config_values"},

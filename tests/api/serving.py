@@ -19,10 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeagent.api.app import create_app
 from edgeagent.api.frontend import Frontends
-from edgeagent.api.gate.access import OWN_USER, PEER_KEY, User
+from edgeagent.api.gate.access import PEER_KEY
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.storage.store import ResponseStore, stored_limits
 from edgeagent.config import Config
+from edgeagent.credentials.decision import OWN_USER, User
 from edgeagent.credentials.keys import Keys
 from tests.api.checked_app import CheckedApp
 from tests.api.event_grammar import check_stream

@@ -85,7 +85,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "2",
     ): "No token of ours has a colon, so it is a part of its own either way.",
     (
-        "edgeagent/api/gate/access.py",
+        "edgeagent/credentials/decision.py",
         "if now_s - self._since_s > FAILURES_WINDOW_S:",
         "(now_s - self._since_s >= FAILURES_WINDOW_S)",
     ): "One instant of a clock.",

@@ -67,6 +67,11 @@ TARGETS = (
         ("tests/robust/test_A6_files.py",),
     ),
     Target(
+        "edgeagent/credentials/decision.py",
+        _ACCESS,
+        (*_AT_THE_DOOR, *_REMOVED),
+    ),
+    Target(
         "edgeagent/api/gate/access.py",
         _ACCESS,
         (*_AT_THE_DOOR, *_REMOVED, "tests/daemon", "tests/robust/test_A4_bind.py"),

@@ -16,21 +16,10 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from edgeagent import metrics
-from edgeagent.api.gate.access import (
-    CLIENT_KEY,
-    FAILURES_WINDOW_S,
-    MAX_FAILURES,
-    PEER_KEY,
-    UNKNOWN_USER,
-    Access,
-    Asker,
-    Listener,
-    User,
-    client_of,
-    is_page,
-)
+from edgeagent.api.gate.access import CLIENT_KEY, PEER_KEY, Access, client_of, is_page
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.config import ServerConfig
+from edgeagent.credentials.decision import FAILURES_WINDOW_S, MAX_FAILURES, UNKNOWN_USER, Asker, Listener, User
 from edgeagent.credentials.grants import GRANT, Grant, Grants
 from edgeagent.credentials.keys import (
     OWNER,
