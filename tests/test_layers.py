@@ -42,6 +42,7 @@ ROWS: list[set[str]] = [
     {"worker"},
     {"backends"},
     {"router"},
+    {"service"},
     {"api"},
     {"daemon"},
     {"client"},
