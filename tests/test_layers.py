@@ -117,11 +117,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "gate": {"wire", "context"},
         # Of no one protocol: what any WebSocket needs.
         "socket": {"gate", "wire"},
-        "responses": {"socket", "gate", "wire", "context", "frontend", "live_requests", "service"},
-        "openai": {"gate", "wire", "context", "service"},
-        "llama_server": {"openai", "gate", "wire", "context", "service"},
-        "ollama": {"openai", "gate", "wire", "context", "service"},
-        "ops": {"openai", "gate", "wire", "context", "service"},
+        "responses": {"socket", "gate", "wire", "context", "frontend"},
+        "openai": {"gate", "wire", "context"},
+        "llama_server": {"openai", "gate", "wire", "context"},
+        "ollama": {"openai", "gate", "wire", "context"},
+        "ops": {"openai", "gate", "wire", "context"},
         "documents": {"openai", "responses", "ollama", "llama_server", "ops", "gate", "wire", "routers"},
     },
     "api.responses": {

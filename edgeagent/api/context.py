@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from starlette.requests import HTTPConnection
 
 from edgeagent.api.frontend import Frontends
-from edgeagent.api.live_service import LiveService
-from edgeagent.api.ops.probe import Probe
 from edgeagent.api.wire.known_fields import WarningLog
 from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
 from edgeagent.credentials.keys import Keys
+from edgeagent.service.live_service import LiveService
+from edgeagent.service.probe import Probe
 from edgeagent.store.hub.background import Pulls
 
 

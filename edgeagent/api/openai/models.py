@@ -14,12 +14,12 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.service import status_of
 from edgeagent.api.wire.errors import Refusal, error_body, error_headers, http_status
 from edgeagent.api.wire.shape import Shape
 from edgeagent.errors import ModelNotFound
 from edgeagent.router.router import NO_MODEL
 from edgeagent.service.inventory import KnownModel, known_models
+from edgeagent.service.service import status_of
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 router = APIRouter()

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from edgeagent.api.context import context_of
 from edgeagent.api.wire.errors import Refusal, error_body
 from edgeagent.api.wire.fields import Body, ModelName, validate
-from edgeagent.api.wire.first_step import begun, last_of
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
+from edgeagent.service.first_step import begun, last_of
 from edgeagent.store.hub.background import Pulled
 from edgeagent.store.hub.progress import Progress
 

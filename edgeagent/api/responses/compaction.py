@@ -17,8 +17,8 @@ from edgeagent.api.responses.items.items import (
     compaction_item,
     to_messages,
 )
-from edgeagent.api.service import Service
 from edgeagent.errors import ContextLengthExceeded
+from edgeagent.service.service import Service
 from edgeagent.types import (
     ChatPrompt,
     Finished,

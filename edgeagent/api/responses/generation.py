@@ -9,8 +9,8 @@ from edgeagent.api.responses.compaction import SummaryCancelled, compacted, num_
 from edgeagent.api.responses.events import Compacted, Compacting, CompactionStep, new_id
 from edgeagent.api.responses.items.items import CompactionItem, Item, MessageItem
 from edgeagent.api.responses.turn import Turn, unrun
-from edgeagent.api.service import Service
 from edgeagent.errors import InternalError
+from edgeagent.service.service import Service
 from edgeagent.types import FinishReason, Step
 
 TurnSteps = AsyncGenerator[Step | CompactionStep, None]

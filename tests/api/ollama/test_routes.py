@@ -17,10 +17,10 @@ import pytest
 import pytest_asyncio
 
 from edgeagent import __version__
-from edgeagent.api.wire import first_step
 from edgeagent.api.wire.fields import MAX_INT32
 from edgeagent.config import Config, ServerConfig, StoreConfig
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelLoadFailed, Overloaded, WorkerCrashed
+from edgeagent.service import first_step
 from edgeagent.store.hub import background
 from edgeagent.store.hub.pull import Puller
 from edgeagent.store.names.catalog import builtin_model

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from edgeagent.api.responses.storage.history import StoredResponse
 from edgeagent.api.responses.storage.store import ResponseStore
-from edgeagent.api.wire import first_step
 from edgeagent.errors import ModelNotFound, WorkerCrashed
+from edgeagent.service import first_step
 from edgeagent.types import (
     ChatPrompt,
     FinishReason,

@@ -33,11 +33,11 @@ from edgeagent.api.responses.socket.steering import Steer, SteerRefused
 from edgeagent.api.responses.socket.steers import Steers
 from edgeagent.api.responses.storage.history import ConnectionHistory, Recalled
 from edgeagent.api.responses.turn import begin_turn, unrun
-from edgeagent.api.service import Service
 from edgeagent.api.socket.actions import TOO_MANY, Close, Send
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
+from edgeagent.service.service import Service
 from edgeagent.types import Delta, FinishReason, Step
 
 MAX_ACTIVE = 16
