@@ -21,7 +21,7 @@ DEFAULTS: dict[str, object] = {
     "credentials.decision.MAX_FAILURES": 20,
     "service.first_step.PATIENCE_S": 2.0,
     "api.responses.frontend.TASKS_S": 0.5,
-    "api.responses.storage.history.MAX_BYTES": 32 * MIB,
+    "conversation.history.MAX_BYTES": 32 * MIB,
     "service.probe.NOT_READY_CACHE_S": 1.0,
     "service.probe.PROBE_TIMEOUT_S": 10.0,
     "service.probe.READY_CACHE_S": 10.0,

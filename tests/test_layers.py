@@ -43,6 +43,7 @@ ROWS: list[set[str]] = [
     {"backends"},
     {"router"},
     {"service"},
+    {"conversation"},
     {"api"},
     {"daemon"},
     {"client"},
@@ -126,8 +127,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "api.responses": {
         "items": set(),
-        "storage": {"items"},
-        "socket": {"items", "storage", "body", "event_json", "events", "frontend", "generation", "live_turn", "turn"},
+        "socket": {"items", "body", "event_json", "events", "frontend", "generation", "live_turn", "turn"},
     },
     "backends": {
         "remote": {"base", "prompt_size"},

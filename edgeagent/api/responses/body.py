@@ -13,7 +13,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 
 from edgeagent.api.responses.event_json import Echo
-from edgeagent.api.responses.items.items import Item, ReferenceItem, read_items, to_messages
+from edgeagent.api.responses.items.input_items import read_items
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
     Body,
@@ -36,6 +36,8 @@ from edgeagent.api.wire.fields import (
 )
 from edgeagent.api.wire.known_fields import FieldWarning, KnownFields
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.items import Item, ReferenceItem
+from edgeagent.conversation.prompt import to_messages
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
