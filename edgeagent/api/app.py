@@ -16,17 +16,19 @@ from starlette.types import Receive, Scope, Send
 from edgeagent.api.context import Context
 from edgeagent.api.frontend import Frontends
 from edgeagent.api.gate.body_limit import BodyLimit
+from edgeagent.api.gate.caller import with_caller
 from edgeagent.api.gate.envelope import Envelope
-from edgeagent.api.gate.grants import Grants
 from edgeagent.api.gate.security import Policy, Security
-from edgeagent.api.live_service import LiveService, Trace
-from edgeagent.api.ops.probe import Probe
 from edgeagent.api.routers import ROUTERS, make_frontends
-from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_body, error_headers, http_status, printable, refusal
 from edgeagent.config import Config
-from edgeagent.credentials import Keys
+from edgeagent.credentials.grants import Grants
+from edgeagent.credentials.keys import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, NotFound
+from edgeagent.service.live_service import LiveService, Trace
+from edgeagent.service.probe import Probe
+from edgeagent.service.service import Service
+from edgeagent.store.hub.background import Pulls
 
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
 
@@ -74,7 +76,7 @@ def create_app(
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
         ],
     )
-    live = LiveService(service, trace)
+    live = LiveService(service, with_caller, trace)
     app.state.context = Context(
         config=config,
         service=live,
@@ -85,6 +87,7 @@ def create_app(
         trouble=trouble,
         keys=keys,
         grants=grants,
+        pulls=Pulls(config.store, config.state_dir),
     )
     app.router.default = _answer_no_route
     _include_routers(app, has_documents=config.server.docs)

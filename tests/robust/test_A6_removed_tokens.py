@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from edgeagent.api.gate import grants
 from edgeagent.api.ops import pulls
-from edgeagent.credentials import (
+from edgeagent.credentials.keys import (
     CLIENTS_FILE,
     OWNER,
     Client,

@@ -28,7 +28,7 @@ from edgeagent.api.responses import compaction_routes, event_json, stored_routes
 from edgeagent.api.routers import ROUTERS
 from edgeagent.api.wire.errors import OllamaRefusal, Refusal, error_codes, look_of
 from edgeagent.api.wire.shape import Json
-from edgeagent.credentials import Scope
+from edgeagent.credentials.keys import Scope
 
 SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 

@@ -14,12 +14,11 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.body import OllamaPullBody
 from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
 from edgeagent.api.wire.fields import validate
-from edgeagent.api.wire.first_step import last_of
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.store.hub.progress import OnProgress, Progress
-from edgeagent.store.hub.pull import Puller
+from edgeagent.service.first_step import last_of
+from edgeagent.store.hub.progress import Progress
 
 router = APIRouter(route_class=OllamaRoute)
 
@@ -57,13 +56,10 @@ async def _encoded(lines: AsyncGenerator[OllamaPull, None]) -> AsyncGenerator[by
 async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None]:
     yield {"status": "pulling manifest"}
     if not _is_served(context, name):
-
-        def run(on_progress: OnProgress) -> None:
-            Puller(context.config.store, context.config.state_dir).pull_with_draft(name, on_progress)
-
-        async with aclosing(context.pulls.run(run)) as steps:
-            async for progress in steps:
-                yield _line(progress)
+        async with aclosing(context.pulls.run(name)) as steps:
+            async for step in steps:
+                if isinstance(step, Progress):
+                    yield _line(step)
     yield {"status": "success"}
 
 

@@ -18,10 +18,10 @@ from fastapi.routing import APIRoute
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from edgeagent.api.service import Service
 from edgeagent.api.wire.errors import OllamaRefusal, error_body, error_headers, http_status, told
 from edgeagent.api.wire.sse import Stream
 from edgeagent.errors import EdgeAgentError, Overloaded
+from edgeagent.service.service import Service
 from edgeagent.store.names.parsing import without_latest
 
 logger = logging.getLogger(__name__)

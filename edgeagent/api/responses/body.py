@@ -14,7 +14,6 @@ from pydantic import Field
 
 from edgeagent.api.responses.event_json import Echo
 from edgeagent.api.responses.items.input_items import InputBody, to_items
-from edgeagent.api.responses.items.items import Item, ReferenceItem, to_messages
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -36,6 +35,8 @@ from edgeagent.api.wire.fields import (
 from edgeagent.api.wire.known_fields import FieldWarning, KnownFields
 from edgeagent.api.wire.messages import Function, OnlyFunction, Schema, tools_of
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.items import Item, ReferenceItem
+from edgeagent.conversation.prompt import to_messages
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,

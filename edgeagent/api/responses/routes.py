@@ -18,13 +18,13 @@ from edgeagent.api.responses.events import TERMINAL, set_delivery
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import TurnSteps, steps_of
 from edgeagent.api.responses.live_turn import LiveTurn
-from edgeagent.api.responses.storage.history import ConnectionHistory
 from edgeagent.api.responses.turn import Turn, begin_turn
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.delivery_time import DeliveryTime
-from edgeagent.api.wire.first_step import begun, last_of
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.placement import PlacementHeaders
+from edgeagent.conversation.history import ConnectionHistory
+from edgeagent.service.first_step import begun, last_of
 
 router = APIRouter()
 

@@ -15,10 +15,10 @@ from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses import background
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.items.as_json import item_body
-from edgeagent.api.responses.items.items import Item
 from edgeagent.api.responses.live_turn import LiveTurn, find_turn
 from edgeagent.api.wire.fields import MAX_INT32, Query, between, validate
 from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.conversation.items import Item
 from edgeagent.errors import InvalidRequest, NotFound
 
 # A cancelled request ends within a step; if the worker hangs, the watchdog ends it, and the client does not wait.

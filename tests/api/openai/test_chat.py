@@ -22,8 +22,9 @@ from openai import (
 from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel
 
-from edgeagent.api.wire import first_step, sse
+from edgeagent.api.wire import sse
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InvalidRequest, Overloaded, WorkerCrashed
+from edgeagent.service import first_step
 from edgeagent.types import (
     CachePolicy,
     ChatPrompt,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edgeagent.api.responses.body import MAX_ECHO_BYTES, ResponseCreate, read_create
-from edgeagent.api.responses.items.items import CallItem, CallOutputItem, MessageItem, ReasoningItem, ReferenceItem
 from edgeagent.api.wire.fields import MAX_MESSAGES
+from edgeagent.conversation.items import CallItem, CallOutputItem, MessageItem, ReasoningItem, ReferenceItem
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,

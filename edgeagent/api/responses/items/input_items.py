@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
 
-from edgeagent.api.responses.items.items import (
+from edgeagent.api.wire.fields import ROLES, Body, validate
+from edgeagent.api.wire.messages import Content, told_by
+from edgeagent.conversation.items import (
     COMPACTION_PREFIX,
     CallItem,
     CallOutputItem,
@@ -18,8 +20,6 @@ from edgeagent.api.responses.items.items import (
     ReasoningItem,
     ReferenceItem,
 )
-from edgeagent.api.wire.fields import ROLES, Body, validate
-from edgeagent.api.wire.messages import Content, told_by
 
 # Clients send anything as an id. One that is no string is none.
 ItemId = Annotated[

@@ -18,7 +18,7 @@ from edgeagent.api.responses.event_json import (
     SteerError,
 )
 from edgeagent.api.responses.items.input_items import read_items
-from edgeagent.api.responses.items.items import CallItem, Item, MessageItem
+from edgeagent.conversation.items import CallItem, Item, MessageItem
 from edgeagent.errors import EdgeAgentError
 
 MAX_STEERS = 16

@@ -1,7 +1,7 @@
 """Responses that a client may continue from, and how a chain of them becomes one conversation.
 
-A connection's own memory; the store (`storage.store`) keeps what outlives the connection. Nothing here waits: `missing`
-names what is not remembered, and the caller fetches that from the store as `Recalled`. It does not know the
+A connection's own memory; the store (`conversation.store`) keeps what outlives the connection. Nothing here waits:
+`missing` names what is not remembered, and the caller fetches that from the store as `Recalled`. It does not know the
 wire's events.
 """
 
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgeagent.api.responses.items.items import CallItem, CallOutputItem, Item, ReferenceItem
+from edgeagent.conversation.items import CallItem, CallOutputItem, Item, ReferenceItem
 from edgeagent.errors import InvalidRequest, ResponseNotFound
 from edgeagent.router.modes import strictest
 from edgeagent.types import RouteMode

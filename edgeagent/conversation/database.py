@@ -17,10 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeagent.api.responses.items.as_json import item_body
-from edgeagent.api.responses.items.input_items import read_items
-from edgeagent.api.responses.items.items import Item
-from edgeagent.api.responses.storage.history import StoredResponse
+from edgeagent.conversation.history import StoredResponse
+from edgeagent.conversation.items import Item, ItemFormat
 from edgeagent.errors import EdgeAgentError
 from edgeagent.router.modes import strictest
 from edgeagent.types import RouteMode
@@ -81,9 +79,10 @@ class DamagedError(Exception):
 
 
 class ResponseDatabase:
-    """One SQLite file; None: in memory."""
+    """One SQLite file; None: in memory. `form` is how its items are written."""
 
-    def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
+        self._form = form
         self._limits = limits
         self._clock = clock
         self._num_responses = self._num_bytes = self._last_use = 0
@@ -105,7 +104,7 @@ class ResponseDatabase:
             parent = self._parent(response)
             inherited = response.num_inherited if parent is not None else 0
             own_input = response.context[inherited:]
-            items = _pack([item_body(item) for item in (*own_input, *response.output)])
+            items = _pack([self._form.encode(item) for item in (*own_input, *response.output)])
             cursor = self._execute(
                 "INSERT INTO segments (parent, num_input, items) VALUES (?, ?, ?)", parent, len(own_input), items
             )
@@ -136,7 +135,7 @@ class ResponseDatabase:
         for num_input, packed in self._execute(_CHAIN, segment):
             num_inherited = len(items)
             num_context = num_inherited + num_input
-            items += _unpack_items(packed)
+            items += self._unpack_items(packed)
         context, output = tuple(items[:num_context]), tuple(items[num_context:])
         return StoredResponse(
             *(response_id, context, output, num_inherited, previous_id, partition),
@@ -160,7 +159,7 @@ class ResponseDatabase:
                 *(item_id, partition),
             ).fetchone()
             if row:
-                found |= {item.id: item for item in _unpack_items(row[0]) if item.id == item_id}
+                found |= {item.id: item for item in self._unpack_items(row[0]) if item.id == item_id}
                 route = strictest(route, _route_of(row[1]))
         return found, route
 
@@ -264,6 +263,13 @@ class ResponseDatabase:
         ).fetchone()
         return row
 
+    def _unpack_items(self, packed: bytes) -> tuple[Item, ...]:
+        content = _inflate(packed)
+        try:
+            return self._form.decode(json.loads(content))
+        except (ValueError, EdgeAgentError) as error:
+            raise DamagedError("a segment does not hold items") from error
+
     def _next_use(self) -> int:
         self._last_use += 1
         return self._last_use
@@ -324,11 +330,3 @@ def _route_of(packed: bytes) -> RouteMode | None:
         return None if told.get("mode") is None else RouteMode(told["mode"])
     except (ValueError, AttributeError):
         return RouteMode.LOCAL_ONLY
-
-
-def _unpack_items(packed: bytes) -> tuple[Item, ...]:
-    content = _inflate(packed)
-    try:
-        return read_items(json.loads(content))
-    except (ValueError, EdgeAgentError) as error:
-        raise DamagedError("a segment does not hold items") from error

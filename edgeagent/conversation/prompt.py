@@ -1,79 +1,20 @@
-"""The items of a conversation as the Responses API has them, and the prompt's messages made of them.
-
-Items are what a chain of responses is made of; messages are what a chat template renders. It does not know chains.
-"""
+"""A conversation as the prompt's messages, which a chat template renders."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from edgeagent.conversation.items import (
+    CallItem,
+    CallOutputItem,
+    CompactionItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    ReferenceItem,
+)
 from edgeagent.types import Message, Role, ToolCall
-
-
-@dataclass(frozen=True, slots=True)
-class MessageItem:
-    """A message. `phase` is a client's mark on assistant messages; it is kept, not interpreted."""
-
-    id: str
-    role: Role
-    text: str
-    phase: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningItem:
-    """The model's reasoning; empty if the client sends neither text nor summary, e.g. only ciphertext."""
-
-    id: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallItem:
-    """A call the model made."""
-
-    id: str
-    call_id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallOutputItem:
-    """The result of a client's function."""
-
-    id: str
-    call_id: str
-    output: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceItem:
-    """Stands for an item of a stored response."""
-
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionItem:
-    """Stands for the conversation before it: an opaque `content` that this daemon made, and the summary in it."""
-
-    id: str
-    content: str
-    summary: str
-
-
-Item = MessageItem | ReasoningItem | CallItem | CallOutputItem | CompactionItem | ReferenceItem
-
-# An opaque text, not a secret one: it holds only text that the client sent or received.
-COMPACTION_PREFIX = "edgeagent.1."
-
-
-def compaction_item(item_id: str, summary: str) -> CompactionItem:
-    """Return an item that stands for a conversation with this summary."""
-    return CompactionItem(item_id, COMPACTION_PREFIX + base64.urlsafe_b64encode(summary.encode()).decode(), summary)
 
 
 @dataclass(slots=True)

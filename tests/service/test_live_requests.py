@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeagent.api.live_requests import LiveRequest, LiveRequests
+from edgeagent.service.live_requests import LiveRequest, LiveRequests
 
 
 class Noting(LiveRequest):

@@ -9,10 +9,10 @@ import asyncio
 import secrets
 from contextvars import copy_context
 
-from edgeagent.api.gate.grants import GRANT
-from edgeagent.api.service import Service, status_of
-from edgeagent.api.wire.first_step import last_of
+from edgeagent.credentials.grants import GRANT
 from edgeagent.errors import EdgeAgentError, LocalUnavailable, NotSupported, RequestTimeout
+from edgeagent.service.first_step import last_of
+from edgeagent.service.service import Service, status_of
 from edgeagent.types import (
     CachePolicy,
     Embed,

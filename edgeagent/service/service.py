@@ -1,4 +1,4 @@
-"""What the wire asks of the part that generates: the router in the daemon, a fake in tests."""
+"""What the wires ask of the part that generates: the router in the daemon, a fake in tests."""
 
 from __future__ import annotations
 
@@ -15,50 +15,39 @@ class Service(Protocol):
     @property
     def outside(self) -> Outside | None:
         """The owner's remotes and the ledger; None if this service has no remotes."""
-        ...
 
     def remotes(self) -> list[RemoteStatus]:
         """Return the status of the remotes that requests may go to."""
-        ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; closing the generator cancels it."""
-        ...
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Answer a question about text by a model's own tokenizer and template; cancelling the task ends it."""
-        ...
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request politely; an unknown or finished id is ignored."""
-        ...
 
     def models(self) -> list[ModelStatus]:
         """Return the models that are served, loaded or not."""
-        ...
 
     def reload(self, model: str) -> None:
         """Reload a model, which also lifts a quarantine; its live requests continue. Raise ModelNotFound."""
-        ...
 
     def default_model(self) -> str:
         """Return the name of the model for requests that name none."""
-        ...
 
     def find_model(self, name: str) -> str:
         """Return the canonical name of a model that has several; raise ModelNotFound or BackendUnavailable."""
-        ...
 
     async def locate(self, name: str) -> str:
         """Like `find_model`, but also find a model on this machine that no request has named yet. Loads nothing."""
-        ...
 
     async def unload(self, model: str) -> int:
         """End a model's worker and return 0; if it is serving, return how many requests must end first.
 
         Raise ModelNotFound, or NotSupported for a model elsewhere.
         """
-        ...
 
 
 class ServiceDecorator:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakSet
 
-from edgeagent.api.responses.items.items import Item
-from edgeagent.api.responses.storage.database import DamagedError, Limits, ResponseDatabase, set_aside
-from edgeagent.api.responses.storage.history import ConnectionHistory, Missing, Recalled, StoredResponse
 from edgeagent.config import ServerConfig
+from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase, set_aside
+from edgeagent.conversation.history import ConnectionHistory, Missing, Recalled, StoredResponse
+from edgeagent.conversation.items import Item, ItemFormat
 from edgeagent.router.modes import strictest
 from edgeagent.types import RouteMode
 
@@ -42,12 +42,19 @@ def stored_limits(server: ServerConfig) -> Limits:
 
 
 class ResponseStore:
-    """Stored responses in a file (None: in memory, for as long as the process lives). Open from the first use on."""
+    """Stored responses in a file (None: in memory, for as long as the process lives). Open from the first use on.
+
+    `form` is how the items of responses are written.
+    """
 
     def __init__(
-        self, path: Path | None = None, limits: Limits | None = None, clock: Callable[[], float] = time.time
+        self,
+        form: ItemFormat,
+        path: Path | None = None,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._shelf = _Shelf(path, limits or Limits(), clock)
+        self._shelf = _Shelf(path, limits or Limits(), clock, form)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._histories: WeakSet[ConnectionHistory] = WeakSet()
         self._is_closed = False
@@ -110,10 +117,11 @@ class ResponseStore:
 class _Shelf:
     """What the thread owns: the database once it is open, and the responses that could not be written."""
 
-    def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
         self._path = path
         self._limits = limits
         self._clock = clock
+        self._form = form
         self._database: ResponseDatabase | None = None
         self._unwritten: OrderedDict[str, tuple[StoredResponse, bytes]] = OrderedDict()
         self._warned_at_s = -WARN_EVERY_S
@@ -202,7 +210,7 @@ class _Shelf:
 
     def _opened(self) -> ResponseDatabase:
         if self._database is None:
-            self._database = ResponseDatabase(self._path, self._limits, self._clock)
+            self._database = ResponseDatabase(self._path, self._limits, self._clock, self._form)
         return self._database
 
     def _set_aside(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""The service as routes have it: each generation is registered, measured and logged without its content.
+"""The service as the wires have it: each generation is registered, measured and logged without its content.
 
 Once the daemon drains, no request begins.
 """
@@ -10,30 +10,28 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 
-from edgeagent.api.gate.grants import GRANT, unless_revoked, until_revoked
-from edgeagent.api.live_requests import LiveRequests
-from edgeagent.api.service import Service, ServiceDecorator
-from edgeagent.api.wire.first_step import last_of
-from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
+from edgeagent.credentials.grants import unless_revoked, until_revoked
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, Meter
-from edgeagent.router.modes import strictest
+from edgeagent.service.first_step import last_of
+from edgeagent.service.live_requests import LiveRequests
+from edgeagent.service.service import Service, ServiceDecorator
 from edgeagent.types import (
     CachePolicy,
     Embed,
     GenerateRequest,
     Rerank,
-    RouteMode,
     Step,
     TextAnswer,
     TextPrompt,
     TextQuery,
     WorkerState,
-    replace,
 )
 
 logger = logging.getLogger(__name__)
 
+WithCaller = Callable[[GenerateRequest], GenerateRequest]
+"""Returns a request with what the wire knows of its caller: a name, the strictest route that applies, and hops."""
 
 Trace = Callable[[GenerateRequest, Meter, str], None]
 """Called at the end of each generation, with its request, its measurements and how it ended."""
@@ -42,9 +40,10 @@ Trace = Callable[[GenerateRequest, Meter, str], None]
 class LiveService(ServiceDecorator):
     """A Service that registers each generation in `live`, the requests in flight, and refuses new ones in a drain."""
 
-    def __init__(self, service: Service, trace: Trace | None = None) -> None:
+    def __init__(self, service: Service, with_caller: WithCaller, trace: Trace | None = None) -> None:
         super().__init__(service)
         self.live = LiveRequests()
+        self._with_caller = with_caller
         self._trace = trace
         self._is_draining = False
         self._num_total = 0
@@ -62,7 +61,7 @@ class LiveService(ServiceDecorator):
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request; raise BackendUnavailable while draining. It is cancelled when its client's token ends."""
         self._refuse_if_draining()
-        request = _with_client(request)
+        request = self._with_caller(request)
         self.live.begin(request.id)
         self._num_total += 1
         meter, code = Meter(self._label(request.model)), ABANDONED
@@ -144,19 +143,6 @@ class LiveService(ServiceDecorator):
         logger.info("generation ended", extra={"fields": _measures(request, meter, end)})
         if self._trace is not None:
             self._trace(request, meter, end)
-
-
-def _with_client(request: GenerateRequest) -> GenerateRequest:
-    """Return a request with its client's name and the strictest route that applies. All generations pass here.
-
-    A prefill stays on this machine, since it fills this machine's cache. A request that was forwarded MAX_HOPS times
-    stays too, since two edgeagents may be each other's remotes.
-    """
-    grant, num_hops = GRANT.get(), NUM_HOPS.get()
-    allowed = grant.client.route if grant is not None else None
-    here = RouteMode.LOCAL_ONLY if request.prefill_only or num_hops >= MAX_HOPS else None
-    route = strictest(allowed, here, request.route)
-    return replace(request, route=route, client=request.cache.partition, num_hops=num_hops)
 
 
 def _place(meter: Meter) -> tuple[str, str]:

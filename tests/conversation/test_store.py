@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from edgeagent.api.responses.items.items import MessageItem
-from edgeagent.api.responses.storage import store as response_store
-from edgeagent.api.responses.storage.database import ResponseDatabase
-from edgeagent.api.responses.storage.history import Missing, Recalled, StoredResponse
-from edgeagent.api.responses.storage.store import MAX_UNWRITTEN, ResponseStore
+from edgeagent.api.responses.frontend import ITEM_FORMAT
+from edgeagent.conversation import store as response_store
+from edgeagent.conversation.database import ResponseDatabase
+from edgeagent.conversation.history import Missing, Recalled, StoredResponse
+from edgeagent.conversation.items import MessageItem
+from edgeagent.conversation.store import MAX_UNWRITTEN, ResponseStore
 
 
 def response(name: str, **fields: Any) -> StoredResponse:
@@ -30,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def store(path: Path) -> AsyncIterator[ResponseStore]:
-    store = ResponseStore(path)
+    store = ResponseStore(ITEM_FORMAT, path)
     yield store
     await store.close()
 
@@ -59,7 +60,7 @@ async def test_what_is_added_is_found_and_outlives_the_store(path: Path, store: 
     assert await get(store, "a") == response("a")
     assert await store.body("a", "") == b"{}"
     assert await store.find(Missing(None, ("msg_a",)), "") == Recalled(None, {"msg_a": response("a").context[0]})
-    other = ResponseStore(path)
+    other = ResponseStore(ITEM_FORMAT, path)
     assert await get(other, "a") == response("a")
     assert await get(other, "a", "bob") is None
     await other.close()
@@ -104,7 +105,7 @@ async def test_damage_that_shows_later_is_set_aside_too(
     # Damage the pages that hold the tables, but not the file header, which would reveal it.
     content[4096:] = b"\x5a" * (len(content) - 4096)
     path.write_bytes(content)
-    again = ResponseStore(path)
+    again = ResponseStore(ITEM_FORMAT, path)
     assert await get(again, "a") is None
     await again.add(response("new"), b"{}")
     assert await get(again, "new") == response("new")
@@ -118,7 +119,7 @@ async def test_a_row_that_is_no_response_is_damage(path: Path, store: ResponseSt
     with sqlite3.connect(path) as other:
         other.execute("UPDATE segments SET items = x'00'")
     other.close()
-    again = ResponseStore(path)
+    again = ResponseStore(ITEM_FORMAT, path)
     assert await get(again, "a") is None
     assert path.with_name(path.name + ".damaged").exists()
     await again.close()
@@ -155,7 +156,7 @@ async def test_what_waits_for_the_disk_is_bounded_and_written_when_it_can_be(
     assert await get(store, "0") is None
     disk.is_full = False
     await store.add(response("last"), b"{}")
-    other = ResponseStore(path)
+    other = ResponseStore(ITEM_FORMAT, path)
     assert await get(other, "2")
     assert await get(other, "last")
     await other.close()
@@ -168,13 +169,13 @@ async def test_what_waits_for_the_disk_is_written_at_the_end(
     await store.add(response("a"), b"{}")
     disk.is_full = False
     await store.close()
-    other = ResponseStore(path)
+    other = ResponseStore(ITEM_FORMAT, path)
     assert await get(other, "a") == response("a")
     await other.close()
 
 
 async def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = ResponseStore(tmp_path / "missing" / "r")
+    store = ResponseStore(ITEM_FORMAT, tmp_path / "missing" / "r")
     await store.add(response("a"), b"{}")
     assert await get(store, "a") == response("a")
     assert "stay in memory" in caplog.text
@@ -196,7 +197,7 @@ async def test_removal_reaches_every_connection(store: ResponseStore) -> None:
 
 async def test_in_memory_there_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    store = ResponseStore()
+    store = ResponseStore(ITEM_FORMAT)
     await store.add(response("a"), b"{}")
     assert await get(store, "a")
     await store.close()

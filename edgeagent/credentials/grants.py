@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from edgeagent.credentials import Client, Keys, Shown
+from edgeagent.credentials.keys import Client, Keys, Shown
 from edgeagent.errors import Unauthorized
 
 End = Callable[[], None]

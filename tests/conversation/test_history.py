@@ -5,24 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from openai.types.responses import ResponseItem
-from pydantic import TypeAdapter
 
-from edgeagent.api.responses.items.as_json import item_body, with_id
-from edgeagent.api.responses.items.input_items import read_items
-from edgeagent.api.responses.items.items import (
+from edgeagent.conversation.history import MAX_RESPONSES, ConnectionHistory, Missing, Recalled, StoredResponse
+from edgeagent.conversation.items import (
     CallItem,
     CallOutputItem,
     Item,
     MessageItem,
-    ReasoningItem,
     ReferenceItem,
-    compaction_item,
-    to_messages,
 )
-from edgeagent.api.responses.storage.history import MAX_RESPONSES, ConnectionHistory, Missing, Recalled, StoredResponse
 from edgeagent.errors import InvalidRequest, ResponseNotFound
-from edgeagent.types import Message, ToolCall
 
 
 def user(text: str) -> MessageItem:
@@ -73,7 +65,7 @@ def test_a_connection_keeps_its_recent_responses_only() -> None:
 
 
 def test_a_connection_is_bounded_by_what_its_responses_add(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeagent.api.responses.storage.history.MAX_BYTES", 3000)
+    monkeypatch.setattr("edgeagent.conversation.history.MAX_BYTES", 3000)
     history = ConnectionHistory()
     long = user("x" * 2000)
     history.add(response("a", long), None)
@@ -134,63 +126,3 @@ def test_what_rests_on_something_unstorable_is_unstorable() -> None:
     assert not history.continue_from("a", (user("go"),), Recalled()).is_storable
     assert not history.continue_from(None, (ReferenceItem("msg_a"),), Recalled()).is_storable
     assert history.continue_from(None, (user("go"),), Recalled()).is_storable
-
-
-def test_compactions_stand_for_what_was_said() -> None:
-    made = compaction_item("cmp_1", "They spoke of tea.")
-    (read,) = read_items([item_body(made)])
-    assert read == made
-    assert to_messages("Be brief.", (made, user("go"))) == (
-        Message("system", "Be brief.\n\nThey spoke of tea."),
-        Message("user", "go"),
-    )
-    assert read_items([{"type": "compaction", "encrypted_content": "gAAAAAB"}]) == ()
-    for content in (made.content[:-5], made.content + "!", "edgeagent.1.gICA"):
-        with pytest.raises(InvalidRequest, match="encrypted_content"):
-            read_items([{"type": "compaction", "encrypted_content": content}])
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        user("hi"),
-        MessageItem("", "system", "be"),
-        MessageItem("msg_1", "assistant", "yes", "commentary"),
-        ReasoningItem("rs_1", "hm"),
-        ReasoningItem("rs_1", ""),
-        CallItem("fc_1", "call_1", "f", "{}"),
-        CallOutputItem("", "call_1", "42"),
-    ],
-)
-def test_items_are_read_as_they_are_written_and_typed_clients_read_them(item: Item) -> None:
-    named = with_id(item, lambda prefix: f"{prefix}_new")
-    assert read_items([item_body(named)]) == (named,)
-    assert with_id(named, lambda _: "other") == named
-    TypeAdapter(ResponseItem).validate_python(item_body(named))
-
-
-def test_messages_of_a_chain() -> None:
-    items: tuple[Item, ...] = (
-        MessageItem("", "system", "Be brief."),
-        user("go"),
-        ReasoningItem("rs_1", "hm"),
-        MessageItem("msg_1", "assistant", "Right."),
-        CallItem("fc_1", "call_1", "f", "{}"),
-        CallItem("fc_2", "call_2", "g", "{}"),
-        CallOutputItem("", "call_1", "1"),
-        CallOutputItem("", "call_2", "2"),
-        ReasoningItem("rs_2", ""),
-        MessageItem("msg_2", "assistant", "Done."),
-        MessageItem("msg_3", "assistant", "Really."),
-        MessageItem("", "system", "Be long."),
-    )
-    assert to_messages("You are a kettle.", items) == (
-        Message("system", "You are a kettle.\n\nBe brief."),
-        Message("user", "go"),
-        Message("assistant", "Right.", "hm", (ToolCall("call_1", "f", "{}"), ToolCall("call_2", "g", "{}"))),
-        Message("tool", "1", tool_call_id="call_1"),
-        Message("tool", "2", tool_call_id="call_2"),
-        Message("assistant", "Done."),
-        Message("assistant", "Really."),
-        Message("system", "Be long."),
-    )

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from edgeagent.api.responses.compaction import INSTRUCTION, INTRODUCTION
 from edgeagent.api.responses.events import TERMINAL
+from edgeagent.conversation.compaction import INSTRUCTION, INTRODUCTION
 from edgeagent.types import ChatPrompt, GenerateRequest, Message, TextDelta
 from tests.api.serving import check_golden, serve, validate_event
 from tests.backends.fake import Act, FakeBackend, Gate, finished

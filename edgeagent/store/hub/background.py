@@ -1,7 +1,4 @@
-"""Downloads of models while the daemon serves: one at a time, in a thread of its own, cancelled when its client leaves.
-
-It does not know what is downloaded, from where or how.
-"""
+"""Pulls of models while the daemon serves: one at a time, in a thread of its own, cancelled when its client leaves."""
 
 from __future__ import annotations
 
@@ -11,40 +8,54 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from pathlib import Path
 
-from edgeagent.api.gate.grants import revoked, until_revoked
+from edgeagent.config import StoreConfig
+from edgeagent.credentials.grants import revoked, until_revoked
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.store.hub.progress import OnProgress, Progress
+from edgeagent.store.hub.pull import PulledModel, Puller
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.1
 
-Pull = Callable[[OnProgress], object]
+Pulled = tuple[PulledModel, PulledModel | None]
+"""A model, and its draft if that was pulled too."""
 
 
 class Pulls:
     """Runs one pull at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: StoreConfig, state_dir: Path) -> None:
+        self._store = store
+        self._state_dir = state_dir
         self._running: _Running | None = None
 
-    async def run(self, pull: Pull) -> AsyncGenerator[Progress, None]:
-        """Run a pull and yield its progress. Raise the pull's errors, or BackendUnavailable while another pull runs.
+    async def run(self, name: str, *, with_draft: bool = True) -> AsyncGenerator[Progress | Pulled, None]:
+        """Pull a model; yield the progress, and the model at the end.
+
+        Raise the errors of `Puller.pull`, or BackendUnavailable while another pull runs.
 
         Closing the generator cancels the pull: it ends at its next report of progress, and the downloaded bytes are
         kept. If the token of the request is removed, the pull is cancelled too, and Unauthorized is raised.
         """
         if self._running is not None and not self._running.is_done:
             raise BackendUnavailable("another model is being pulled; try again when that is done", retry_after_s=10)
-        running = self._running = _Running(pull)
+        running = self._running = _Running(lambda on_progress: self._pull(name, on_progress, with_draft=with_draft))
         running.start()
         try:
             with until_revoked(running.revoke):
                 while (progress := await running.next()) is not None:
                     yield progress
+            if running.pulled is not None:
+                yield running.pulled
         finally:
             running.cancel()
+
+    def _pull(self, name: str, on_progress: OnProgress, *, with_draft: bool) -> Pulled:
+        puller = Puller(self._store, self._state_dir)
+        return puller.pull_with_draft(name, on_progress) if with_draft else (puller.pull(name, on_progress), None)
 
 
 class _CancelledPull(Exception):
@@ -54,8 +65,9 @@ class _CancelledPull(Exception):
 class _Running:
     """One pull. The thread writes through the event loop; only `_is_cancelled` goes the other way."""
 
-    def __init__(self, pull: Pull) -> None:
+    def __init__(self, pull: Callable[[OnProgress], Pulled]) -> None:
         self.is_done = False
+        self.pulled: Pulled | None = None
         self._pull = pull
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -92,8 +104,9 @@ class _Running:
 
     def _run(self) -> None:
         error: EdgeAgentError | None = None
+        pulled: Pulled | None = None
         try:
-            self._pull(self._on_progress)
+            pulled = self._pull(self._on_progress)
         except EdgeAgentError as failure:
             error = failure
         except _CancelledPull:
@@ -102,7 +115,7 @@ class _Running:
             logger.error("a pull failed: %s", type(failure).__name__)
             error = InternalError("unhandled")
         with suppress(RuntimeError):  # the loop is closed: the daemon has ended
-            self._loop.call_soon_threadsafe(self._end, error)
+            self._loop.call_soon_threadsafe(self._end, pulled, error)
 
     def _on_progress(self, progress: Progress) -> None:
         if self._is_cancelled:
@@ -119,7 +132,8 @@ class _Running:
         self._latest = progress
         self._changed.set()
 
-    def _end(self, error: EdgeAgentError | None) -> None:
+    def _end(self, pulled: Pulled | None, error: EdgeAgentError | None) -> None:
+        self.pulled = pulled
         self._error = error
         self.is_done = True
         self._changed.set()

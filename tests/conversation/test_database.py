@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from edgeagent.api.responses.items.items import Item, MessageItem
-from edgeagent.api.responses.storage.database import DamagedError, Limits, ResponseDatabase
-from edgeagent.api.responses.storage.history import StoredResponse
+from edgeagent.api.responses.frontend import ITEM_FORMAT
+from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase
+from edgeagent.conversation.history import StoredResponse
+from edgeagent.conversation.items import Item, MessageItem
 from edgeagent.types import RouteMode
 from tests.integrity import check_integrity
 
@@ -27,7 +28,7 @@ class Clock:
 
 
 def database(path: Path | None = None, clock: Clock | None = None, **limits: float) -> ResponseDatabase:
-    return ResponseDatabase(path, Limits(**limits), clock or Clock())  # type: ignore[arg-type]
+    return ResponseDatabase(path, Limits(**limits), clock or Clock(), ITEM_FORMAT)  # type: ignore[arg-type]
 
 
 def said(name: str, text: str = "") -> MessageItem:

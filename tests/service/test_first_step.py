@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from edgeagent.api.wire import first_step
-from edgeagent.api.wire.first_step import begun
 from edgeagent.errors import Overloaded
+from edgeagent.service import first_step
+from edgeagent.service.first_step import begun
 
 
 class Source:

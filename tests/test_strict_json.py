@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.api.wire.json_body import MAX_JSON_VALUES, parse_json
 from edgeagent.errors import InvalidRequest
+from edgeagent.strict_json import MAX_JSON_VALUES, parse_json
 
 BAD = {
     "empty": b"",

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent import credentials, state_files
-from edgeagent.credentials import (
+from edgeagent import state_files
+from edgeagent.credentials import keys
+from edgeagent.credentials.keys import (
     CLIENTS_FILE,
     MAX_CLIENTS,
     NOTHING_SHOWN,
@@ -84,7 +85,7 @@ def test_a_former_token_without_the_prefix_is_unknown_and_no_strangers_key(tmp_p
 
 
 def test_former_tokens_are_kept_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "MAX_CLIENTS", 1)
+    monkeypatch.setattr(keys, "MAX_CLIENTS", 1)
     ring, former = KeyRing(tmp_path), ["x" * 43, "y" * 43, "z" * 43]
     for token in [*former, "w" * 43]:
         write_private(tmp_path / TOKEN_FILE, token.encode())
@@ -171,7 +172,7 @@ def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with changing(tmp_path / "clients.lock", "edgeagent token"):
             adding = pool.submit(add_client, tmp_path, "added", [Scope.INFER])
             assert not wait([adding], timeout=0.05).done
-            credentials._write_clients(tmp_path, [])
+            keys._write_clients(tmp_path, [])
         adding.result()
     assert [client.name for client in clients(tmp_path)] == ["added"]
     monkeypatch.setattr(state_files, "_LOCK_TIMEOUT_S", 0.0)

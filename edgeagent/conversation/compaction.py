@@ -8,17 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from edgeagent.api.responses.items.items import (
-    CallItem,
-    CallOutputItem,
-    CompactionItem,
-    Item,
-    MessageItem,
-    compaction_item,
-    to_messages,
-)
-from edgeagent.api.service import Service
+from edgeagent.conversation.items import CallItem, CallOutputItem, CompactionItem, Item, MessageItem, compaction_item
+from edgeagent.conversation.prompt import to_messages
 from edgeagent.errors import ContextLengthExceeded
+from edgeagent.service.service import Service
 from edgeagent.types import (
     ChatPrompt,
     Finished,
