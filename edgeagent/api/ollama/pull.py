@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.models import asked_model
-from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
+from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
@@ -20,7 +20,7 @@ from edgeagent.errors import InvalidRequest
 from edgeagent.service.first_step import last_of
 from edgeagent.store.hub.progress import Progress
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter()
 
 
 class OllamaPull(Shape):
