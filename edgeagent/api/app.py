@@ -20,7 +20,7 @@ from edgeagent.api.gate.caller import with_caller
 from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.api.routers import ROUTERS, make_frontends
-from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_body, error_headers, http_status, printable, refusal
+from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_answer, http_status, printable, refusal
 from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
 from edgeagent.credentials.keys import Keys
@@ -104,20 +104,15 @@ def _include_routers(app: FastAPI, *, has_documents: bool) -> None:
         app.include_router(documents)
 
 
-def _error_response(path: str, error: EdgeAgentError) -> JSONResponse:
-    body = refusal(path, error_body(error))
-    return JSONResponse(body, status_code=http_status(error), headers=error_headers(error))
-
-
 async def _answer_unhandled(scope: Scope, receive: Receive, send: Send) -> None:
-    await _error_response(scope["path"], InternalError("unhandled"))(scope, receive, send)
+    await error_answer(scope["path"], InternalError("unhandled"))(scope, receive, send)
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, EdgeAgentError)
     if http_status(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.warning("%s %s: %s: %s", request.method, request.url.path, error.code, error.message)
-    return _error_response(request.scope["path"], error)
+    return error_answer(request.scope["path"], error)
 
 
 async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +121,7 @@ async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:
         await scope["app"].router.not_found(scope, receive, send)
         return
     error = NotFound(f"there is no WebSocket at {scope['path'][:256]}; see /v1/responses")
-    await _error_response(scope["path"], error)(scope, receive, send)
+    await error_answer(scope["path"], error)(scope, receive, send)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:

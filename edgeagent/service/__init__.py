@@ -1,1 +1,4 @@
-"""One service for all wires: requests in flight, the drain, measurements, readiness. It knows no HTTP."""
+"""What all wires share: the requests in flight, the drain, measurements, readiness, and the models that there are.
+
+It knows no HTTP.
+"""

@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody
-from edgeagent.api.ollama.wire import OllamaRoute
 from edgeagent.api.wire.fields import validate
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.config import Config
@@ -18,7 +17,7 @@ from edgeagent.service.removal import plan_removal, refuse_if_used
 from edgeagent.store.resolve import Library
 from edgeagent.store.shelf import Shelf
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter()
 
 
 @router.delete("/api/delete")

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.body import OllamaModelBody
-from edgeagent.api.ollama.wire import OllamaRoute, known_name, rfc3339, tagged
+from edgeagent.api.ollama.wire import known_name, rfc3339, tagged
 from edgeagent.api.wire.fields import validate
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Json, Shape
@@ -26,7 +26,7 @@ from edgeagent.service.inventory import KnownModel, find_known, known_models
 from edgeagent.store.hub.cache import named_sha256
 from edgeagent.types import ModelInfo, ModelStatus, WorkerState
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter()
 
 # Clients want a date also of a model that stays loaded forever.
 _NEVER = timedelta(days=36_500)

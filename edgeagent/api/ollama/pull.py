@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.body import OllamaPullBody
-from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
+from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line
 from edgeagent.api.wire.fields import validate
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Shape
@@ -20,7 +20,7 @@ from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.service.first_step import last_of
 from edgeagent.store.hub.progress import Progress
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter()
 
 
 class OllamaPull(Shape):

@@ -9,16 +9,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.context import context_of
+from edgeagent.api.openai.answer import Answer, Chunks
 from edgeagent.api.wire.errors import error_body, told
 from edgeagent.api.wire.placement import PlacementHeaders
-from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.fan_out import NumberedSteps, run_all
@@ -29,35 +28,10 @@ from edgeagent.types import GenerateRequest, PromptText, Step, TextDelta
 _MAX_INLINE_LOGPROBS = 256
 
 
-class AnswerBuilder(Protocol):
-    """Collects the steps of all choices into an answer."""
-
-    id: str
-
-    def take(self, index: int, step: Step) -> None:
-        """Take a step of one choice."""
-
-    def delivered(self, step: Step) -> None:
-        """Note that a step has been handed to the client."""
-
-    def body(self) -> object:
-        """Return the whole answer."""
-
-
-class Chunks(Protocol):
-    """An answer as the chunks of a stream."""
-
-    def of(self, index: int, step: Step) -> list[Json]:
-        """Return the chunks of one choice's step."""
-
-    def closing(self) -> list[Json]:
-        """Return the last chunks."""
-
-
 async def respond(
     request: Request,
     requests: Sequence[GenerateRequest],
-    answer: AnswerBuilder,
+    answer: Answer,
     chunks: Chunks | None,
     ping_interval_s: float | None,
     params: Mapping[str, str],
@@ -89,7 +63,7 @@ async def respond(
         raise reworded(error) from None
 
 
-async def _collect(steps: NumberedSteps, answer: AnswerBuilder) -> bytes:
+async def _collect(steps: NumberedSteps, answer: Answer) -> bytes:
     """Return the body of the whole answer."""
     num_logprobs = 0
     async with aclosing(steps):
@@ -110,7 +84,7 @@ async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
 
 
 async def _events(
-    steps: NumberedSteps, answer: AnswerBuilder, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
+    steps: NumberedSteps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream: one string of bytes for each step, and at the end [DONE] or one error."""
     try:

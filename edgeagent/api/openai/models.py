@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.wire.errors import Refusal, error_body, error_headers, http_status
+from edgeagent.api.wire.errors import error_answer
 from edgeagent.api.wire.shape import Shape
 from edgeagent.errors import ModelNotFound
 from edgeagent.router.router import NO_MODEL
@@ -178,8 +178,9 @@ async def ready(request: Request) -> JSONResponse:
     error = await context_of(request).probe.result()
     if error is None:
         return JSONResponse(Ready(status="ready"))
-    status = max(http_status(error), HTTPStatus.SERVICE_UNAVAILABLE)
-    return JSONResponse(Refusal(error=error_body(error)), status_code=status, headers=error_headers(error))
+    answer = error_answer(request.scope["path"], error)
+    answer.status_code = max(answer.status_code, HTTPStatus.SERVICE_UNAVAILABLE)
+    return answer
 
 
 @router.get("/version")
