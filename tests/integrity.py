@@ -7,7 +7,7 @@ from functools import singledispatch
 
 import numpy as np
 
-from edgeagent.api.responses.storage.database import DamagedError, ResponseDatabase
+from edgeagent.conversation.database import DamagedError, ResponseDatabase
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.kv_cells import KvCells
 from edgeagent.engine.cache.lookup import BlockCache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeagent.credentials import OWNER, Client, Shown, Standing, digest
+from edgeagent.credentials.keys import OWNER, Client, Shown, Standing, digest
 
 
 class OwnerKey:

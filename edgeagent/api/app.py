@@ -16,17 +16,19 @@ from starlette.types import Receive, Scope, Send
 from edgeagent.api.context import Context
 from edgeagent.api.frontend import Frontends
 from edgeagent.api.gate.body_limit import BodyLimit
+from edgeagent.api.gate.caller import with_caller
 from edgeagent.api.gate.envelope import Envelope
-from edgeagent.api.gate.grants import Grants
 from edgeagent.api.gate.security import Policy, Security
-from edgeagent.api.live_service import LiveService, Trace
-from edgeagent.api.ops.probe import Probe
 from edgeagent.api.routers import ROUTERS, make_frontends
-from edgeagent.api.service import Service
-from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_body, error_headers, http_status, printable, refusal
+from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_answer, http_status, printable, refusal
 from edgeagent.config import Config
-from edgeagent.credentials import Keys
+from edgeagent.credentials.grants import Grants
+from edgeagent.credentials.keys import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, NotFound
+from edgeagent.service.live_service import LiveService, Trace
+from edgeagent.service.probe import Probe
+from edgeagent.service.service import Service
+from edgeagent.store.hub.background import Pulls
 
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
 
@@ -74,7 +76,7 @@ def create_app(
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
         ],
     )
-    live = LiveService(service, trace)
+    live = LiveService(service, with_caller, trace)
     app.state.context = Context(
         config=config,
         service=live,
@@ -85,6 +87,7 @@ def create_app(
         trouble=trouble,
         keys=keys,
         grants=grants,
+        pulls=Pulls(config.store, config.state_dir),
     )
     app.router.default = _answer_no_route
     _include_routers(app, has_documents=config.server.docs)
@@ -101,20 +104,15 @@ def _include_routers(app: FastAPI, *, has_documents: bool) -> None:
         app.include_router(documents)
 
 
-def _error_response(path: str, error: EdgeAgentError) -> JSONResponse:
-    body = refusal(path, error_body(error))
-    return JSONResponse(body, status_code=http_status(error), headers=error_headers(error))
-
-
 async def _answer_unhandled(scope: Scope, receive: Receive, send: Send) -> None:
-    await _error_response(scope["path"], InternalError("unhandled"))(scope, receive, send)
+    await error_answer(scope["path"], InternalError("unhandled"))(scope, receive, send)
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, EdgeAgentError)
     if http_status(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.warning("%s %s: %s: %s", request.method, request.url.path, error.code, error.message)
-    return _error_response(request.scope["path"], error)
+    return error_answer(request.scope["path"], error)
 
 
 async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +121,7 @@ async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:
         await scope["app"].router.not_found(scope, receive, send)
         return
     error = NotFound(f"there is no WebSocket at {scope['path'][:256]}; see /v1/responses")
-    await _error_response(scope["path"], error)(scope, receive, send)
+    await error_answer(scope["path"], error)(scope, receive, send)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from starlette.requests import HTTPConnection
 
 from edgeagent.api.frontend import Frontends
-from edgeagent.api.gate.grants import Grants
-from edgeagent.api.live_service import LiveService
-from edgeagent.api.ops.probe import Probe
-from edgeagent.api.ops.pulls import Pulls
 from edgeagent.api.wire.known_fields import WarningLog
 from edgeagent.config import Config
-from edgeagent.credentials import Keys
+from edgeagent.credentials.grants import Grants
+from edgeagent.credentials.keys import Keys
+from edgeagent.service.live_service import LiveService
+from edgeagent.service.probe import Probe
+from edgeagent.store.hub.background import Pulls
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Context:
     num_connections: Callable[[], int]
     keys: Keys
     grants: Grants
+    pulls: Pulls
     trouble: Callable[[], str | None] = lambda: None
-    pulls: Pulls = field(default_factory=Pulls)
     warnings: WarningLog = field(default_factory=WarningLog)
     started_at_s: float = field(default_factory=time.monotonic)
     started_unix_s: int = field(default_factory=lambda: int(time.time()))

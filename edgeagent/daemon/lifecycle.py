@@ -13,8 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from edgeagent import __version__
-from edgeagent.api.service import Service
-from edgeagent.credentials import KeyRing, Keys, check_files, ensure_token
+from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
 from edgeagent.daemon.addresses import urls_beyond
 from edgeagent.daemon.console import console, dropped_lines
 from edgeagent.daemon.listeners import Listeners, listening
@@ -25,13 +24,14 @@ from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import EdgeAgentError
 from edgeagent.runtime_file import TOKEN_FILE, Runtime
+from edgeagent.service.service import Service
 from edgeagent.short_collections import keep_collections_short
 from edgeagent.short_turns import ask_for_short_turns
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
-    from edgeagent.api.live_service import Trace
     from edgeagent.config import Config, ServerConfig
+    from edgeagent.service.live_service import Trace
 
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from edgeagent.api.gate.access import UNKNOWN_USER, User
+from edgeagent.credentials.decision import UNKNOWN_USER, User
 
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h, net/tcp_states.h
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1

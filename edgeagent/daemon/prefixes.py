@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from edgeagent.api.ops.cache import read_warming
-from edgeagent.api.service import Service
 from edgeagent.config import Config
 from edgeagent.errors import EdgeAgentError
+from edgeagent.service.service import Service
 from edgeagent.types import Finished, FinishReason, GenerateRequest, RouteMode, Tier, WorkerState, replace
 
 _LOOK_S = 0.5

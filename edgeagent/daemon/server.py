@@ -14,21 +14,21 @@ import uvicorn
 
 from edgeagent import metrics
 from edgeagent.api.app import create_app
-from edgeagent.api.live_service import LiveService, Trace
 from edgeagent.daemon.tls import server_context
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.daemon.unix import BACKLOG
+from edgeagent.service.live_service import LiveService, Trace
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from edgeagent.api.frontend import Frontends
-    from edgeagent.api.gate.grants import Grants
-    from edgeagent.api.service import Service
     from edgeagent.config import Config, ServerConfig
-    from edgeagent.credentials import Keys
+    from edgeagent.credentials.grants import Grants
+    from edgeagent.credentials.keys import Keys
     from edgeagent.daemon.lifecycle import Stop
     from edgeagent.daemon.reporter import Reporter
+    from edgeagent.service.service import Service
 
 KEEP_ALIVE_S = 30
 TLS_TIMEOUT_S = 10.0

@@ -35,7 +35,7 @@ Attributes = dict[str, str | bool | int | float | list[str]]
 
 
 class Tracer:
-    """Records the spans of each generation. Implements api.live_service.Trace."""
+    """Records the spans of each generation. Implements service.live_service.Trace."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context

@@ -19,11 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeagent.api.app import create_app
 from edgeagent.api.frontend import Frontends
-from edgeagent.api.gate.access import OWN_USER, PEER_KEY, User
-from edgeagent.api.responses.frontend import Responses
-from edgeagent.api.responses.storage.store import ResponseStore, stored_limits
+from edgeagent.api.gate.access import PEER_KEY
+from edgeagent.api.responses.frontend import ITEM_FORMAT, Responses
 from edgeagent.config import Config
-from edgeagent.credentials import Keys
+from edgeagent.conversation.store import ResponseStore, stored_limits
+from edgeagent.credentials.decision import OWN_USER, User
+from edgeagent.credentials.keys import Keys
 from tests.api.checked_app import CheckedApp
 from tests.api.event_grammar import check_stream
 from tests.backends.fake import FakeBackend
@@ -118,7 +119,7 @@ async def serve(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
     config = config or Config()
-    frontends = Frontends([Responses(ResponseStore(store, stored_limits(config.server)))])
+    frontends = Frontends([Responses(ResponseStore(ITEM_FORMAT, store, stored_limits(config.server)))])
     app = CheckedApp(create_app(config, backend, keys=keys or OwnerKey("secret"), frontends=frontends))
     server = Server(
         uvicorn.Config(

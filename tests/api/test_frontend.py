@@ -8,9 +8,9 @@ import pytest
 
 from edgeagent.api.frontend import Frontend, Frontends
 from edgeagent.api.responses.frontend import Responses
-from edgeagent.api.responses.storage.store import FILE
 from edgeagent.api.routers import FRONTENDS, make_frontends
 from edgeagent.config import Config, ServerConfig
+from edgeagent.conversation.store import FILE
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import running
 

@@ -12,9 +12,10 @@ import pytest_asyncio
 from starlette.requests import HTTPConnection
 from websockets.asyncio.client import connect
 
-from edgeagent.api.gate.access import OWN_USER, User, client_of
+from edgeagent.api.gate.access import client_of
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
+from edgeagent.credentials.decision import OWN_USER, User
+from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
 from edgeagent.daemon.peers import TcpPeer
 from edgeagent.errors import ConfigError
 from tests.backends.fake import FakeBackend

@@ -11,7 +11,7 @@ import pytest_asyncio
 from websockets.asyncio.client import connect
 
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
+from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
 from edgeagent.errors import LocalUnavailable
 from edgeagent.types import GenerateRequest, RouteMode, WorkerState
 from tests.api.services import OneModel

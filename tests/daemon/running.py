@@ -15,14 +15,14 @@ import httpx
 from starlette.types import ASGIApp
 
 from edgeagent.api.frontend import Frontends
-from edgeagent.api.live_service import Trace
-from edgeagent.api.service import Service
 from edgeagent.config import Config
-from edgeagent.credentials import Keys
+from edgeagent.credentials.keys import Keys
 from edgeagent.daemon.lifecycle import Stop
 from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.server import Server, make_server
 from edgeagent.runtime_file import Runtime
+from edgeagent.service.live_service import Trace
+from edgeagent.service.service import Service
 from edgeagent.types import ModelStatus
 from tests.api.checked_app import CheckedApp
 from tests.owner_key import OwnerKey

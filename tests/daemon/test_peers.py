@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 import psutil
 import pytest
 
-from edgeagent.api.gate.access import UNKNOWN_USER, User
+from edgeagent.credentials.decision import UNKNOWN_USER, User
 from edgeagent.daemon import peers
 from edgeagent.daemon.peers import TcpPeer
 from tests.daemon.running import has_ipv6_loopback

@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from edgeagent.api.service import Service
 from edgeagent.config import Config, ModelConfig
 from edgeagent.daemon.prefixes import Prefixes
 from edgeagent.errors import ModelNotFound, Overloaded
+from edgeagent.service.service import Service
 from edgeagent.types import (
     ChatPrompt,
     Finished,

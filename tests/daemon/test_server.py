@@ -11,8 +11,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from edgeagent.api.responses.socket import session
-from edgeagent.api.responses.storage.store import ResponseStore
 from edgeagent.config import Config, ServerConfig
+from edgeagent.conversation.store import ResponseStore
 from edgeagent.types import Started, TextDelta
 from tests.backends.fake import FakeBackend, Gate, finished
 from tests.daemon.running import Running, running

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeagent.credentials import ensure_token
+from edgeagent.credentials.keys import ensure_token
 from edgeagent.daemon.state import ExitCode, StartError, held
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import (

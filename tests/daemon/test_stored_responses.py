@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from edgeagent.api.responses.storage.store import FILE
+from edgeagent.conversation.store import FILE
 from tests.robust.fake_serve import serving
 
 

@@ -16,10 +16,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from websockets.asyncio.client import connect
 
-from edgeagent.api.live_service import Trace
 from edgeagent.config import Config, TraceConfig
 from edgeagent.daemon.traces import Tracer, stages, tracing
 from edgeagent.errors import ConfigError, Overloaded
+from edgeagent.service.live_service import Trace
 from edgeagent.types import Handover, Timings
 from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running

@@ -24,7 +24,7 @@ from websockets.sync.connection import Connection
 
 from edgeagent import cache_folder
 from edgeagent.cli import main
-from edgeagent.credentials import Scope, add_client
+from edgeagent.credentials.keys import Scope, add_client
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.integration.leaks import status_of
 

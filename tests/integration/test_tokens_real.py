@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.credentials import Scope, add_client
+from edgeagent.credentials.keys import Scope, add_client
 from tests.integration.conftest import Daemon
 from tests.integration.test_daemon_real import long_request
 

@@ -85,7 +85,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "2",
     ): "No token of ours has a colon, so it is a part of its own either way.",
     (
-        "edgeagent/api/gate/access.py",
+        "edgeagent/credentials/decision.py",
         "if now_s - self._since_s > FAILURES_WINDOW_S:",
         "(now_s - self._since_s >= FAILURES_WINDOW_S)",
     ): "One instant of a clock.",
@@ -285,7 +285,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "(abs(lag_s - self._lag_s) >= _SLEPT_S)",
     ): "A sleep of exactly that length counts or not.",
     (
-        "edgeagent/credentials.py",
+        "edgeagent/credentials/keys.py",
         "content = read_private(path, max_bytes=MAX_CLIENTS * 512)",
         "513",
     ): "More than the longest rows take, which is all that the bound has to be.",

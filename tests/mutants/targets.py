@@ -57,12 +57,19 @@ _HANGS = ("tests/robust/test_F21_hostile_worker.py",)
 
 TARGETS = (
     Target(
-        "edgeagent/credentials.py",
-        ("tests/test_credentials.py", "tests/test_defaults.py"),
+        "edgeagent/credentials/keys.py",
+        ("tests/credentials/test_keys.py", "tests/test_defaults.py"),
         (*_ACCESS, "tests/robust/test_A6_files.py", "tests/robust/test_A7_scopes.py"),
     ),
     Target(
-        "edgeagent/state_files.py", ("tests/test_credentials.py", "tests/remotes"), ("tests/robust/test_A6_files.py",)
+        "edgeagent/state_files.py",
+        ("tests/credentials/test_keys.py", "tests/remotes"),
+        ("tests/robust/test_A6_files.py",),
+    ),
+    Target(
+        "edgeagent/credentials/decision.py",
+        _ACCESS,
+        (*_AT_THE_DOOR, *_REMOVED),
     ),
     Target(
         "edgeagent/api/gate/access.py",

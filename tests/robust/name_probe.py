@@ -12,9 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeagent.api.ollama import pull as ollama_pull
-from edgeagent.api.ops import model_pulls
-from edgeagent.store.hub import transfer
+from edgeagent.store.hub import background, transfer
 from edgeagent.store.hub.pull import Puller
 from tests.robust import asgi
 from tests.robust.name_vectors import WIRE_NAMES
@@ -53,8 +51,7 @@ def ask(caller: asgi.Caller, name: str) -> list[tuple[str, int]]:
 def main(folder: Path) -> None:
     """Print the paths opened beyond those for a harmless name, and the statuses."""
     nowhere = partial(Puller, endpoint="http://127.0.0.1:9")
-    # Route modules do not export what they import.
-    ollama_pull.Puller = model_pulls.Puller = nowhere  # type: ignore[attr-defined, assignment]
+    background.Puller = nowhere  # type: ignore[attr-defined, assignment]
     transfer.RETRY_WAIT_S = 0.0
     asgi.STATE_DIR = folder
     with asgi.calling() as caller:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from edgeagent.api.app import create_app
-from edgeagent.api.gate import access
-from edgeagent.api.gate.access import NEEDS, PEER_KEY, Access, Asker, Listener, User, decide
+from edgeagent.api.gate.access import NEEDS, PEER_KEY, Access
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import (
+from edgeagent.credentials import decision
+from edgeagent.credentials.decision import Asker, Listener, User, decide
+from edgeagent.credentials.keys import (
     CLIENTS_FILE,
     Client,
     KeyRing,
@@ -244,7 +245,7 @@ async def test_every_route_of_the_live_app(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_files_sound: bool
 ) -> None:
     """Every route and method × credentials × how the request arrives × page or not × state of the files."""
-    monkeypatch.setattr(access, "MAX_FAILURES", 10**9)
+    monkeypatch.setattr(decision, "MAX_FAILURES", 10**9)
     keys = make_keys(tmp_path)
     ring = KeyRing(tmp_path)
     assert ring.judge([b"x"]).standing is Standing.FOREIGN

@@ -13,10 +13,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from edgeagent.api.app import create_app
-from edgeagent.api.gate import access
 from edgeagent.api.gate.access import NEEDS, need_of
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import Scope
+from edgeagent.credentials import decision
+from edgeagent.credentials.keys import Scope
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import TOKEN, Running, running
 from tests.owner_key import OwnerKey
@@ -36,7 +36,7 @@ async def locked() -> AsyncIterator[Running]:
 
 @pytest.fixture(autouse=True)
 def without_failure_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "MAX_FAILURES", 10**9)
+    monkeypatch.setattr(decision, "MAX_FAILURES", 10**9)
 
 
 def _routes(routes: list[Any]) -> Iterator[tuple[str, set[str]]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.credentials import CLIENTS_FILE, KeyRing, Scope, Standing, add_client, check_files, ensure_token
+from edgeagent.credentials.keys import CLIENTS_FILE, KeyRing, Scope, Standing, add_client, check_files, ensure_token
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, write_private
 from tests.robust.fake_serve import serving

@@ -15,9 +15,9 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from edgeagent.api.gate import grants
-from edgeagent.api.ops import pulls
-from edgeagent.credentials import (
+from edgeagent.config import StoreConfig
+from edgeagent.credentials import grants
+from edgeagent.credentials.keys import (
     CLIENTS_FILE,
     OWNER,
     Client,
@@ -31,6 +31,7 @@ from edgeagent.credentials import (
 )
 from edgeagent.errors import Unauthorized
 from edgeagent.runtime_file import TOKEN_FILE, write_private
+from edgeagent.store.hub import background
 from edgeagent.types import GenerateRequest, Started, TextAnswer, TextDelta, TextQuery
 from tests.backends.fake import Act, FakeBackend, Gate
 from tests.daemon.running import Running, read_reply, running
@@ -215,13 +216,20 @@ async def test_embeddings_end_with_their_token(tmp_path: Path) -> None:
         assert (await asked).status_code == 401
 
 
-async def test_a_pull_ends_with_its_token(tmp_path: Path) -> None:
+async def test_a_pull_ends_with_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        def __init__(self, *_: object) -> None: ...
+
+        def pull_with_draft(self, *_: object) -> None:
+            may_go_on.wait(LIMIT_S)
+
+    monkeypatch.setattr(background, "Puller", Slow)
     ensure_token(tmp_path)
     token, ring = add_client(tmp_path, "store", [Scope.MODELS]), KeyRing(tmp_path)
     registry, may_go_on = grants.Grants(ring), threading.Event()
     grants.GRANT.set(registry.open(ring.judge([token.encode()])))
     try:
-        steps = pulls.Pulls().run(lambda _: may_go_on.wait(LIMIT_S))
+        steps = background.Pulls(StoreConfig(), tmp_path).run("org/model")
         waiting = asyncio.ensure_future(anext(steps))
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.credentials import (
+from edgeagent.credentials.keys import (
     CLIENTS_FILE,
     Client,
     KeyRing,

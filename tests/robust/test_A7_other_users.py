@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from edgeagent.credentials import CLIENTS_FILE, Scope, add_client
+from edgeagent.credentials.keys import CLIENTS_FILE, Scope, add_client
 from edgeagent.runtime_file import TOKEN_FILE
 from tests.robust.fake_serve import Process, serving
 

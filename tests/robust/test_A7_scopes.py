@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from edgeagent.api.gate.access import NEEDS
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token
+from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
 from tests.robust.raw import get, upgrade

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 
 from edgeagent.api.documents.openapi import OPERATIONS
-from tests.api.wire.test_json_body import BAD
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import running
 from tests.examples import examples
 from tests.robust.asgi import Caller, calling
+from tests.test_strict_json import BAD
 
 ROUTES = sorted(name.removeprefix("POST ") for name, operation in OPERATIONS.items() if operation.body is not None)
 # In seconds of this thread's CPU time. The list of attacks says 0.1; the rest is for slow machines.

@@ -18,7 +18,7 @@ import pytest
 
 from edgeagent.cache_folder import ensure_secret
 from edgeagent.cli import main
-from edgeagent.credentials import ensure_token
+from edgeagent.credentials.keys import ensure_token
 from edgeagent.runtime_file import find_daemon, read_token
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is lifted, /proc/locks")

@@ -84,5 +84,5 @@ async def test_too_many_connections() -> None:
 
 @pytest.fixture(autouse=True)
 def quick_probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("edgeagent.api.ops.probe.NOT_READY_CACHE_S", 0.0)
+    monkeypatch.setattr("edgeagent.service.probe.NOT_READY_CACHE_S", 0.0)
     yield

@@ -14,9 +14,9 @@ from schemathesis.specs.openapi import checks
 
 from edgeagent.api.app import create_app
 from edgeagent.api.documents import openapi_document
-from edgeagent.api.ollama import pull as ollama_pull
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import ModelNotFound
+from edgeagent.store.hub import background
 from edgeagent.types import WorkerState
 from tests.api.services import INFO, OneModel
 from tests.examples import examples
@@ -49,6 +49,8 @@ class NoPuller:
     def pull(self, name: str, _: object) -> None:
         raise ModelNotFound(f"there is no {name[:64]!r}")
 
+    pull_with_draft = pull
+
 
 @pytest.fixture(scope="module")
 def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
@@ -56,7 +58,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.Ba
     config = Config(state_dir=folder, store=StoreConfig(models_dir=folder / "models"))
     app = create_app(config, OneModel(WorkerState.READY, info=INFO), keys=OwnerKey("x" * 43))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ollama_pull, "Puller", NoPuller)
+        patch.setattr(background, "Puller", NoPuller)
         loaded = schemathesis.openapi.from_dict(DOCUMENT)
         loaded.app = app
         yield loaded

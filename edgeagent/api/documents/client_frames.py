@@ -6,39 +6,41 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from edgeagent.api.documents.bodies import OpenBody, ResponseRequest
+from edgeagent.api.responses.body import CreateResponseBody
+from edgeagent.api.responses.items.input_items import InputMessage
 from edgeagent.api.responses.socket.lanes import STREAM_ID
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.fields import Body
 
 StreamId = Annotated[str, Field(pattern=f"^{STREAM_ID.pattern}$")]
 
 
-class ResponseCreate(ResponseRequest):
+class ResponseCreate(CreateResponseBody):
     """Create a response; `generate: false` computes its prompt and no more. `stream` is ignored here."""
 
     type: Literal["response.create"]
-    stream_id: StreamId | None = None
-    """The lane: responses of one lane come one after another, those of different lanes side by side."""
+    stream_id: Annotated[
+        StreamId | None,
+        Field(description="The lane. Responses of one lane come one after another, those of several side by side."),
+    ] = None
 
 
-class ResponseCancel(OpenBody):
+class ResponseCancel(Body):
     """Cancel a response, which then ends in response.incomplete; unknown and finished ones are ignored."""
 
     type: Literal["response.cancel"]
-    response_id: str | None = None
-    """The response; without one, that of the lane."""
+    response_id: Annotated[str | None, Field(description="The response; without one, that of the lane.")] = None
     stream_id: StreamId | None = None
 
 
-class ResponseSteer(OpenBody):
+class ResponseSteer(Body):
     """Send an input to a response that is under way: it stops, and a successor answers."""
 
     type: Literal["response.steer"]
     previous_response_id: str
-    input: str | list[Json]
+    input: str | list[InputMessage]
 
 
-class ResponseProcessed(OpenBody):
+class ResponseProcessed(Body):
     """An acknowledgement, which some clients send and none needs."""
 
     type: Literal["response.processed"]

@@ -11,23 +11,24 @@ from typing import Any
 from pydantic import BaseModel
 
 from edgeagent import __version__
-from edgeagent.api.documents import bodies
 from edgeagent.api.documents.components import Components
 from edgeagent.api.gate.access import NEEDS
 from edgeagent.api.llama_server import props, rerank, text_tools
 from edgeagent.api.ollama import answer as ollama_answer
+from edgeagent.api.ollama import body as ollama_body
 from edgeagent.api.ollama import embed as ollama_embed
 from edgeagent.api.ollama import embed_body
 from edgeagent.api.ollama import models as ollama_models
 from edgeagent.api.ollama import pull as ollama_pull
 from edgeagent.api.ollama import routes as ollama_routes
-from edgeagent.api.openai import chat_answer, embeddings, models, text_answer
+from edgeagent.api.openai import chat_answer, chat_body, embeddings, embeddings_body, models, text_answer, text_body
 from edgeagent.api.ops import cache, model_pulls, remotes, status
+from edgeagent.api.responses import body as create_body
 from edgeagent.api.responses import compaction_routes, event_json, stored_routes
 from edgeagent.api.routers import ROUTERS
 from edgeagent.api.wire.errors import OllamaRefusal, Refusal, error_codes, look_of
 from edgeagent.api.wire.shape import Json
-from edgeagent.credentials import Scope
+from edgeagent.credentials.keys import Scope
 
 SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 
@@ -49,18 +50,20 @@ class Operation:
 _MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=OllamaRefusal)
 
 OPERATIONS: dict[str, Operation] = {
-    "POST /v1/responses": Operation("openai", bodies.ResponseRequest, event_json.ResponseBody, SSE),
-    "POST /v1/responses/compact": Operation("openai", bodies.ResponseRequest, compaction_routes.Compaction),
-    "POST /v1/responses/input_tokens": Operation("openai", bodies.ResponseRequest, compaction_routes.InputTokens),
+    "POST /v1/responses": Operation("openai", create_body.CreateResponseBody, event_json.ResponseBody, SSE),
+    "POST /v1/responses/compact": Operation("openai", create_body.CreateResponseBody, compaction_routes.Compaction),
+    "POST /v1/responses/input_tokens": Operation(
+        "openai", create_body.CreateResponseBody, compaction_routes.InputTokens
+    ),
     "GET /v1/responses/{response_id}": Operation(
         "openai", answer=event_json.ResponseBody, streams=SSE, query=("stream", "starting_after")
     ),
     "DELETE /v1/responses/{response_id}": Operation("openai", answer=stored_routes.ResponseDeleted),
     "POST /v1/responses/{response_id}/cancel": Operation("openai", answer=event_json.ResponseBody),
     "GET /v1/responses/{response_id}/input_items": Operation("openai", answer=stored_routes.ItemPage),
-    "POST /v1/chat/completions": Operation("openai", bodies.ChatCompletionRequest, chat_answer.ChatCompletion, SSE),
-    "POST /v1/completions": Operation("openai", bodies.CompletionRequest, text_answer.TextCompletion, SSE),
-    "POST /v1/embeddings": Operation("openai", bodies.EmbeddingsRequest, embeddings.Embeddings),
+    "POST /v1/chat/completions": Operation("openai", chat_body.ChatBody, chat_answer.ChatCompletion, SSE),
+    "POST /v1/completions": Operation("openai", text_body.CompletionBody, text_answer.TextCompletion, SSE),
+    "POST /v1/embeddings": Operation("openai", embeddings_body.EmbeddingsBody, embeddings.Embeddings),
     "POST /v1/rerank": Operation("llama-server", rerank.RerankBody, rerank.Ranking),
     "GET /v1/models": Operation("openai", answer=models.ModelList),
     "GET /v1/models/{model_id}": Operation("openai", answer=models.Model),
@@ -85,7 +88,7 @@ OPERATIONS: dict[str, Operation] = {
     "POST /edgeagent/egress/purge": Operation("daemon", answer=remotes.EgressPurged),
     "POST /tokenize": Operation("llama-server", text_tools.TokenizeBody, text_tools.Tokens),
     "POST /detokenize": Operation("llama-server", text_tools.DetokenizeBody, text_tools.Content),
-    "POST /apply-template": Operation("llama-server", bodies.ChatCompletionRequest, text_tools.RenderedPrompt),
+    "POST /apply-template": Operation("llama-server", chat_body.ChatBody, text_tools.RenderedPrompt),
     "GET /props": Operation("llama-server", answer=props.Props),
     "GET /slots": Operation("llama-server", answer=list[props.Slot]),
     "POST /slots/{slot_id}": Operation("llama-server"),
@@ -96,16 +99,16 @@ OPERATIONS: dict[str, Operation] = {
     "GET /api/tags": Operation("ollama", answer=ollama_models.OllamaModels),
     "HEAD /api/tags": Operation("ollama"),
     "GET /api/ps": Operation("ollama", answer=ollama_models.OllamaModels),
-    "POST /api/show": Operation("ollama", bodies.OllamaModelRequest, ollama_models.OllamaDescription),
-    "POST /api/chat": Operation("ollama", bodies.OllamaChatRequest, ollama_answer.OllamaChat, LINES),
-    "POST /api/generate": Operation("ollama", bodies.OllamaGenerateRequest, ollama_answer.OllamaGeneration, LINES),
-    "POST /api/pull": Operation("ollama", bodies.OllamaPullRequest, ollama_pull.OllamaPull, LINES),
+    "POST /api/show": Operation("ollama", ollama_body.OllamaModelBody, ollama_models.OllamaDescription),
+    "POST /api/chat": Operation("ollama", ollama_body.OllamaChatBody, ollama_answer.OllamaChat, LINES),
+    "POST /api/generate": Operation("ollama", ollama_body.OllamaGenerateBody, ollama_answer.OllamaGeneration, LINES),
+    "POST /api/pull": Operation("ollama", ollama_body.OllamaPullBody, ollama_pull.OllamaPull, LINES),
     "POST /api/embed": Operation("ollama", embed_body.OllamaEmbedBody, ollama_embed.OllamaEmbeddings),
     "POST /api/embeddings": Operation("ollama", embed_body.OllamaEmbeddingsBody, ollama_embed.OllamaEmbedding),
     "POST /api/create": _MISSING,
-    "POST /api/copy": Operation("ollama", bodies.OllamaCopyRequest),
+    "POST /api/copy": Operation("ollama", ollama_body.OllamaCopyBody),
     "POST /api/push": _MISSING,
-    "DELETE /api/delete": Operation("ollama", bodies.OllamaModelRequest),
+    "DELETE /api/delete": Operation("ollama", ollama_body.OllamaModelBody),
     "HEAD /api/blobs/{digest}": Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED),
     "POST /api/blobs/{digest}": _MISSING,
 }

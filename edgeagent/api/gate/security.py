@@ -22,12 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
 from edgeagent.api.gate.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, is_browser, template_of, values
-from edgeagent.api.gate.grants import GRANT, Grant, Grants
 from edgeagent.api.gate.hosts import Hosts
 from edgeagent.api.gate.refusal_log import RefusalLog
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, refusal
 from edgeagent.config import ServerConfig
-from edgeagent.credentials import NOTHING_SHOWN, OWNER, Client, Keys, Shown
+from edgeagent.credentials.grants import GRANT, Grant, Grants
+from edgeagent.credentials.keys import NOTHING_SHOWN, OWNER, Client, Keys, Shown
 from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest
 
 _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"

@@ -7,9 +7,9 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
-from edgeagent.api.service import status_of
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.errors import ModelLoading, NotSupported
+from edgeagent.service.service import status_of
 from edgeagent.types import ModelInfo, ModelStatus, SamplingParams
 
 router = APIRouter()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, NotRequired, cast
 
 from edgeagent.api.ollama.wire import rfc3339
-from edgeagent.api.openai.chat_answer import ChatAnswer, finish_reason, logprobs_body
+from edgeagent.api.openai.answer import finish_reason
+from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
 from edgeagent.api.wire.logprobs import Scored
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import Run
@@ -184,8 +185,7 @@ class OllamaAnswer:
 
     def _last(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Json:
         choice = self._answer.choices[0]
-        finished = choice.finished
-        assert finished is not None, "a backend's steps end with Finished"
+        finished = choice.end()
         reason = finish_reason(finished)
         usage, timings = finished.usage, finished.timings
         end: OllamaEnd = {

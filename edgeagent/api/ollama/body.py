@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from edgeagent.api.wire.fields import (
     MAX_INT32,
     MAX_MESSAGES,
     MAX_TOOLS,
+    NOT_SUPPORTED,
     ROLES,
     Body,
     EdgeagentBody,
@@ -26,15 +28,13 @@ from edgeagent.api.wire.fields import (
     between,
     drafts_of,
     keep_alive_s,
-    read_function,
-    read_schema,
-    read_tools,
     route_of,
     template_kwargs,
     validate,
     with_adapter,
 )
 from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.messages import PlainFunction, read_schema, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -48,7 +48,6 @@ from edgeagent.types import (
     Prompt,
     TextFormat,
     TextPrompt,
-    Tool,
     ToolCall,
 )
 
@@ -69,13 +68,34 @@ class OptionsBody(SamplingBody):
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
 
+def _usual_options(options: object) -> object:
+    """Return the options as llama-server has them: integers, which Ollama also takes as 40.0, and no -1."""
+    if not isinstance(options, dict):
+        return options
+    usual = dict(options)
+    for name in _WHOLE_OPTIONS:
+        value = usual.get(name)
+        if isinstance(value, float) and value.is_integer():
+            usual[name] = int(value)
+    if usual.get("repeat_last_n") == -1:
+        usual["repeat_last_n"] = MAX_INT32
+    if usual.get("top_k") == -1:
+        usual["top_k"] = 0
+    match usual.get("stop"):
+        case "":
+            del usual["stop"]
+        case list(stops):
+            usual["stop"] = [stop for stop in stops if stop != ""]
+    return usual
+
+
 class OllamaBody(Body):
-    """The fields that chat and generate share; all but the model may be null."""
+    """The fields that chat and generate share. All but the model may be null."""
 
     model: ModelName
     stream: bool | None = None
     format: str | Json | None = None
-    options: Json | None = None
+    options: Annotated[OptionsBody, BeforeValidator(_usual_options)] | None = None
     keep_alive: float | str | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
@@ -83,15 +103,58 @@ class OllamaBody(Body):
     edgeagent: EdgeagentBody | None = None
 
 
-class ChatBody(OllamaBody):
-    """The fields of a chat."""
+def _no_images(images: list[str]) -> list[str]:
+    if images:
+        raise PydanticCustomError(NOT_SUPPORTED, "images are not supported; only text is")
+    return images
 
-    messages: Annotated[list[Json], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Json], Field(max_length=MAX_TOOLS)] | None = None
+
+class OllamaTool(Body):
+    """A tool of Ollama's API; functions are the only kind."""
+
+    type: str | None = None
+    function: PlainFunction
 
 
-class GenerateBody(OllamaBody):
-    """The fields of a generation from one prompt."""
+class OllamaEarlierFunction(Body):
+    """The function of an earlier call."""
+
+    name: str
+    arguments: Json
+
+
+class OllamaEarlierCall(Body):
+    """An earlier call of the model."""
+
+    id: Any = None
+    function: OllamaEarlierFunction
+
+
+class OllamaMessage(Body):
+    """A message of Ollama's API. A result names its call's `tool_call_id` or `tool_name`, or answers the next call."""
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"],
+        BeforeValidator(lambda role: role.lower() if isinstance(role, str) else role),
+    ]
+    content: str | None = None
+    thinking: str | None = None
+    images: Annotated[list[str], AfterValidator(_no_images), Field(json_schema_extra={"maxItems": 0})] | None = None
+    tool_calls: Annotated[list[OllamaEarlierCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Any = None
+    tool_name: str | None = None
+    name: str | None = None
+
+
+class OllamaChatBody(OllamaBody):
+    """The body of a chat in Ollama's API. Unknown fields and options are ignored."""
+
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[OllamaTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+
+
+class OllamaGenerateBody(OllamaBody):
+    """The body of a generation in Ollama's API. Unknown fields and options are ignored."""
 
     prompt: str | None = None
     suffix: str | None = None
@@ -100,6 +163,31 @@ class GenerateBody(OllamaBody):
     raw: bool | None = None
     images: list[str] | None = None
     context: list[int] | None = None
+
+
+class OllamaModelBody(Body):
+    """The name of a model; `name` is its older form."""
+
+    model: ModelName
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, fields: Json) -> Json:
+        named = fields.get("model") or fields.get("name")
+        return {**fields, "model": named} if named else fields
+
+
+class OllamaPullBody(OllamaModelBody):
+    """The model to bring to this machine."""
+
+    stream: bool | None = None
+
+
+class OllamaCopyBody(Body):
+    """A model, and another name for it."""
+
+    source: ModelName
+    destination: ModelName
 
 
 # With those that are the daemon's to choose, or that only models of another kind have.
@@ -111,8 +199,8 @@ OPTIONS = frozenset(
         *("typical_p", "use_mlock", "use_mmap", "vocab_only"),
     }
 )
-KNOWN_CHAT = KnownFields.of(ChatBody, options=OPTIONS)
-KNOWN_GENERATE = KnownFields.of(GenerateBody, "height", "steps", "width", options=OPTIONS)
+KNOWN_CHAT = KnownFields.of(OllamaChatBody, options=OPTIONS)
+KNOWN_GENERATE = KnownFields.of(OllamaGenerateBody, "height", "steps", "width", options=OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +226,12 @@ def read_chat(
 
     `may_keep`: whether the client may set how long the model stays loaded. If not, its keep_alive has no effect.
     """
-    body = validate(ChatBody, fields)
+    body = validate(OllamaChatBody, fields)
     prompt = None
     if body.messages:
         prompt = ChatPrompt(
-            _read_messages(body.messages),
-            read_tools(body.tools or [], _read_tool),
+            _to_messages(body.messages),
+            tools_of(tool.function for tool in body.tools or ()),
             template_kwargs=_read_think(body.think),
         )
     return _asked(body, prompt, request_id, served, partition, may_keep=may_keep)
@@ -153,7 +241,7 @@ def read_generate(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> Asked:
     """Return a checked generation from one prompt; the parameters are those of read_chat."""
-    body = validate(GenerateBody, fields)
+    body = validate(OllamaGenerateBody, fields)
     for name in ("template", "context", "images"):
         if getattr(body, name):
             raise NotSupported(f"{name} is not supported; leave it out, or use /api/chat", param=name)
@@ -169,7 +257,7 @@ def _asked(
     *,
     may_keep: bool,
 ) -> Asked:
-    options = validate(OptionsBody, _usual_options(body.options or {}), "options")
+    options = body.options or OptionsBody()
     kept_s = None if body.keep_alive is None else keep_alive_s(body.keep_alive)
     is_unload = kept_s == 0 and prompt is None
     kept_s = kept_s if may_keep else None
@@ -195,7 +283,7 @@ def _asked(
     return Asked(body.model, model, body.stream is not False, bool(body.think), request, is_unload, kept_s)
 
 
-def _read_prompt(body: GenerateBody) -> Prompt | None:
+def _read_prompt(body: OllamaGenerateBody) -> Prompt | None:
     if not body.prompt:
         return None
     if body.suffix:
@@ -204,25 +292,6 @@ def _read_prompt(body: GenerateBody) -> Prompt | None:
         return TextPrompt(body.prompt, parse_special=True)
     system = (Message("system", body.system),) if body.system else ()
     return ChatPrompt((*system, Message("user", body.prompt)), template_kwargs=_read_think(body.think))
-
-
-def _usual_options(options: Json) -> Json:
-    """Return the options as llama-server has them: integers, which Ollama also takes as 40.0, and no -1."""
-    usual = dict(options)
-    for name in _WHOLE_OPTIONS:
-        value = usual.get(name)
-        if isinstance(value, float) and value.is_integer():
-            usual[name] = int(value)
-    if usual.get("repeat_last_n") == -1:
-        usual["repeat_last_n"] = MAX_INT32
-    if usual.get("top_k") == -1:
-        usual["top_k"] = 0
-    match usual.get("stop"):
-        case "":
-            del usual["stop"]
-        case list(stops):
-            usual["stop"] = [stop for stop in stops if stop != ""]
-    return usual
 
 
 def _read_think(think: bool | str | None) -> str:
@@ -242,13 +311,6 @@ def _read_format(raw: str | Json | None) -> OutputFormat:
         case dict(schema):
             return JsonSchemaFormat(read_schema(schema, "format"))
     raise InvalidRequest(f'format must be "json" or a JSON schema, not {raw[:64]!r}', param="format")
-
-
-def _read_tool(fields: Json, path: str) -> Tool:
-    match fields:
-        case {"function": dict(function)}:
-            return read_function({**function, "strict": None}, f"{path}.function")
-    raise InvalidRequest(f'{path} must be {{"type": "function", "function": {{…}}}}', param=path)
 
 
 class _OpenCalls:
@@ -289,52 +351,25 @@ class _OpenCalls:
         return f"call_{self._num}"
 
 
-def _read_messages(raw: Sequence[Json]) -> tuple[Message, ...]:
+def _to_messages(sent: Sequence[OllamaMessage]) -> tuple[Message, ...]:
     calls = _OpenCalls()
-    return tuple(_read_message(fields, calls, f"messages[{index}]") for index, fields in enumerate(raw))
+    return tuple([_message(each, calls) for each in sent])
 
 
-def _read_message(fields: Json, calls: _OpenCalls, path: str) -> Message:
-    role = ROLES.get(str(fields.get("role")).lower())
-    if role is None:
-        raise InvalidRequest(
-            f"{path}.role must be one of {', '.join(ROLES)}, not {fields.get('role')!r:.80}", param=f"{path}.role"
-        )
-    if fields.get("images"):
-        raise NotSupported(f"{path}.images: images are not supported; only text is", param=f"{path}.images")
-    content = _text(fields, "content", path)
+def _message(sent: OllamaMessage, calls: _OpenCalls) -> Message:
+    role, content = ROLES[sent.role], sent.content or ""
     match role:
         case "assistant":
             calls.begin()
-            made = _read_calls(fields.get("tool_calls"), calls, f"{path}.tool_calls")
-            return Message(role, content, _text(fields, "thinking", path), made)
+            return Message(
+                role, content, sent.thinking or "", tuple([_add(call, calls) for call in sent.tool_calls or ()])
+            )
         case "tool":
-            name = _text(fields, "tool_name", path) or _text(fields, "name", path)
-            return Message(role, content, tool_call_id=calls.close(fields.get("tool_call_id"), name), name=name or None)
+            name = sent.tool_name or sent.name
+            return Message(role, content, tool_call_id=calls.close(sent.tool_call_id, name or ""), name=name or None)
     return Message(role, content)
 
 
-def _text(fields: Json, name: str, path: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str | None):
-        raise InvalidRequest(f"{path}.{name} must be a string, not {value!r:.80}", param=f"{path}.{name}")
-    return value or ""
-
-
-def _read_calls(raw: object, calls: _OpenCalls, path: str) -> tuple[ToolCall, ...]:
-    if raw is None:
-        return ()
-    if not isinstance(raw, list) or len(raw) > MAX_TOOLS:
-        raise InvalidRequest(f"{path} must be a list of at most {MAX_TOOLS} calls", param=path)
-    made: list[ToolCall] = []
-    for index, call in enumerate(raw):
-        match call:
-            case {"function": {"name": str(name), "arguments": dict(arguments)}}:
-                text = json.dumps(arguments, ensure_ascii=False)
-                made.append(calls.add(call.get("id"), name, text))
-            case _:
-                raise InvalidRequest(
-                    f"{path}[{index}] must have a function with a name and arguments (an object)",
-                    param=f"{path}[{index}]",
-                )
-    return tuple(made)
+def _add(call: OllamaEarlierCall, calls: _OpenCalls) -> ToolCall:
+    called = call.function
+    return calls.add(call.id, called.name, json.dumps(called.arguments, ensure_ascii=False))

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from edgeagent.api.context import Context, context_of
-from edgeagent.api.ollama.models import asked_model
-from edgeagent.api.ollama.wire import OllamaRoute
-from edgeagent.api.wire.fields import MAX_NAME_CHARS
+from edgeagent.api.context import context_of
+from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody
+from edgeagent.api.wire.fields import validate
 from edgeagent.api.wire.json_body import read_json_object
-from edgeagent.api.wire.shape import Json
 from edgeagent.config import Config
 from edgeagent.errors import InvalidRequest
+from edgeagent.service.removal import plan_removal, refuse_if_used
 from edgeagent.store.resolve import Library
-from edgeagent.store.shelf import Removal, Shelf
-from edgeagent.types import ModelStatus, WorkerState
+from edgeagent.store.shelf import Shelf
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter()
 
 
 @router.delete("/api/delete")
@@ -31,10 +27,10 @@ async def delete(request: Request) -> Response:
     A model that answers requests or is being loaded is refused, and so is the one that the daemon serves by default.
     """
     context = context_of(request)
-    name = asked_model(await read_json_object(request))
-    removal, in_use = await asyncio.to_thread(_plan, context.config, name, context.service.models())
+    name = validate(OllamaModelBody, await read_json_object(request)).model
+    removal, in_use = await asyncio.to_thread(plan_removal, context.config, name, context.service.models())
     for each in in_use:
-        _check_idle(context, each)
+        refuse_if_used(each, context.service.default_model())
     for each in in_use:
         if await context.service.unload(each.name):
             raise InvalidRequest(f"{each.name} has a request to answer; delete it afterwards", param="model")
@@ -46,44 +42,9 @@ async def delete(request: Request) -> Response:
 async def copy(request: Request) -> Response:
     """Give a model another name; no file is copied."""
     context = context_of(request)
-    fields = await read_json_object(request)
-    source, alias = (_name(fields, key) for key in ("source", "destination"))
-    await asyncio.to_thread(_copy, context.config, source, alias)
+    asked = validate(OllamaCopyBody, await read_json_object(request))
+    await asyncio.to_thread(_copy, context.config, asked.source, asked.destination)
     return Response()
-
-
-def _name(fields: Json, key: str) -> str:
-    name = fields.get(key)
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
-        raise InvalidRequest(f"{key} is required, a string of 1 to {MAX_NAME_CHARS} characters", param=key)
-    return name
-
-
-def _plan(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:
-    """Return the planned removal, and the served models whose files it deletes."""
-    Library.of(config).refuse_path(name)
-    removal = Shelf(config).plan(name)
-    files = {path.resolve() for path in removal.files}
-    if not files:
-        return removal, []
-    return removal, [status for status in served if _uses(status, removal.name, files)]
-
-
-def _uses(status: ModelStatus, name: str, files: set[Path]) -> bool:
-    """Whether a model has one of these files open, or is about to: until it is loaded only its name is known."""
-    if status.info is None:
-        return status.name == name and status.state is WorkerState.STARTING
-    return Path(status.info.path).resolve() in files
-
-
-def _check_idle(context: Context, status: ModelStatus) -> None:
-    """Refuse to unload the default model, or a model with live requests, which would only be unloaded after them."""
-    name, num_live = status.name, status.num_live
-    if context.service.default_model() in status.names:
-        raise InvalidRequest(f"{name} is the model that this daemon serves; serve another one first", param="model")
-    if num_live:
-        requests = "a request" if num_live == 1 else f"{num_live} requests"
-        raise InvalidRequest(f"{name} has {requests} to answer; delete it afterwards", param="model")
 
 
 def _copy(config: Config, source: str, alias: str) -> None:

@@ -15,18 +15,18 @@ from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of, is_owners
 from edgeagent.api.ollama.answer import OllamaAnswer, ToFields, chat_fields, generate_fields
 from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, Asked, read_chat, read_generate
-from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
-from edgeagent.api.service import status_of
-from edgeagent.api.wire.first_step import begun
+from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.placement import PlacementHeaders
 from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import Forbidden, NotSupported
+from edgeagent.service.first_step import begun
+from edgeagent.service.service import status_of
 from edgeagent.types import ModelStatus, Step
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter()
 
 Steps = AsyncGenerator[Step, None]
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import is_owners
 from edgeagent.api.ollama.embed_body import KNOWN, KNOWN_OLDER, read_embed, read_embeddings
-from edgeagent.api.ollama.wire import OllamaRoute, known_name
+from edgeagent.api.ollama.wire import known_name
 from edgeagent.api.openai.embeddings import embed, json_response, vectors_json
 from edgeagent.api.wire.fields import keep_alive_s
 from edgeagent.api.wire.json_body import read_body
@@ -20,7 +20,7 @@ from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.types import Embed, Embedding
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter()
 
 
 class OllamaEmbeddingsHead(Shape):

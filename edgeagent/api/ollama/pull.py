@@ -11,17 +11,16 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.ollama.models import asked_model
-from edgeagent.api.ollama.wire import LineStream, OllamaRoute, guarded, known_name, line
-from edgeagent.api.wire.first_step import last_of
+from edgeagent.api.ollama.body import OllamaPullBody
+from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line
+from edgeagent.api.wire.fields import validate
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.errors import InvalidRequest
-from edgeagent.store.hub.progress import OnProgress, Progress
-from edgeagent.store.hub.pull import Puller
+from edgeagent.service.first_step import last_of
+from edgeagent.store.hub.progress import Progress
 
-router = APIRouter(route_class=OllamaRoute)
+router = APIRouter()
 
 
 class OllamaPull(Shape):
@@ -40,12 +39,9 @@ async def pull(request: Request) -> Response:
     The next pull continues it.
     """
     context = context_of(request)
-    fields = await read_json_object(request)
-    stream = fields.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise InvalidRequest(f"stream must be true or false, not {stream!r:.80}", param="stream")
-    lines = _lines(context, asked_model(fields))
-    if stream is not False:
+    asked = validate(OllamaPullBody, await read_json_object(request))
+    lines = _lines(context, asked.model)
+    if asked.stream is not False:
         return LineStream(guarded(_encoded(lines), "pull"))
     await unless_disconnected(request.receive, last_of(lines))
     return JSONResponse(OllamaPull(status="success"))
@@ -60,13 +56,10 @@ async def _encoded(lines: AsyncGenerator[OllamaPull, None]) -> AsyncGenerator[by
 async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None]:
     yield {"status": "pulling manifest"}
     if not _is_served(context, name):
-
-        def run(on_progress: OnProgress) -> None:
-            Puller(context.config.store, context.config.state_dir).pull_with_draft(name, on_progress)
-
-        async with aclosing(context.pulls.run(run)) as steps:
-            async for progress in steps:
-                yield _line(progress)
+        async with aclosing(context.pulls.run(name)) as steps:
+            async for step in steps:
+                if isinstance(step, Progress):
+                    yield _line(step)
     yield {"status": "success"}
 
 

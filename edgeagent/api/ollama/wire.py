@@ -1,64 +1,23 @@
-"""What all routes of the Ollama API share: how a failure, a line of a stream, a time and a model's name look.
+"""What all routes of the Ollama API share: how a line of a stream, a time and a model's name look.
 
 It knows neither what is generated nor which routes there are.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from datetime import UTC, datetime
-from http import HTTPStatus
-from typing import Any
 
-from fastapi import Request
-from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from pydantic_core import to_json
-from starlette.responses import Response
 
-from edgeagent.api.service import Service
-from edgeagent.api.wire.errors import OllamaRefusal, error_body, error_headers, http_status, told
+from edgeagent.api.wire.errors import ollama_refusal, told
 from edgeagent.api.wire.sse import Stream
-from edgeagent.errors import EdgeAgentError, Overloaded
+from edgeagent.errors import EdgeAgentError
+from edgeagent.service.service import Service
 from edgeagent.store.names.parsing import without_latest
 
-logger = logging.getLogger(__name__)
-
 LATEST = ":latest"
-# Ollama's own words, two spaces included, which clients look for.
-_BUSY = "server busy, please try again.  maximum pending requests exceeded"
-
-
-class OllamaRoute(APIRoute):
-    """A route whose failures are {"error": text}."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the route's handler, which answers failures itself."""
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except EdgeAgentError as error:
-                return _error_response(request, error)
-
-        return answer
-
-
-def _error_response(request: Request, error: EdgeAgentError) -> JSONResponse:
-    # A full queue is 503 to Ollama's clients, where OpenAI's expect 429.
-    is_busy = isinstance(error, Overloaded)
-    status = HTTPStatus.SERVICE_UNAVAILABLE if is_busy else HTTPStatus(http_status(error))
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and not is_busy:
-        logger.warning("%s %s: %s: %s", request.method, request.url.path, error.code, error.message)
-    return JSONResponse(error_line(error), status_code=status, headers=error_headers(error))
-
-
-def error_line(error: EdgeAgentError) -> OllamaRefusal:
-    """Return {"error": text}, the body of a refusal and the last line of a stream that failed."""
-    return {"error": _BUSY if isinstance(error, Overloaded) else error_body(error)["message"]}
 
 
 def line(document: object) -> bytes:
@@ -78,7 +37,7 @@ async def guarded(lines: AsyncGenerator[bytes, None], name: str) -> AsyncGenerat
         async for each in lines:
             yield each
     except Exception as error:
-        yield line(error_line(told(name, error)))
+        yield line(ollama_refusal(told(name, error)))
     finally:
         await lines.aclose()
 

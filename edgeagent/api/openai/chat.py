@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
-from edgeagent.api.openai.chat_answer import ChatAnswer, Chunks
+from edgeagent.api.openai.chat_answer import ChatAnswer, ChatChunks
 from edgeagent.api.openai.chat_body import KNOWN, read_chat
 from edgeagent.api.openai.choices import respond
 from edgeagent.api.wire.json_body import read_body
@@ -33,5 +33,5 @@ async def create_chat_completion(request: Request) -> Response:
     completion = await read_body(request, read, KNOWN)
     model, num_choices = completion.requests[0].model, len(completion.requests)
     answer = ChatAnswer(completion_id, model, num_choices, has_functions=completion.has_functions)
-    chunks = Chunks(answer, completion.delivery) if completion.delivery.is_streamed else None
+    chunks = ChatChunks(answer, completion.delivery) if completion.delivery.is_streamed else None
     return await respond(request, completion.requests, answer, chunks, completion.delivery.ping_interval_s, _PARAMS)

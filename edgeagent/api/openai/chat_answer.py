@@ -5,26 +5,15 @@ It knows OpenAI's shapes, but neither sockets nor the source of the deltas.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired
 
-from edgeagent.api.wire.delivery_time import DeliveryTime
+from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, Measures, finish_reason
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.logprobs import ChatLogprobs, token_logprobs
-from edgeagent.api.wire.progress import SoFar
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.usage import (
-    ChatUsage,
-    LlamaTimings,
-    Run,
-    chat_usage,
-    edgeagent_body,
-    placement_body,
-    timings_body,
-)
-from edgeagent.errors import BackendUnavailable
+from edgeagent.api.wire.usage import ChatUsage, chat_usage, placement_body
 from edgeagent.types import (
     Delta,
     Finished,
@@ -41,14 +30,6 @@ from edgeagent.types import (
     ToolCallStarted,
     Usage,
 )
-
-Ending = Literal["stop", "length", "tool_calls"]
-"""OpenAI's reasons for an answer's end, but for those of the older form of calls."""
-_ENDINGS: dict[FinishReason, Ending] = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.TOOL_CALLS: "tool_calls",
-}
 
 
 class ChatFunction(Shape):
@@ -87,13 +68,6 @@ class ChatChoice(Shape):
     logprobs: ChatLogprobs | None
 
 
-class Measures(Shape):
-    """What was measured of a generation."""
-
-    timings: LlamaTimings
-    edgeagent: Run
-
-
 class ChatCompletion(Measures):
     """A whole chat completion. Streamed, it is server-sent events of `chat.completion.chunk`, and `[DONE]`."""
 
@@ -106,14 +80,13 @@ class ChatCompletion(Measures):
 
 
 @dataclass(slots=True)
-class ChatSoFar:
+class ChatSoFar(ChoiceSoFar):
     """One generation's answer so far."""
 
     texts: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
     calls: list[tuple[ToolCallStarted, list[str]]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    finished: Finished | None = None
 
     def message(self, *, has_functions: bool) -> ChatReply:
         """Return the assistant's message."""
@@ -129,19 +102,14 @@ class ChatSoFar:
         return message
 
 
-class ChatAnswer:
-    """A completion so far: its choices, and how long steps took from the engine to the client.
+class ChatAnswer(Answer):
+    """A chat completion so far. `has_functions`: calls are written in the older form, as functions."""
 
-    `has_functions`: calls are written in the older form, as functions.
-    """
+    choices: list[ChatSoFar]
 
     def __init__(self, completion_id: str, model: str, num_choices: int, *, has_functions: bool = False) -> None:
-        self.id = completion_id
+        super().__init__(completion_id, model, [ChatSoFar() for _ in range(num_choices)])
         self.has_functions = has_functions
-        self.model = model
-        self.created = int(time.time())
-        self.choices = [ChatSoFar() for _ in range(num_choices)]
-        self._delivery_time = DeliveryTime()
 
     def add(self, index: int, delta: Delta) -> None:
         """Take a delta of one choice."""
@@ -166,17 +134,13 @@ class ChatAnswer:
         for delta in step.deltas:
             self.add(index, delta)
 
-    def delivered(self, step: Step) -> None:
-        """Note that a step has been handed to the client."""
-        self._delivery_time.add(step.at_s)
-
     def body(self) -> ChatCompletion:
         """Return the whole completion; raise BackendUnavailable if it was cut short."""
         choices: list[ChatChoice] = [
             {
                 "index": index,
                 "message": choice.message(has_functions=self.has_functions),
-                "finish_reason": self.reason(_finished(choice)),
+                "finish_reason": self.reason(choice.end()),
                 "logprobs": logprobs_body(choice.logprobs) if choice.logprobs else None,
             }
             for index, choice in enumerate(self.choices)
@@ -198,7 +162,7 @@ class ChatAnswer:
 
     def usage(self) -> ChatUsage:
         """Return the token counts of all choices together; their one prompt counts once."""
-        usages = [_finished(choice).usage for choice in self.choices]
+        usages = [choice.end().usage for choice in self.choices]
         return chat_usage(
             Usage(
                 num_prompt_tokens=usages[0].num_prompt_tokens,
@@ -208,13 +172,9 @@ class ChatAnswer:
             )
         )
 
-    def measures(self, choice: ChatSoFar) -> Measures:
-        """Return `timings` and `edgeagent` for one choice."""
-        return measures_body(_finished(choice), self._delivery_time)
 
-
-class Chunks:
-    """The chunks of a streamed completion.
+class ChatChunks(Chunks):
+    """The chunks of a streamed chat completion.
 
     Clients concatenate what is repeated and read only the first call of a chunk, so a role, a call's id and its name
     come once, one call to a chunk, and the chunk with the finish reason has an empty delta. A choice's first chunk
@@ -222,19 +182,11 @@ class Chunks:
     as OpenAI has it, or clients would show an empty text beside a call.
     """
 
+    _answer: ChatAnswer
+
     def __init__(self, answer: ChatAnswer, delivery: Delivery) -> None:
-        self._answer = answer
-        self._is_usage_streamed = delivery.is_usage_streamed
-        self._has_timings = delivery.has_timings
-        self._so_far = [SoFar() for _ in answer.choices]
+        super().__init__(answer, delivery, "chat.completion.chunk")
         self._is_open = [False for _ in answer.choices]
-        self._head: Json = {
-            "id": answer.id,
-            "object": "chat.completion.chunk",
-            "created": answer.created,
-            "model": answer.model,
-        }
-        self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
 
     def of(self, index: int, step: Step) -> list[Json]:
         """Return the chunks of one step; raise BackendUnavailable if the choice was cut short."""
@@ -247,7 +199,7 @@ class Chunks:
             opening = self._chunk(index, {"role": "assistant", "content": content})
             place = self._so_far[index].placement
             chunks.insert(0, opening if place is None else {**opening, "edgeagent": placement_body(place)})
-        if self._has_timings:
+        if self._delivery.has_timings:
             timings = self._so_far[index].timings()
             return [{"timings": timings, **chunk} for chunk in chunks]
         return chunks
@@ -268,19 +220,11 @@ class Chunks:
             case Finished():
                 choice = self._answer.choices[index]
                 choice.finished = delta
-                end = self._chunk(index, {}, self._answer.reason(delta))
-                return [end if self._is_usage_streamed else {**end, **self._answer.measures(choice)}]
+                return [self._ended(self._chunk(index, {}, self._answer.reason(delta)), choice)]
             case PromptProgress():
                 return [{**self._chunk(index, {}), "prompt_progress": self._so_far[index].progress(delta)}]
             case Started() | PromptText() | Interrupted():
                 return []
-
-    def closing(self) -> list[Json]:
-        """Return the usage chunk if it was asked for: clients that index choices[0] do not expect it."""
-        if not self._is_usage_streamed:
-            return []
-        measures = self._answer.measures(self._answer.choices[0])
-        return [{**self._head, "choices": [], "usage": self._answer.usage(), **measures}]
 
     def _chunk(
         self, index: int, delta: Json, reason: str | None = None, *, logprobs: Sequence[TokenLogprob] = ()
@@ -289,29 +233,6 @@ class Chunks:
         if logprobs:
             choice["logprobs"] = logprobs_body(logprobs)
         return {**self._head, "choices": [choice], **self._tail}
-
-
-def _finished(choice: ChatSoFar) -> Finished:
-    assert choice.finished is not None, "a backend's steps end with Finished"
-    return choice.finished
-
-
-def measures_body(finished: Finished, delivery_time: DeliveryTime) -> Measures:
-    """Return llama-server's `timings` of a generation, and the object `edgeagent`."""
-    return {
-        "timings": timings_body(finished.usage, finished.timings),
-        "edgeagent": edgeagent_body(finished.timings, delivery_time.mean_ms),
-    }
-
-
-def finish_reason(finished: Finished) -> Ending:
-    """Return OpenAI's finish_reason; it has no word for an answer cut short, so raise BackendUnavailable."""
-    if finished.reason is FinishReason.CANCELLED:
-        raise BackendUnavailable(
-            "the answer was cut short: the daemon is stopping, or the request was cancelled",
-            num_delivered_tokens=finished.usage.num_output_tokens,
-        )
-    return _ENDINGS[finished.reason]
 
 
 def logprobs_body(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:

@@ -1,7 +1,4 @@
-"""The body of POST /v1/chat/completions: every field read once, checked, and turned into our types.
-
-Unknown fields are ignored. A part that is not text is refused by name, since passing it over would change the answer.
-"""
+"""The body of POST /v1/chat/completions: every field read once, checked, and turned into our types."""
 
 from __future__ import annotations
 
@@ -11,20 +8,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from edgeagent.api.openai import legacy_functions
+from edgeagent.api.openai.chat_messages import ChatMessage, ChatTools, to_messages
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
-    ROLES,
     MaxTokens,
     Stops,
     TemplateKwargs,
     between,
     choose,
     drafts_of,
-    read_function,
-    read_schema,
-    read_tools,
     route_of,
     template_kwargs,
     tier,
@@ -33,6 +26,7 @@ from edgeagent.api.wire.fields import (
 )
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, choices_of
+from edgeagent.api.wire.messages import Function, read_schema, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -45,7 +39,6 @@ from edgeagent.types import (
     OutputFormat,
     TextFormat,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 
@@ -53,19 +46,24 @@ MAX_CHOICES = 8
 
 
 class ChatBody(ExtendedBody):
-    """The fields of a chat completion that have an effect; all but messages may be null."""
+    """The body of a chat completion. All fields but messages may be null. Unknown fields are ignored."""
 
-    messages: Annotated[list[Json], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     n: Annotated[int, between(1, MAX_CHOICES)] | None = None
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     stop: Stops | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, between(0, 20)] | None = None
-    tools: Annotated[list[Json], Field(max_length=MAX_TOOLS)] | None = None
+    tools: ChatTools | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Json], Field(max_length=MAX_TOOLS)] | None = None
+    functions: Annotated[
+        Annotated[list[Function], Field(fail_fast=True, max_length=MAX_TOOLS)] | None,
+        Field(
+            description="The older form of tools; answered by a `function_call`. Excludes `tools` and `tool_choice`."
+        ),
+    ] = None
     function_call: str | Json | None = None
     response_format: Json | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -105,7 +103,7 @@ def read_chat(fields: Json, *, completion_id: str, default_model: str, partition
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     tools, choice = _read_tools_and_choice(body)
     has_functions = body.functions is not None
-    messages, so_far = _split_answer(body, _read_messages(legacy_functions.with_ids(body.messages)))
+    messages, so_far = _split_answer(body, to_messages(body.messages))
     prompt = ChatPrompt(
         messages=messages,
         tools=tools,
@@ -163,104 +161,15 @@ def _check_channels(body: ChatBody) -> None:
         raise NotSupported("parse_tool_calls: false is not supported; leave out tools", param="parse_tool_calls")
 
 
-def _read_messages(raw: Sequence[Json]) -> tuple[Message, ...]:
-    messages: list[Message] = []
-    open_calls: set[str] = set()
-    for index, fields in enumerate(raw):
-        message = _read_message(fields, f"messages[{index}]")
-        if message.role == "tool" and message.tool_call_id not in open_calls:
-            raise InvalidRequest(
-                f"messages[{index}].tool_call_id {message.tool_call_id!r:.80} answers no call of an earlier message",
-                param=f"messages[{index}].tool_call_id",
-            )
-        open_calls.update(call.id for call in message.tool_calls)
-        messages.append(message)
-    return tuple(messages)
-
-
-def _read_message(fields: Json, path: str) -> Message:
-    role = ROLES.get(fields["role"]) if isinstance(fields.get("role"), str) else None
-    if role is None:
-        raise InvalidRequest(
-            f"{path}.role must be one of {', '.join(ROLES)}, not {fields.get('role')!r:.80}", param=f"{path}.role"
-        )
-    is_assistant = role == "assistant"
-    calls = _read_calls(fields.get("tool_calls"), f"{path}.tool_calls") if is_assistant else ()
-    content = fields.get("content")
-    if content is None and is_assistant:
-        content = ""
-    reasoning = fields.get("reasoning_content") if is_assistant else None
-    name = fields.get("name")
-    return Message(
-        role=role,
-        content=read_text(content, f"{path}.content"),
-        reasoning=reasoning if isinstance(reasoning, str) else "",
-        tool_calls=calls,
-        tool_call_id=_string(fields.get("tool_call_id"), f"{path}.tool_call_id") if role == "tool" else None,
-        name=None if name is None else _string(name, f"{path}.name"),
-    )
-
-
-def read_text(content: object, path: str) -> str:
-    """Return the text of a message's content, a string or parts; raise NotSupported for images, audio and files."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{path} must be a string or a list of parts", param=path)
-    texts: list[str] = []
-    for index, part in enumerate(content):
-        match part:
-            case {"type": "text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
-                texts.append(text)
-            case {"type": "image_url" | "input_audio" | "file" as kind}:
-                raise NotSupported(f"{path}[{index}]: a part of type {kind} is not supported; only text is", param=path)
-            case _:
-                raise InvalidRequest(f'{path}[{index}] must be {{"type": "text", "text": "…"}}', param=path)
-    return "".join(texts)
-
-
-def _read_calls(raw: object, path: str) -> tuple[ToolCall, ...]:
-    if raw is None:
-        return ()
-    if not isinstance(raw, list) or len(raw) > MAX_TOOLS:
-        raise InvalidRequest(f"{path} must be a list of at most {MAX_TOOLS} calls", param=path)
-    calls: list[ToolCall] = []
-    for index, call in enumerate(raw):
-        match call:
-            case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}}:
-                calls.append(ToolCall(call_id, name, arguments))
-            case _:
-                raise InvalidRequest(
-                    f"{path}[{index}] must have an id, and a function with a name and arguments (a string)",
-                    param=f"{path}[{index}]",
-                )
-    return tuple(calls)
-
-
-def _string(value: object, path: str) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= 256:
-        raise InvalidRequest(f"{path} must be a string of 1 to 256 characters", param=path)
-    return value
-
-
 def _read_tools_and_choice(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     if body.functions is None and body.function_call is None:
-        tools = read_tools(body.tools or [], _read_tool)
+        tools = tools_of(tool.function for tool in body.tools or ())
         return tools, _read_choice(body.tool_choice, tools)
     for name in ("tools", "tool_choice"):
         if getattr(body, name) is not None:
             raise InvalidRequest(f"send either functions and function_call, or tools; not {name} too", param=name)
-    functions = legacy_functions.read_functions(body.functions or [])
-    return functions, legacy_functions.read_function_choice(body.function_call, functions)
-
-
-def _read_tool(fields: Json, path: str) -> Tool:
-    match fields:
-        case {"type": "function", "function": dict(function)}:
-            return read_function(function, f"{path}.function")
-        case {"type": str(kind)} if kind != "function":
-            raise NotSupported(f"{path}: tools of type {kind[:64]!r} are not supported", param=path)
-    raise InvalidRequest(f'{path} must be {{"type": "function", "function": {{…}}}}', param=path)
+    functions = tools_of(body.functions or (), "functions")
+    return functions, _read_function_choice(body.function_call, functions)
 
 
 def _read_choice(raw: str | Json | None, tools: Sequence[Tool]) -> ToolChoice:
@@ -275,6 +184,19 @@ def _read_choice(raw: str | Json | None, tools: Sequence[Tool]) -> ToolChoice:
             return choose(mode, tuple(_allowed_name(entry) for entry in allowed), tools)
     raise InvalidRequest(
         "tool_choice must be auto, none, required, a function by name or allowed_tools", param="tool_choice"
+    )
+
+
+def _read_function_choice(raw: str | Json | None, functions: Sequence[Tool]) -> ToolChoice:
+    match raw:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice("none")
+        case {"name": str(name)} if name in {function.name for function in functions}:
+            return ToolChoice("required", (name,))
+    raise InvalidRequest(
+        f"function_call must be auto, none, or name one of the functions, not {raw!r:.80}", param="function_call"
     )
 
 

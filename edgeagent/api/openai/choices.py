@@ -9,95 +9,29 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.context import context_of
-from edgeagent.api.service import Service
+from edgeagent.api.openai.answer import Answer, Chunks
 from edgeagent.api.wire.errors import error_body, told
-from edgeagent.api.wire.first_step import begun
 from edgeagent.api.wire.placement import PlacementHeaders
-from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
+from edgeagent.service.fan_out import NumberedSteps, run_all
+from edgeagent.service.first_step import begun
 from edgeagent.types import GenerateRequest, PromptText, Step, TextDelta
 
-MAX_AT_ONCE = 8
 # Those of a long prompt take tens of milliseconds to write, with their rivals.
 _MAX_INLINE_LOGPROBS = 256
-
-ChoiceSteps = AsyncGenerator[tuple[int, Step], None]
-
-
-class AnswerBuilder(Protocol):
-    """Collects the steps of all choices into an answer."""
-
-    id: str
-
-    def take(self, index: int, step: Step) -> None:
-        """Take a step of one choice."""
-        ...
-
-    def delivered(self, step: Step) -> None:
-        """Note that a step has been handed to the client."""
-        ...
-
-    def body(self) -> object:
-        """Return the whole answer."""
-        ...
-
-
-class Chunks(Protocol):
-    """An answer as the chunks of a stream."""
-
-    def of(self, index: int, step: Step) -> list[Json]:
-        """Return the chunks of one choice's step."""
-        ...
-
-    def closing(self) -> list[Json]:
-        """Return the last chunks."""
-        ...
-
-
-async def run(service: Service, requests: Sequence[GenerateRequest]) -> ChoiceSteps:
-    """Yield the steps of all requests as they come, each with its request's index; MAX_AT_ONCE run at a time."""
-    if len(requests) == 1:
-        async with aclosing(service.generate(requests[0])) as steps:
-            async for step in steps:
-                yield 0, step
-        return
-    generators: list[AsyncGenerator[Step, None]] = []
-    waiting: dict[asyncio.Future[Step], int] = {}
-    done: set[asyncio.Future[Step]] = set()
-    try:
-        while waiting or len(generators) < len(requests):
-            while len(generators) < len(requests) and len(waiting) < MAX_AT_ONCE:
-                generators.append(service.generate(requests[len(generators)]))
-                waiting[asyncio.ensure_future(anext(generators[-1]))] = len(generators) - 1
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                index = waiting.pop(task)
-                try:
-                    step = task.result()
-                except StopAsyncIteration:
-                    continue
-                waiting[asyncio.ensure_future(anext(generators[index]))] = index
-                yield index, step
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, *done, return_exceptions=True)
-        for generator in generators:
-            await generator.aclose()
 
 
 async def respond(
     request: Request,
     requests: Sequence[GenerateRequest],
-    answer: AnswerBuilder,
+    answer: Answer,
     chunks: Chunks | None,
     ping_interval_s: float | None,
     params: Mapping[str, str],
@@ -113,7 +47,7 @@ async def respond(
         return error
 
     placement = PlacementHeaders()
-    steps = placement.noting(run(context_of(request).service, requests))
+    steps = placement.noting(run_all(context_of(request).service, requests))
     try:
         response: Response
         if chunks is None:
@@ -129,7 +63,7 @@ async def respond(
         raise reworded(error) from None
 
 
-async def _collect(steps: ChoiceSteps, answer: AnswerBuilder) -> bytes:
+async def _collect(steps: NumberedSteps, answer: Answer) -> bytes:
     """Return the body of the whole answer."""
     num_logprobs = 0
     async with aclosing(steps):
@@ -150,7 +84,7 @@ async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
 
 
 async def _events(
-    steps: ChoiceSteps, answer: AnswerBuilder, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
+    steps: NumberedSteps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream: one string of bytes for each step, and at the end [DONE] or one error."""
     try:

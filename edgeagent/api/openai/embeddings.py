@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.openai.embeddings_body import KNOWN, read_embeddings
-from edgeagent.api.service import Service
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InternalError
+from edgeagent.service.service import Service
 from edgeagent.types import Embed, Embedding
 
 router = APIRouter()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from edgeagent.api.openai.text_body import read_tokens
+from edgeagent.api.openai.text_body import TextsOrTokens, read_tokens
 from edgeagent.api.wire.fields import MAX_INT32, Body, ModelName, between, validate
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.shape import Json
@@ -17,9 +17,9 @@ MAX_CHARS = 1 << 20  # of all texts together
 
 
 class EmbeddingsBody(Body):
-    """Texts, or their token ids, one or many."""
+    """The texts to make vectors of, or their token ids. Unknown fields are ignored."""
 
-    input: str | list[Any]
+    input: TextsOrTokens
     model: ModelName | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, between(1, MAX_INT32)] | None = None

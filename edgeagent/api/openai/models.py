@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from http import HTTPStatus
 from importlib import metadata
-from pathlib import Path
 from typing import Literal, NotRequired
 
 from fastapi import APIRouter, Request
@@ -15,13 +14,12 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.service import status_of
-from edgeagent.api.wire.errors import Refusal, error_body, error_headers, http_status
+from edgeagent.api.wire.errors import error_answer
 from edgeagent.api.wire.shape import Shape
-from edgeagent.config import Config
 from edgeagent.errors import ModelNotFound
 from edgeagent.router.router import NO_MODEL
-from edgeagent.store.resolve import Library, LocalModel
+from edgeagent.service.inventory import KnownModel, known_models
+from edgeagent.service.service import status_of
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 router = APIRouter()
@@ -93,10 +91,11 @@ class Version(Shape):
 async def list_models(request: Request) -> JSONResponse:
     """List the models that are served, loaded or not, and behind them those on this machine that a request loads."""
     context = context_of(request)
-    served, others = context.service.models(), list[LocalModel]()
+    served, others = context.service.models(), list[KnownModel]()
     if context.config.load.on_demand and context.config.model != NO_MODEL:
-        served, local = await asyncio.to_thread(listed, context.config, served)
-        others = _not_served(served, local)
+        known, _ = await asyncio.to_thread(known_models, context.config, served)
+        served = [model.status for model in known if model.status is not None]
+        others = [model for model in known if model.status is None]
     models = [
         *(body for each in served for body in _model_bodies(each, context)),
         *(body for each in others for body in _bodies_of_file(each, context)),
@@ -116,28 +115,7 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
     return JSONResponse(_model_bodies(status, context)[status.names.index(name)])
 
 
-def listed(config: Config, served: Sequence[ModelStatus]) -> tuple[list[ModelStatus], list[LocalModel]]:
-    """Return the served models and those on this machine, except those whose file is unreadable or gone.
-
-    Such a model is still listed if it is loaded, or if the owner configured it. Reads files: call it in a thread.
-    """
-    local = Library.of(config).models()
-    readable = {model.name for model in local if model.header is not None}
-    without_worker = (WorkerState.STOPPED, *UNUSABLE)
-    return (
-        [each for each in served if each.is_pinned or each.state not in without_worker or each.name in readable],
-        [model for model in local if model.header is not None],
-    )
-
-
-def _not_served(served: Sequence[ModelStatus], local: Sequence[LocalModel]) -> list[LocalModel]:
-    """Return the models on this machine that are not served."""
-    names = {status.name for status in served}
-    paths = {Path(status.info.path).resolve() for status in served if status.info is not None}
-    return [model for model in local if model.name not in names and model.paths[0].resolve() not in paths]
-
-
-def _bodies_of_file(model: LocalModel, context: Context) -> list[Model]:
+def _bodies_of_file(model: KnownModel, context: Context) -> list[Model]:
     details: ModelDetails = {"state": WorkerState.STOPPED}
     if model.header is not None and model.header.context_length:
         details["context_length"] = model.header.context_length
@@ -200,8 +178,9 @@ async def ready(request: Request) -> JSONResponse:
     error = await context_of(request).probe.result()
     if error is None:
         return JSONResponse(Ready(status="ready"))
-    status = max(http_status(error), HTTPStatus.SERVICE_UNAVAILABLE)
-    return JSONResponse(Refusal(error=error_body(error)), status_code=status, headers=error_headers(error))
+    answer = error_answer(request.scope["path"], error)
+    answer.status_code = max(answer.status_code, HTTPStatus.SERVICE_UNAVAILABLE)
+    return answer
 
 
 @router.get("/version")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.openai.choices import respond
-from edgeagent.api.openai.text_answer import TextChoices, TextChunks
+from edgeagent.api.openai.text_answer import TextAnswer, TextChunks
 from edgeagent.api.openai.text_body import KNOWN, read_completion
 from edgeagent.api.wire.json_body import read_body
 
@@ -31,6 +31,6 @@ async def create_completion(request: Request) -> Response:
         partition=client_of(request),
     )
     completion = await read_body(request, read, KNOWN)
-    answer = TextChoices(completion_id, completion)
+    answer = TextAnswer(completion_id, completion)
     chunks = TextChunks(answer) if completion.delivery.is_streamed else None
     return await respond(request, completion.requests, answer, chunks, completion.delivery.ping_interval_s, _PARAMS)

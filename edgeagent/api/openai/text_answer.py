@@ -6,16 +6,13 @@ It knows OpenAI's older shapes, but neither sockets nor the source of the deltas
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired
 
-from edgeagent.api.openai.chat_answer import Ending, Measures, finish_reason, measures_body
+from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, Measures, finish_reason
 from edgeagent.api.openai.text_body import CompletionCreate
-from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.logprobs import TextLogprobs, legacy_logprobs
-from edgeagent.api.wire.progress import SoFar
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import ChatUsage, chat_usage, placement_body
 from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, Usage, replace
@@ -52,11 +49,10 @@ class Piece:
 
 
 @dataclass(slots=True)
-class TextSoFar:
+class TextSoFar(ChoiceSoFar):
     """One generation so far. Its text, and the places of tokens in it, begin with the prompt if that is echoed."""
 
     parts: list[Piece] = field(default_factory=list)
-    finished: Finished | None = None
     num_echoed_chars: int = 0
     num_echoed_tokens: int = 0
 
@@ -93,34 +89,19 @@ class TextSoFar:
         own = [max(token.logprob, -1e9) for token in self.whole().logprobs[self.num_echoed_tokens :]]
         return math.fsum(own) / max(1, len(own))
 
-    def end(self) -> Finished:
-        """Return the terminal delta."""
-        assert self.finished is not None, "a backend's steps end with Finished"
-        return self.finished
 
+class TextAnswer(Answer):
+    """A completion of raw text so far."""
 
-class TextChoices:
-    """A completion so far."""
+    choices: list[TextSoFar]
 
     def __init__(self, completion_id: str, completion: CompletionCreate) -> None:
-        self.id = completion_id
-        self.created = int(time.time())
+        super().__init__(completion_id, completion.groups[0][0].model, [TextSoFar() for _ in completion.requests])
         self.completion = completion
-        self.model = completion.groups[0][0].model
-        self.choices = [TextSoFar() for _ in completion.requests]
-        self._delivery_time = DeliveryTime()
 
     def take(self, index: int, step: Step) -> None:
         """Take a step of one choice."""
         self.choices[index].take(step)
-
-    def delivered(self, step: Step) -> None:
-        """Note that a step has been handed to the client."""
-        self._delivery_time.add(step.at_s)
-
-    def head(self) -> Json:
-        """Return what every chunk, and the body, begin with."""
-        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
 
     def body(self) -> TextCompletion:
         """Return the whole completion, the best choices of each prompt; raise BackendUnavailable if one was cut."""
@@ -160,10 +141,6 @@ class TextChoices:
             )
         )
 
-    def measures(self, choice: TextSoFar) -> Measures:
-        """Return `timings` and `edgeagent` for one choice."""
-        return measures_body(choice.end(), self._delivery_time)
-
     def _groups(self) -> list[list[TextSoFar]]:
         size = len(self.completion.groups[0])
         return [self.choices[start : start + size] for start in range(0, len(self.choices), size)]
@@ -174,15 +151,14 @@ class TextChoices:
         return sorted(group, key=lambda choice: -choice.mean_logprob())[: self.completion.num_kept]
 
 
-class TextChunks:
+class TextChunks(Chunks):
     """The chunks of a streamed completion; the one with the finish reason has no text."""
 
-    def __init__(self, answer: TextChoices) -> None:
-        self._answer = answer
-        self._delivery = answer.completion.delivery
-        self._so_far = [SoFar() for _ in answer.choices]
+    _answer: TextAnswer
+
+    def __init__(self, answer: TextAnswer) -> None:
+        super().__init__(answer, answer.completion.delivery, "text_completion")
         self._told: set[int] = set()  # choices whose placement was sent
-        self._tail: Json = {"usage": None} if self._delivery.is_usage_streamed else {}
 
     def of(self, index: int, step: Step) -> list[Json]:
         """Return the chunks of one step; raise BackendUnavailable if the choice was cut short."""
@@ -202,19 +178,11 @@ class TextChunks:
             self._told.add(index)
             chunks[0] = {**chunks[0], "edgeagent": placement_body(so_far.placement)}
         if choice.finished is not None:
-            end = self._chunk(index, Piece(), choice.finished)
-            chunks.append(end if self._delivery.is_usage_streamed else {**end, **self._answer.measures(choice)})
+            chunks.append(self._ended(self._chunk(index, Piece(), choice.finished), choice))
         return chunks
-
-    def closing(self) -> list[Json]:
-        """Return the usage chunk if it was asked for: clients that index choices[0] do not expect it."""
-        if not self._delivery.is_usage_streamed:
-            return []
-        measures = self._answer.measures(self._answer.choices[0])
-        return [{**self._answer.head(), "choices": [], "usage": self._answer.usage(), **measures}]
 
     def _chunk(self, index: int, piece: Piece, finished: Finished | None = None) -> Json:
         body = self._answer.choice_body(index, piece, finished)
         if not piece.logprobs:
             body["logprobs"] = None
-        return {**self._answer.head(), "choices": [body], **self._tail}
+        return {**self._head, "choices": [body], **self._tail}

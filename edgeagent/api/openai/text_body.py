@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from pydantic import WithJsonSchema
+
 from edgeagent.api.wire.fields import (
     MAX_INT32,
     MaxTokens,
@@ -30,10 +32,18 @@ MAX_PROMPT_TOKENS = 1 << 20
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionBody(ExtendedBody):
-    """The fields of a completion that have an effect; all but the prompt may be null."""
+_IDS = {"type": "array", "items": {"type": "integer"}}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+TextsOrTokens = Annotated[
+    str | list[Any], WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]})
+]
+"""One text, one list of token ids, or a list of either."""
 
-    prompt: str | list[Any]
+
+class CompletionBody(ExtendedBody):
+    """The body of a completion of raw text. All fields but the prompt may be null. Unknown fields are ignored."""
+
+    prompt: TextsOrTokens
     suffix: str | None = None
     echo: bool | None = None
     n: Annotated[int, between(1, MAX_CHOICES)] | None = None

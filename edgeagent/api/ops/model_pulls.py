@@ -10,16 +10,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from edgeagent.api.context import Context, context_of
+from edgeagent.api.context import context_of
 from edgeagent.api.wire.errors import Refusal, error_body
 from edgeagent.api.wire.fields import Body, ModelName, validate
-from edgeagent.api.wire.first_step import begun, last_of
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
-from edgeagent.store.hub.progress import OnProgress
-from edgeagent.store.hub.pull import PulledModel, Puller
+from edgeagent.service.first_step import begun, last_of
+from edgeagent.store.hub.background import Pulled
+from edgeagent.store.hub.progress import Progress
 
 router = APIRouter()
 
@@ -60,9 +60,6 @@ class ModelPull(PulledFile):
     draft: PulledFile | None
 
 
-PullSteps = AsyncGenerator[PullProgress | ModelPull, None]
-
-
 @router.post("/v1/models/pull")
 async def pull(request: Request) -> Response:
     """Download a model and its draft, or find that they are here; cancelled if the client disconnects.
@@ -70,36 +67,27 @@ async def pull(request: Request) -> Response:
     The next pull continues it. One pull runs at a time.
     """
     asked = validate(PullBody, await read_json_object(request))
-    steps = _steps(context_of(request), asked)
+    steps = context_of(request).pulls.run(asked.model, with_draft=asked.draft)
     if asked.stream:
         return EventStream(_events(await begun(steps)))
-    return JSONResponse(await unless_disconnected(request.receive, last_of(steps)))
+    last = await unless_disconnected(request.receive, last_of(steps))
+    assert last is not None, "a pull yields the model, or raises"
+    return JSONResponse(_shown(last))
 
 
-async def _steps(context: Context, asked: PullBody) -> PullSteps:
-    """Yield how far the pull is, and at the end what came of it."""
-    puller = Puller(context.config.store, context.config.state_dir)
-    done: list[tuple[PulledModel, PulledModel | None]] = []
-
-    def run(on_progress: OnProgress) -> None:
-        if asked.draft:
-            done.append(puller.pull_with_draft(asked.model, on_progress))
-        else:
-            done.append((puller.pull(asked.model, on_progress), None))
-
-    async with aclosing(context.pulls.run(run)) as steps:
-        async for progress in steps:
-            yield shaped(PullProgress, progress, object="model.pull.progress")
-    for pulled, draft in done:
-        brought = None if draft is None else shaped(PulledFile, draft, id=draft.name)
-        yield shaped(ModelPull, pulled, id=pulled.name, object="model.pull", draft=brought)
+def _shown(step: Progress | Pulled) -> PullProgress | ModelPull:
+    if isinstance(step, Progress):
+        return shaped(PullProgress, step, object="model.pull.progress")
+    pulled, draft = step
+    brought = None if draft is None else shaped(PulledFile, draft, id=draft.name)
+    return shaped(ModelPull, pulled, id=pulled.name, object="model.pull", draft=brought)
 
 
-async def _events(steps: PullSteps) -> AsyncGenerator[bytes, None]:
+async def _events(steps: AsyncGenerator[Progress | Pulled, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(steps):
         try:
             async for step in steps:
-                yield event(step)
+                yield event(_shown(step))
         except EdgeAgentError as error:
             yield event(Refusal(error=error_body(error)))
     yield DONE

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import Literal, NotRequired
+from typing import Annotated, Literal, NotRequired
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from edgeagent.api.context import Context, context_of
+from edgeagent.api.wire.fields import Query, between, validate
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.egress import Row
 from edgeagent.egress.rows import folder_of, purge, read_rows
 from edgeagent.egress.spending import Spent
-from edgeagent.errors import ConfigError, InternalError, InvalidRequest
+from edgeagent.errors import ConfigError, InternalError
 from edgeagent.remotes import Remote
 from edgeagent.types import RemoteStatus, RouteMode
-
-MAX_ROWS = 1000
 
 router = APIRouter(prefix="/edgeagent/egress")
 
@@ -106,15 +105,20 @@ class EgressPurged(Shape):
     num_days: int
 
 
+class EgressQuery(Query):
+    """The newest rows since a time, in seconds since 1970."""
+
+    since_s: Annotated[float, between(0, 1e11)] = 0.0
+    limit: Annotated[int, between(1, 1000)] = 100
+
+
 @router.get("")
-async def get_egress(request: Request, since_s: str = "0", limit: str = "100") -> JSONResponse:
+async def get_egress(request: Request) -> JSONResponse:
     """Return rows of the ledger since a time, the oldest first: what left this machine, without its content."""
-    since, most = _number(since_s, "since_s"), int(_number(limit, "limit"))
-    if not 1 <= most <= MAX_ROWS:
-        raise InvalidRequest(f"limit must be from 1 to {MAX_ROWS}, not {most}", param="limit")
+    query = validate(EgressQuery, dict(request.query_params))
     folder = folder_of(context_of(request).config.state_dir)
     try:
-        rows: deque[Row] = await asyncio.to_thread(lambda: deque(read_rows(folder, since), most))
+        rows: deque[Row] = await asyncio.to_thread(lambda: deque(read_rows(folder, query.since_s), query.limit))
     except ConfigError as error:
         raise InternalError(error.message) from None
     return JSONResponse(EgressRows(rows=[shaped(EgressRow, row) for row in rows]))
@@ -176,13 +180,3 @@ def _remote(
             for endpoint in remote.endpoints
         ],
     }
-
-
-def _number(text: str, param: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e11:
-        raise InvalidRequest(f"{param} must be a number from 0, not {text!r:.80}", param=param)
-    return value

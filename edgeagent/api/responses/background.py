@@ -14,7 +14,6 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.context import Context
-from edgeagent.api.gate.grants import until_revoked
 from edgeagent.api.responses.driver import drive
 from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.events import TERMINAL, Progress
@@ -24,8 +23,9 @@ from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.replay import events_after, last_number
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire import sse
-from edgeagent.api.wire.first_step import last_of
+from edgeagent.credentials.grants import until_revoked
 from edgeagent.errors import InvalidRequest, Unauthorized
+from edgeagent.service.first_step import last_of
 
 
 def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:

@@ -13,9 +13,10 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 
 from edgeagent.api.responses.event_json import Echo
-from edgeagent.api.responses.items.items import Item, ReferenceItem, read_items, to_messages
+from edgeagent.api.responses.items.input_items import InputBody, to_items
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
+    MAX_TOOLS,
     Body,
     Count,
     EdgeagentBody,
@@ -26,16 +27,16 @@ from edgeagent.api.wire.fields import (
     between,
     choose,
     drafts_of,
-    read_function,
-    read_schema,
-    read_tools,
     route_of,
     template_kwargs,
     tier,
     validate,
 )
 from edgeagent.api.wire.known_fields import FieldWarning, KnownFields
+from edgeagent.api.wire.messages import Function, OnlyFunction, Schema, tools_of
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.items import Item, ReferenceItem
+from edgeagent.conversation.prompt import to_messages
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
@@ -61,7 +62,7 @@ class Format(Body):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "response"
-    json_schema: Annotated[Json | None, Field(alias="schema")] = None
+    json_schema: Annotated[Schema | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -90,8 +91,17 @@ class ContextManagement(Body):
     compact_threshold: Count | None = None
 
 
-class CreateBody(SamplingBody):
-    """The fields that have an effect or are repeated in the response; all may be null."""
+class ResponsesTool(Function):
+    """A tool of a response; functions are the only kind."""
+
+    type: Literal["function"]
+
+
+ResponsesTools = Annotated[list[Annotated[ResponsesTool, OnlyFunction]], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
+class CreateResponseBody(SamplingBody, InputBody):
+    """The body of a response. All fields may be null. Unknown fields are ignored."""
 
     model: ModelName | None = None
     instructions: str | None = None
@@ -99,6 +109,9 @@ class CreateBody(SamplingBody):
     store: bool | None = None
     no_store: bool | None = None
     background: bool | None = None
+    stream: Annotated[
+        bool | None, Field(description="Server-sent events instead of one body; without effect on a WebSocket.")
+    ] = None
     generate: bool | None = None
     prompt_cache_options: CacheOptions | None = None
     context_management: list[ContextManagement] | None = None
@@ -108,7 +121,9 @@ class CreateBody(SamplingBody):
     top_logprobs: Annotated[int, between(0, 20)] | None = None
     parallel_tool_calls: bool | None = None
     include: list[str] | None = None
-    tools: list[Json] | None = None
+    tools: (
+        Annotated[list[Annotated[ResponsesTool, OnlyFunction]], Field(fail_fast=True, max_length=MAX_TOOLS)] | None
+    ) = None
     tool_choice: str | Json | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
@@ -125,9 +140,9 @@ class CreateBody(SamplingBody):
 
 
 KNOWN = KnownFields.of(
-    CreateBody,
-    *("access_programs", "background_options", "conversation", "image", "input", "moderation", "prompt"),
-    *("prompt_cache_retention", "stream", "stream_options"),
+    CreateResponseBody,
+    *("access_programs", "background_options", "conversation", "image", "moderation", "prompt"),
+    *("prompt_cache_retention", "stream_options"),
     # A frame's own.
     *("stream_id", "type"),
 )
@@ -137,7 +152,7 @@ KNOWN = KnownFields.of(
 class ResponseCreate:
     """A checked create: its place in a chain, what to generate, and the fields that the response repeats."""
 
-    body: CreateBody
+    body: CreateResponseBody
     items: tuple[Item, ...]
     tools: tuple[Tool, ...]
     tool_choice: ToolChoice
@@ -247,19 +262,19 @@ class ResponseCreate:
 
 def read_create(fields: Json) -> ResponseCreate:
     """Return a checked create; raise InvalidRequest or NotSupported, which name the field, the value and the bounds."""
-    body = validate(CreateBody, fields)
+    body = validate(CreateResponseBody, fields)
     _refuse_unsupported(body, fields)
-    items = read_items(fields.get("input"))
+    items = to_items(body.input)
     if sum(isinstance(item, ReferenceItem) for item in items) > MAX_REFERENCES:
         raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
-    tools = read_tools(body.tools or [], _read_tool)
+    tools = tools_of(body.tools or ())
     choice, output = _read_choice(body.tool_choice, tools), _read_format(body.text)
-    # Tools are kept as text. As objects they would be large, and slow to free.
-    body = body.model_copy(update={"tools": None})
+    # Items and tools are kept in our types. As models they would be large, and slow to free.
+    body = body.model_copy(update={"input": None, "tools": None})
     return ResponseCreate(body, items, tools, choice, output, KNOWN.warning(fields))
 
 
-def _refuse_unsupported(body: CreateBody, fields: Json) -> None:
+def _refuse_unsupported(body: CreateResponseBody, fields: Json) -> None:
     if fields.get("conversation") is not None:
         if fields.get("previous_response_id") is not None:
             raise InvalidRequest("send either conversation or previous_response_id, not both", param="conversation")
@@ -276,14 +291,6 @@ def _refuse_unsupported(body: CreateBody, fields: Json) -> None:
             )
     if fields.get("prompt") is not None:
         raise NotSupported("stored prompt templates are not supported; send instructions and input", param="prompt")
-
-
-def _read_tool(fields: Json, path: str) -> Tool:
-    kind = fields.get("type")
-    if kind != "function":
-        shown = json.dumps(kind)[:64]
-        raise NotSupported(f"{path}: tools of type {shown} are not supported; only function tools are", param=path)
-    return read_function(fields, path)
 
 
 def _read_choice(raw: str | Json | None, tools: tuple[Tool, ...]) -> ToolChoice:
@@ -309,10 +316,12 @@ def _read_format(text: Text | None) -> OutputFormat:
         return TextFormat()
     if raw.type == "json_object":
         return JsonObjectFormat()
-    return JsonSchemaFormat(read_schema(raw.json_schema, "text.format.schema"), raw.name, raw.strict is not False)
+    if raw.json_schema is None:
+        raise InvalidRequest("text.format.schema must be a JSON schema, an object", param="text.format.schema")
+    return JsonSchemaFormat(raw.json_schema, raw.name, raw.strict is not False)
 
 
-def _num_logprobs(body: CreateBody) -> int | None:
+def _num_logprobs(body: CreateResponseBody) -> int | None:
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         return body.top_logprobs or 0
     return None

@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
-from edgeagent.api.responses.compaction import compacted, num_input_tokens, summarize
 from edgeagent.api.responses.events import new_id
 from edgeagent.api.responses.items.as_json import item_body
 from edgeagent.api.responses.routes import open_turn
@@ -19,6 +18,7 @@ from edgeagent.api.wire import sse
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import ResponseUsage, responses_usage
+from edgeagent.conversation.compaction import compacted, num_input_tokens, summarize
 from edgeagent.errors import InvalidRequest
 
 router = APIRouter()

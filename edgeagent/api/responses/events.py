@@ -14,11 +14,11 @@ from typing import Any, TypeVar, cast
 
 from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun, ServerEvent
 from edgeagent.api.responses.items.as_json import ItemStatus, OutputItem
-from edgeagent.api.responses.items.items import CallItem, CompactionItem, Item, MessageItem, ReasoningItem
 from edgeagent.api.responses.open_items import OpenCall, OpenCompaction, OpenItem, OpenMessage, OpenReasoning
 from edgeagent.api.wire.errors import error_body
 from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.usage import Run, RunsAt, edgeagent_body, placement_body, responses_usage, timings_body
+from edgeagent.conversation.items import CallItem, CompactionItem, Item, MessageItem, ReasoningItem
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import (
     Delta,

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from edgeagent.api.frontend import Frontend
-from edgeagent.api.responses.storage.store import FILE, ResponseStore, stored_limits
+from edgeagent.api.responses.items.as_json import item_body
+from edgeagent.api.responses.items.input_items import read_items
 from edgeagent.config import Config
+from edgeagent.conversation.items import ItemFormat
+from edgeagent.conversation.store import FILE, ResponseStore, stored_limits
 
+# The file holds items as the wire has them.
+ITEM_FORMAT = ItemFormat(item_body, read_items)
 # How long the end of background responses is waited for; the drain has cancelled them.
 TASKS_S = 0.5
 
@@ -26,7 +31,7 @@ class Responses(Frontend):
     def of(cls, config: Config, folder: Path | None) -> Self:
         """Return the frontend; its file is opened when the first response is stored or asked for."""
         path = folder / FILE if folder is not None and config.server.persist_responses else None
-        return cls(ResponseStore(path, stored_limits(config.server)))
+        return cls(ResponseStore(ITEM_FORMAT, path, stored_limits(config.server)))
 
     @property
     def trouble(self) -> str | None:

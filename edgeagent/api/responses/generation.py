@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from edgeagent.api.responses.compaction import SummaryCancelled, compacted, num_input_tokens, summarize
 from edgeagent.api.responses.events import Compacted, Compacting, CompactionStep, new_id
-from edgeagent.api.responses.items.items import CompactionItem, Item, MessageItem
 from edgeagent.api.responses.turn import Turn, unrun
-from edgeagent.api.service import Service
+from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, summarize
+from edgeagent.conversation.items import CompactionItem, Item, MessageItem
 from edgeagent.errors import InternalError
+from edgeagent.service.service import Service
 from edgeagent.types import FinishReason, Step
 
 TurnSteps = AsyncGenerator[Step | CompactionStep, None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from edgeagent.api.live_requests import LiveRequest, LiveRequests
 from edgeagent.api.responses.turn import Turn
+from edgeagent.service.live_requests import LiveRequest, LiveRequests
 
 
 class LiveTurn(LiveRequest):

@@ -18,15 +18,13 @@ from edgeagent.api.responses.events import TERMINAL, set_delivery
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import TurnSteps, steps_of
 from edgeagent.api.responses.live_turn import LiveTurn
-from edgeagent.api.responses.storage.history import ConnectionHistory
 from edgeagent.api.responses.turn import Turn, begin_turn
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.delivery_time import DeliveryTime
-from edgeagent.api.wire.first_step import begun, last_of
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.placement import PlacementHeaders
-from edgeagent.api.wire.shape import Json
-from edgeagent.errors import InvalidRequest
+from edgeagent.conversation.history import ConnectionHistory
+from edgeagent.service.first_step import begun, last_of
 
 router = APIRouter()
 
@@ -34,7 +32,8 @@ router = APIRouter()
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """Create one response, streamed or whole; cancelled if the client disconnects."""
-    is_streamed, create = await read_body(request, _read, KNOWN)
+    create = await read_body(request, read_create, KNOWN)
+    is_streamed = bool(create.body.stream)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     if turn.create.body.background:
@@ -51,13 +50,6 @@ async def create_response(request: Request) -> Response:
         response = JSONResponse(turn.events.response)
     placement.put(response)
     return response
-
-
-def _read(fields: Json) -> tuple[bool, ResponseCreate]:
-    is_streamed = fields.get("stream")
-    if not isinstance(is_streamed, bool | None):
-        raise InvalidRequest(f"stream must be true or false, not {is_streamed!r:.80}", param="stream")
-    return bool(is_streamed), read_create(fields)
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -15,15 +15,14 @@ from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses import background
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.items.as_json import item_body
-from edgeagent.api.responses.items.items import Item
 from edgeagent.api.responses.live_turn import LiveTurn, find_turn
+from edgeagent.api.wire.fields import MAX_INT32, Query, between, validate
 from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.conversation.items import Item
 from edgeagent.errors import InvalidRequest, NotFound
 
 # A cancelled request ends within a step; if the worker hangs, the watchdog ends it, and the client does not wait.
 CANCEL_S = 30.0
-MAX_PAGE = 100
-DEFAULT_PAGE = 20
 
 router = APIRouter(prefix="/v1/responses/{response_id}")
 
@@ -46,6 +45,21 @@ class ItemPage(Shape):
     has_more: bool
 
 
+class EventsQuery(Query):
+    """Whether the events are wanted, and the number behind which they begin."""
+
+    stream: bool = False
+    starting_after: Annotated[int, between(0, MAX_INT32)] | None = None
+
+
+class PageQuery(Query):
+    """The page behind an item."""
+
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+    limit: Annotated[int, between(1, 100)] = 20
+
+
 @router.get("")
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a stored response, or the part of one that is being generated; a background one as a stream too.
@@ -66,16 +80,10 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 def _starting_after(request: Request) -> int | None:
     """Return the number after which events are wanted, -1 for all of them, None if no stream is wanted."""
-    stream, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after")
-    if stream.lower() not in ("true", "false"):
-        raise InvalidRequest(f"stream must be true or false; got {stream[:64]!r}", param="stream")
-    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
-        raise InvalidRequest(
-            f"starting_after must be the number of an event, 0 or more; got {after[:64]!r}", param="starting_after"
-        )
-    if stream.lower() == "true":
-        return -1 if after is None else int(after)
-    if after is not None:
+    query = validate(EventsQuery, dict(request.query_params))
+    if query.stream:
+        return -1 if query.starting_after is None else query.starting_after
+    if query.starting_after is not None:
         raise InvalidRequest("starting_after needs stream=true", param="starting_after")
     return None
 
@@ -118,20 +126,15 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 
 def _page(items: tuple[Item, ...], request: Request) -> ItemPage:
-    query = request.query_params
-    order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit", str(DEFAULT_PAGE))
-    if order not in ("asc", "desc"):
-        raise InvalidRequest(f"order must be asc or desc; got {order[:64]!r}", param="order")
-    # The length first: Python refuses to read a number of thousands of digits.
-    if not (limit.isascii() and limit.isdecimal() and len(limit) < 16) or not 1 <= int(limit) <= MAX_PAGE:
-        raise InvalidRequest(f"limit must be from 1 to {MAX_PAGE}; got {limit[:64]!r}", param="limit")
-    rest = list(items if order == "asc" else reversed(items))
-    if after is not None:
-        index = next((index for index, item in enumerate(rest) if item.id == after), None)
+    query = validate(PageQuery, dict(request.query_params))
+    rest = list(items if query.order == "asc" else reversed(items))
+    if query.after is not None:
+        index = next((index for index, item in enumerate(rest) if item.id == query.after), None)
         if index is None:
-            raise InvalidRequest(f"after must be an item of this response; got {after[:128]!r}", param="after")
+            told = f"after must be an item of this response, not {query.after[:128]!r}"
+            raise InvalidRequest(told, param="after")
         rest = rest[index + 1 :]
-    page = rest[: int(limit)]
+    page = rest[: query.limit]
     return {
         "object": "list",
         "data": [item_body(item) for item in page],

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import NewId, ResponseEvents, new_id, new_response
 from edgeagent.api.responses.items.as_json import with_id
-from edgeagent.api.responses.items.items import Item
-from edgeagent.api.responses.storage.history import ConnectionHistory, Conversation, Recalled, StoredResponse
-from edgeagent.api.service import Service, status_of
 from edgeagent.api.wire.fields import with_adapter
+from edgeagent.conversation.history import ConnectionHistory, Conversation, Recalled, StoredResponse
+from edgeagent.conversation.items import Item
 from edgeagent.errors import EdgeAgentError
 from edgeagent.router.modes import strictest
+from edgeagent.service.service import Service, status_of
 from edgeagent.types import (
     ChatPrompt,
     Finished,

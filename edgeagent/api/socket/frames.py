@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgeagent.api.wire.json_body import parse_json
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
+from edgeagent.strict_json import parse_json
 
 
 def read_object(text: str) -> Json:

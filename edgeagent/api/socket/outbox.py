@@ -24,15 +24,12 @@ class Merging(Protocol):
 
     def cost(self, event: Json) -> int:
         """Return roughly how many bytes of memory an event takes."""
-        ...
 
     def merge(self, waiting: Send, entry: Send) -> bool:
         """Add `entry` to the event that waits before it, if the two may become one; return whether they did."""
-        ...
 
     def append(self, entry: Send) -> None:
         """Note that an entry was not merged and waits by itself."""
-        ...
 
 
 class Outbox:

@@ -18,12 +18,12 @@ from pydantic_core import to_json
 from starlette.websockets import WebSocketDisconnect
 
 from edgeagent import metrics
-from edgeagent.api.gate.grants import until_revoked
 from edgeagent.api.gate.pace import Pace
 from edgeagent.api.socket.actions import INTERNAL_ERROR, TRY_AGAIN_LATER, UNSUPPORTED_DATA, Close, Send
 from edgeagent.api.socket.outbox import Merging, Outbox
 from edgeagent.api.wire.errors import told
 from edgeagent.api.wire.json_body import aside
+from edgeagent.credentials.grants import until_revoked
 
 # A client that reads nothing for this long counts as gone, even if the connection is still open.
 STALL_S = 10.0

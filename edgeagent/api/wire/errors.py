@@ -11,7 +11,10 @@ import math
 import re
 import traceback
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Literal, NotRequired
+
+from starlette.responses import JSONResponse
 
 from edgeagent import errors
 from edgeagent.api.wire.shape import Shape
@@ -20,6 +23,8 @@ from edgeagent.errors import EdgeAgentError
 logger = logging.getLogger(__name__)
 
 OLLAMA_PREFIX = "/api/"
+# Ollama's own words, two spaces included, which clients look for.
+_OLLAMA_BUSY = "server busy, please try again.  maximum pending requests exceeded"
 # openai clients ignore Retry-After over 120 s and then give up altogether.
 MAX_RETRY_AFTER_S = 120.0
 DEFAULT_RETRY_AFTER_S = 1.0
@@ -149,6 +154,22 @@ def refusal(path: str, error: Error) -> Refusal | OllamaRefusal:
     if path.startswith(OLLAMA_PREFIX):
         return OllamaRefusal(error=error["message"])
     return Refusal(error=error)
+
+
+def ollama_refusal(error: EdgeAgentError) -> OllamaRefusal:
+    """Return the body of a failed request on Ollama's routes, which is also the last line of a stream that failed."""
+    return {"error": _OLLAMA_BUSY if isinstance(error, errors.Overloaded) else error_body(error)["message"]}
+
+
+def error_answer(path: str, error: EdgeAgentError) -> JSONResponse:
+    """Return the HTTP answer to a request that failed in its route."""
+    status = http_status(error)
+    if not path.startswith(OLLAMA_PREFIX):
+        return JSONResponse(Refusal(error=error_body(error)), status, error_headers(error))
+    if isinstance(error, errors.Overloaded):
+        # A full queue is 503 to Ollama's clients, where OpenAI's expect 429.
+        status = HTTPStatus.SERVICE_UNAVAILABLE
+    return JSONResponse(ollama_refusal(error), status, error_headers(error))
 
 
 def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:

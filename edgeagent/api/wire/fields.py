@@ -1,10 +1,10 @@
-"""Request fields that several routes share: types with bounds; readers of tools, choices and schemas."""
+"""Request fields that several routes share: types with bounds, their check, and the choice of tools."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 
 from edgeagent.api.wire.shape import Json
 from edgeagent.durations import seconds_of
-from edgeagent.errors import InvalidRequest, InvalidToolSchema
+from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
 from edgeagent.router.modes import strictest
 from edgeagent.types import Role, RouteMode, SamplingParams, Tier, Tool, ToolChoice
 
@@ -50,7 +50,12 @@ ROLES: dict[str, Role] = {
     "tool": "tool",
 }
 
-_TOOL_NAME = re.compile(TOOL_NAME)
+NOT_SUPPORTED = "not_supported"
+"""The type of a validation error that is a NotSupported."""
+TOLD_BY = "told_by_"
+"""With a field's name: the type of the error that a union's model is told by a field, and this one tells none."""
+
+_IN_A_TOOL = re.compile(r"(tools|functions)\[\d+\]\.")
 # llama.cpp reads this seed as "choose one at random".
 _RANDOM_SEED = 2**32 - 1
 
@@ -106,6 +111,12 @@ class Body(BaseModel):
     """The fields of a body; unknown ones are ignored, and nothing is converted (true and "1" are not numbers)."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class Query(Body):
+    """The parameters of a route's query; unknown ones are ignored. Numbers and true or false are read from text."""
+
+    model_config = ConfigDict(strict=False)
 
 
 class EdgeagentBody(Body):
@@ -190,20 +201,46 @@ def validate(model: type[M], fields: object, path: str = "") -> M:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise _invalid(error.errors(include_url=False)[0], path) from error
+        raise _refusal(error.errors(include_url=False)[0], path) from error
 
 
-def _invalid(details: ErrorDetails, path: str) -> InvalidRequest:
+def _refusal(details: ErrorDetails, path: str) -> InvalidRequest:
+    if details["type"].startswith(TOLD_BY):
+        details = _untold(details)
     for part in details["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part not in ("str", "bool", "int", "float"):  # a union's branch, not a field
+        elif part not in ("str", "bool", "int", "float") and not part.startswith("#"):  # a union's branch, not a field
             path += f".{part}" if path else part
     value = details["input"]
-    shown = ""
-    if details["type"] != "missing" and isinstance(value, str | int | float | None):
-        shown = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)[:80]
-    return InvalidRequest(f"{path} {_demand(details)}" + (f", not {shown}" if shown else ""), param=path)
+    if details["type"] == NOT_SUPPORTED:
+        return NotSupported(f"{path}: {details['msg']}", param=path)
+    demand = _demand(details)
+    if demand.startswith("must be") or (demand.startswith("must") and isinstance(value, str)):
+        demand = f"{demand}, not {_shown(value)}"
+    error = InvalidToolSchema if _IN_A_TOOL.match(path) else InvalidRequest
+    return error(f"{path} {demand}", param=path)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)[:80]
+
+
+def _untold(details: ErrorDetails) -> ErrorDetails:
+    """Return what is wrong with the field that tells the models of a union apart."""
+    value, field = details["input"], details["type"].removeprefix(TOLD_BY)
+    if not isinstance(value, dict):
+        return {**details, "type": "dict_type"}
+    place = (*details["loc"], field)
+    if field not in value:
+        return {**details, "type": "missing", "loc": place}
+    if field == "type" and isinstance(value[field], str):
+        # Another type is a feature of other servers; another role is a mistake.
+        told = f"the type {value[field][:64]!r} is not supported; send {details['msg']}"
+        return {**details, "type": NOT_SUPPORTED, "msg": told}
+    return {**details, "loc": place, "input": value[field], "msg": f"must be one of {details['msg']}"}
 
 
 def _demand(details: ErrorDetails) -> str:
@@ -218,6 +255,10 @@ def _demand(details: ErrorDetails) -> str:
             return "is unknown"
         case "list_type":
             return "must be a list"
+        case "bool_type" | "bool_parsing":
+            return "must be true or false"
+        case "int_parsing" | "int_parsing_size" | "float_parsing":
+            return "must be a number"
         case "too_long":
             return f"must hold at most {_items(limits['max_length'])}"
         case "too_short":
@@ -226,59 +267,13 @@ def _demand(details: ErrorDetails) -> str:
             return f"must have at most {limits['max_length']} characters"
         case "string_too_short":
             return f"must have at least {limits['min_length']} characters"
+        case "string_pattern_mismatch":
+            return f"must match {limits['pattern'].strip('^$')}"
     return details["msg"].replace("Input should be", "must be")
 
 
 def _items(number: int) -> str:
     return "1 item" if number == 1 else f"{number} items"
-
-
-def read_function(fields: Json, path: str) -> Tool:
-    """Return the tool of a function's fields; raise InvalidToolSchema if one is invalid."""
-    name, description, parameters, strict = map(fields.get, ("name", "description", "parameters", "strict"))
-    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-        raise InvalidToolSchema(f"{path}.name must match {TOOL_NAME}, not {name!r:.80}", param=f"{path}.name")
-    if not isinstance(description, str | None):
-        raise InvalidToolSchema(f"{path}.description must be a string", param=f"{path}.description")
-    if not isinstance(strict, bool | None):
-        raise InvalidToolSchema(f"{path}.strict must be true or false", param=f"{path}.strict")
-    if parameters is None:
-        parameters = {"type": "object", "properties": {}}
-    schema = read_schema(parameters, f"{path}.parameters", InvalidToolSchema)
-    return Tool(name, description or "", schema, bool(strict))
-
-
-def read_schema(schema: object, path: str, error: type[InvalidRequest] = InvalidRequest) -> str:
-    """Return a JSON schema as text, checked for size and depth. The worker checks if it can become a grammar."""
-    if not isinstance(schema, dict):
-        raise error(f"{path} must be a JSON schema, an object", param=path)
-    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-    if len(text.encode()) > MAX_SCHEMA_BYTES:
-        raise error(f"{path} is larger than {MAX_SCHEMA_BYTES} bytes", param=path)
-    level: list[object] = [schema]
-    for _ in range(MAX_SCHEMA_DEPTH):
-        level = [child for node in level for child in _children(node)]
-        if not level:
-            return text
-    raise error(f"{path} is nested deeper than {MAX_SCHEMA_DEPTH} levels", param=path)
-
-
-def _children(node: object) -> Sequence[object]:
-    if isinstance(node, dict):
-        return list(node.values())
-    return node if isinstance(node, list) else ()
-
-
-def read_tools(raw: Sequence[Json], read: Callable[[Json, str], Tool], field: str = "tools") -> tuple[Tool, ...]:
-    """Return `read` of each entry of a field and its path; raise InvalidToolSchema for two of one name, or too many."""
-    tools = tuple(read(entry, f"{field}[{index}]") for index, entry in enumerate(raw))
-    if len(tools) > MAX_TOOLS:
-        raise InvalidToolSchema(f"tools holds {len(tools)} tools; at most {MAX_TOOLS} are possible", param="tools")
-    names = [tool.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise InvalidToolSchema(f"tools[{index}]: a second tool named {name!r}", param=f"tools[{index}]")
-    return tools
 
 
 def choose(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoice:

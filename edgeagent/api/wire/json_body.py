@@ -1,13 +1,10 @@
-"""The JSON of a body: parsed strictly and within bounds, in a thread if it is large."""
+"""The JSON of a body: parsed strictly, in a thread if it is large."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-import re
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -15,111 +12,12 @@ from edgeagent.api.context import context_of
 from edgeagent.api.wire.known_fields import SCOPE_KEY, KnownFields
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
+from edgeagent.strict_json import parse_json
 
-MAX_JSON_DEPTH = 64
-MAX_JSON_VALUES = 250_000
-MAX_INTEGER = 2**63 - 1
 # A body of this size takes the event loop some 3 ms at worst (measured: 40 ns a byte, of tools with many small values).
 MAX_INLINE_BYTES = 64 << 10
 
 T = TypeVar("T")
-
-_SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
-
-
-def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
-    """Return the value of a JSON text; raise InvalidRequest if it is not strict JSON within the bounds.
-
-    Refused are bad syntax, invalid UTF-8, a byte-order mark, lone surrogates, NUL, duplicate keys, NaN, Infinity and
-    floats that overflow, integers beyond 64 bits, nesting beyond `max_depth`, more than MAX_JSON_VALUES values.
-    """
-    try:
-        raw = data.encode() if isinstance(data, str) else data
-        text = raw.decode()
-    except UnicodeError as error:
-        raise InvalidRequest("the text is not valid UTF-8") from error
-    if raw.startswith(b"\xef\xbb\xbf"):
-        raise InvalidRequest("the text starts with a byte-order mark; send plain UTF-8")
-    _check_size(raw)
-    try:
-        value: object = _decoder.decode(text)
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(
-            f"the text is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-        ) from error
-    except RecursionError as error:
-        raise InvalidRequest(f"the JSON is nested deeper than {max_depth} levels") from error
-    _check_tree(value, max_depth, is_suspect=_SUSPECT_ESCAPE.search(raw) is not None)
-    return value
-
-
-def _check_size(raw: bytes) -> None:
-    # Values are counted by the commas between them. Commas inside strings do not count. Strings, which are every second
-    # piece between unescaped quotes, are left out only if there are many commas.
-    if raw.count(b",") <= MAX_JSON_VALUES:
-        return
-    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # A value and its key have four quotes; more would only make the list of pieces long.
-    if plain.count(b'"') <= 4 * (MAX_JSON_VALUES + 1):
-        num_commas = sum(piece.count(b",") for piece in plain.split(b'"')[::2])
-        if num_commas <= MAX_JSON_VALUES:
-            return
-    raise InvalidRequest(f"the JSON holds more than {MAX_JSON_VALUES} values")
-
-
-def _check_tree(value: object, max_depth: int, *, is_suspect: bool) -> None:
-    level = [value]
-    for depth in range(max_depth + 1):
-        below: list[object] = []
-        for node in level:
-            if isinstance(node, dict | list):
-                if depth == max_depth:
-                    raise InvalidRequest(f"the JSON is nested deeper than {max_depth} levels")
-                below.extend(node.values() if isinstance(node, dict) else node)
-                if is_suspect and isinstance(node, dict):
-                    below.extend(node)
-            elif is_suspect and isinstance(node, str):
-                _check_text(node)
-        level = below
-
-
-def _check_text(text: str) -> None:
-    if "\0" in text:
-        raise InvalidRequest("a string holds a NUL character (\\u0000)")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest("a string holds half of a surrogate pair (\\ud800 to \\udfff alone)") from error
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        seen: set[str] = set()
-        duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise InvalidRequest(f"the key {duplicate[:64]!r} appears twice in one object")
-    return fields
-
-
-def _integer(digits: str) -> int:
-    # The length first: int() of 4,300 digits and more is refused by Python, and quadratic below.
-    if len(digits) > 20 or abs(number := int(digits)) > MAX_INTEGER:
-        raise InvalidRequest(f"the integer {digits[:24]} is out of range (at most {MAX_INTEGER})")
-    return number
-
-
-def _float(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise InvalidRequest(f"the number {digits[:24]} is out of range")
-    return number
-
-
-def _constant(name: str) -> NoReturn:
-    raise InvalidRequest(f"{name} is not valid JSON")
-
-
-_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant)
 
 
 async def read_json_object(request: Request) -> dict[str, object]:

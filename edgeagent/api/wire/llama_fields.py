@@ -13,7 +13,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from edgeagent.api.wire.fields import MAX_INT32, Body, EdgeagentBody, ModelName, SamplingBody, between, read_schema
+from edgeagent.api.wire.fields import MAX_INT32, Body, EdgeagentBody, ModelName, SamplingBody, between
+from edgeagent.api.wire.messages import Schema
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -78,7 +79,7 @@ class ExtendedBody(SamplingBody):
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
     sse_ping_interval: Annotated[int, between(-1, MAX_INT32)] | None = None
-    json_schema: Json | None = None
+    json_schema: Schema | None = None
     grammar: str | None = None
     samplers: Annotated[list[str], Field(max_length=16)] | None = None
     lora: list[Json] | None = None
@@ -113,7 +114,7 @@ class ExtendedBody(SamplingBody):
             return chosen
         if not isinstance(chosen, TextFormat):
             raise InvalidRequest("response_format and json_schema exclude each other", param="json_schema")
-        return JsonSchemaFormat(read_schema(self.json_schema, "json_schema"))
+        return JsonSchemaFormat(self.json_schema)
 
     def limit(self, *openai: int | None) -> int | None:
         """Return the most tokens to generate: OpenAI's first field that is given, else n_predict. None is no limit."""

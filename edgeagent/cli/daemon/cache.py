@@ -18,7 +18,7 @@ from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
-from edgeagent.credentials import clients
+from edgeagent.credentials.keys import clients
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import find_daemon, no_daemon
 

@@ -12,7 +12,7 @@ import typer
 from edgeagent.cli.display import table
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir
 from edgeagent.config_sources import load_config
-from edgeagent.credentials import Scope, add_client, clients, remove_client, rotate_token
+from edgeagent.credentials.keys import Scope, add_client, clients, remove_client, rotate_token
 from edgeagent.runtime_file import TOKEN_FILE
 from edgeagent.types import RouteMode
 

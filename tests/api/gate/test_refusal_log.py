@@ -10,7 +10,7 @@ import pytest
 from edgeagent import metrics
 from edgeagent.api.gate.refusal_log import MAX_LINES, WINDOW_S, RefusalLog
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import KeyRing, Scope, add_client, ensure_token, remove_client
+from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token, remove_client
 from tests.backends.fake import FakeBackend
 from tests.daemon.logged import logged
 from tests.daemon.running import running

@@ -16,23 +16,12 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from edgeagent import metrics
-from edgeagent.api.gate.access import (
-    CLIENT_KEY,
-    FAILURES_WINDOW_S,
-    MAX_FAILURES,
-    PEER_KEY,
-    UNKNOWN_USER,
-    Access,
-    Asker,
-    Listener,
-    User,
-    client_of,
-    is_page,
-)
-from edgeagent.api.gate.grants import GRANT, Grant, Grants
+from edgeagent.api.gate.access import CLIENT_KEY, PEER_KEY, Access, client_of, is_page
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.config import ServerConfig
-from edgeagent.credentials import (
+from edgeagent.credentials.decision import FAILURES_WINDOW_S, MAX_FAILURES, UNKNOWN_USER, Asker, Listener, User
+from edgeagent.credentials.grants import GRANT, Grant, Grants
+from edgeagent.credentials.keys import (
     OWNER,
     Client,
     KeyRing,
@@ -42,7 +31,7 @@ from edgeagent.credentials import (
     ensure_token,
     remove_client,
 )
-from edgeagent.credentials import Scope as Right
+from edgeagent.credentials.keys import Scope as Right
 from edgeagent.errors import Overloaded, Unauthorized
 from tests.fakes import FakeClock
 

@@ -141,7 +141,7 @@ async def test_a_model_that_is_being_loaded_keeps_its_file(
         ("builtin", 400, "comes with edgeagent"),
         ("/etc/passwd", 404, "clients name models, not paths"),
         ("./served.gguf", 404, "clients name models, not paths"),
-        ("x" * 600, 400, "model is required"),
+        ("x" * 600, 400, "model must have at most 512 characters"),
     ],
 )
 async def test_what_cannot_be_deleted(client: AsyncClient, name: str, status: int, text: str) -> None:
@@ -158,7 +158,7 @@ async def test_what_cannot_be_deleted(client: AsyncClient, name: str, status: in
         ("other", "served", 400, "served is a model's name already"),
         ("other", "qwen3-4b", 400, "a name of the catalog"),
         ("/etc/passwd", "mine", 404, "clients name models, not paths"),
-        ("", "mine", 400, "source is required"),
+        ("", "mine", 400, "source must have at least 1 characters"),
     ],
 )
 async def test_what_cannot_be_copied(

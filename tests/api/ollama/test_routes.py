@@ -17,11 +17,11 @@ import pytest
 import pytest_asyncio
 
 from edgeagent import __version__
-from edgeagent.api.ollama import pull as ollama_pull
-from edgeagent.api.wire import first_step
 from edgeagent.api.wire.fields import MAX_INT32
 from edgeagent.config import Config, ServerConfig, StoreConfig
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelLoadFailed, Overloaded, WorkerCrashed
+from edgeagent.service import first_step
+from edgeagent.store.hub import background
 from edgeagent.store.hub.pull import Puller
 from edgeagent.store.names.catalog import builtin_model
 from edgeagent.store.names.own import OwnNamesFile, with_alias
@@ -652,7 +652,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     close_session()
     with hub_server() as server:
-        monkeypatch.setattr(ollama_pull, "Puller", partial(Puller, endpoint=server.url))
+        monkeypatch.setattr(background, "Puller", partial(Puller, endpoint=server.url))
         yield server
         close_session()
 

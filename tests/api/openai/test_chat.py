@@ -22,8 +22,9 @@ from openai import (
 from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel
 
-from edgeagent.api.wire import first_step, sse
+from edgeagent.api.wire import sse
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InvalidRequest, Overloaded, WorkerCrashed
+from edgeagent.service import first_step
 from edgeagent.types import (
     CachePolicy,
     ChatPrompt,
@@ -454,18 +455,19 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     (_say({"role": ["user"], "content": "x"}), "messages[0].role"),
     (_say({"role": "user"}), "messages[0].content"),
     (_say({"role": "user", "content": 5}), "messages[0].content"),
-    (_say({"role": "user", "content": [{"type": "text"}]}), "messages[0].content"),
-    (_say({"role": "user", "content": ["x"]}), "messages[0].content"),
+    (_say({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0].text"),
+    (_say({"role": "user", "content": ["x"]}), "messages[0].content[0]"),
     (_say({"role": "user", "content": "x", "name": 5}), "messages[0].name"),
     (_say(*HI, {"role": "tool", "content": "x"}), "messages[1].tool_call_id"),
     (_say(*HI, {"role": "tool", "content": "x", "tool_call_id": "c9"}), "messages[1].tool_call_id"),
-    (_say({"role": "assistant", "tool_calls": [{"id": "x"}]}), "messages[0].tool_calls[0]"),
+    (_say({"role": "assistant", "tool_calls": [{"id": "x"}]}), "messages[0].tool_calls[0].function"),
     (_say({"role": "assistant", "tool_calls": "x"}), "messages[0].tool_calls"),
     ({"tools": "x"}, "tools"),
-    ({"tools": [{"type": "function"}]}, "tools[0]"),
+    ({"tools": [5]}, "tools[0]"),
     ({"tools": [WEATHER] * 129}, "tools"),
 ]
 BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
     (_tool(), "tools[0].function.name"),
     (_tool(name=""), "tools[0].function.name"),
     (_tool(name="a b"), "tools[0].function.name"),

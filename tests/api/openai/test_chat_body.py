@@ -82,6 +82,32 @@ def test_one_field_beside_a_message(name: str, value: Any) -> None:
         ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias must hold at most 1024 items"),
         ({"n": True}, "n must be a valid integer, not true"),
         ({"messages": None}, "messages must be a list, not null"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role is required"),
+        (
+            {"messages": [{"role": "wizard", "content": "x"}]},
+            "messages[0].role must be one of system, developer, user, assistant, tool, function, not 'wizard'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": {}}]},
+            "messages[0].content must be a string or a list of parts, not an object",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
+            "messages[0].content[1]: the type 'image_url' is not supported; send text, input_text, output_text, "
+            "summary_text, refusal",
+        ),
+        (
+            {"tools": [{"type": "web_search"}]},
+            "tools[0]: tools of type 'web_search' are not supported; only functions are",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name must match [A-Za-z0-9_.:-]{1,128}, not 'a b'",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters must be a JSON schema, an object, not a list",
+        ),
     ],
 )
 def test_a_refusal_speaks_of_json(fields: dict[str, Any], message: str) -> None:

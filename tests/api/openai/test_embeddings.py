@@ -12,9 +12,9 @@ import pytest
 from ollama import AsyncClient
 from openai import AsyncOpenAI
 
-from edgeagent.api.live_service import LiveService
 from edgeagent.api.openai import embeddings_body as schemas_embeddings
 from edgeagent.errors import Overloaded
+from edgeagent.service.live_service import LiveService
 from edgeagent.types import Embed, Embedding, TextAnswer, TextPrompt, TokenPrompt
 from tests.api.services import Answering
 from tests.daemon.running import Running, running

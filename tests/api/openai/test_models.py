@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from openai import AsyncOpenAI, NotFoundError, UnprocessableEntityError
 from websockets.asyncio.client import connect
 
-from edgeagent.api.ops import probe
 from edgeagent.config import Config, LoadConfig, ModelConfig, StoreConfig
 from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelLoading, Overloaded
+from edgeagent.service import probe
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, SamplingParams, TextDelta, TextPrompt, WorkerState
 from tests.api.services import INFO, OneModel

@@ -12,8 +12,8 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 from openai.types import Completion
 
-from edgeagent.api.openai import choices
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, Overloaded, WorkerCrashed
+from edgeagent.service.fan_out import MAX_AT_ONCE
 from edgeagent.types import (
     CachePolicy,
     FinishReason,
@@ -165,7 +165,7 @@ async def test_not_too_many_run_at_a_time(daemon: Running, backend: FakeBackend)
     backend.script = script
     body = (await post(daemon, {"prompt": ["x"] * 40})).json()
     assert len(body["choices"]) == 40
-    assert most <= choices.MAX_AT_ONCE
+    assert most <= MAX_AT_ONCE
 
 
 async def test_scores_of_prompt_and_answer_stand_side_by_side(

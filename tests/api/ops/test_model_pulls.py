@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from edgeagent.api.ops import model_pulls
 from edgeagent.config import Config, StoreConfig
+from edgeagent.store.hub import background
 from edgeagent.store.hub.pull import Puller
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
@@ -34,7 +34,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     close_session()
     with hub_server() as server:
         server.add(NAME, {"model-Q4_K_M.gguf": MODEL})
-        monkeypatch.setattr(model_pulls, "Puller", partial(Puller, endpoint=server.url))
+        monkeypatch.setattr(background, "Puller", partial(Puller, endpoint=server.url))
         yield server
         close_session()
 

@@ -16,9 +16,9 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, Progress, ResponseEvents, new_response
-from edgeagent.api.responses.items.items import compaction_item
 from edgeagent.api.responses.replay import events_after, last_number
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.items import compaction_item
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import (
     FinishReason,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from edgeagent.api.responses.body import MAX_ECHO_BYTES, ResponseCreate, read_create
-from edgeagent.api.responses.items.items import CallItem, CallOutputItem, MessageItem, ReasoningItem, ReferenceItem
 from edgeagent.api.wire.fields import MAX_MESSAGES
+from edgeagent.conversation.items import CallItem, CallOutputItem, MessageItem, ReasoningItem, ReferenceItem
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
@@ -132,7 +133,7 @@ def test_what_is_ignored() -> None:
         ({"max_tool_calls": 0}, "max_tool_calls", ["1", "0"]),
         ({"model": ""}, "model", ["at least 1"]),
         ({"instructions": 5}, "instructions", ["string", "5"]),
-        ({"store": "yes"}, "store", ["boolean", "yes"]),
+        ({"store": "yes"}, "store", ["true or false", "yes"]),
         ({"previous_response_id": 5}, "previous_response_id", ["string", "5"]),
         ({"metadata": {"a": 1}}, "metadata.a", ["string", "1"]),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", ["'low'", "huge"]),
@@ -140,7 +141,7 @@ def test_what_is_ignored() -> None:
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", ["JSON schema"]),
         ({"stop": [""]}, "stop[0]", ["1", "256"]),
         ({"tools": [5]}, "tools[0]", ["object"]),
-        ({"tools": [{"type": "function"}]}, "tools[0].name", ["None"]),
+        ({"tools": [{"type": "function"}]}, "tools[0].name", ["required"]),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name", ["a b"]),
         ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters", ["JSON schema"]),
         ({"tools": [TOOL, TOOL]}, "tools[1]", ["'f'"]),
@@ -152,18 +153,24 @@ def test_what_is_ignored() -> None:
         ({"input": 5}, "input", ["string", "list"]),
         ({"input": None}, "input", ["missing"]),
         ({"input": []}, "input", ["missing"]),
-        ({"input": ["hi"]}, "input[0]", ["object", "string"]),
+        ({"input": ["hi"]}, "input[0]", ["object", "'hi'"]),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", ["user", "robot"]),
-        ({"input": [{"role": "user"}]}, "input[0].content", ["string", "nothing"]),
+        ({"input": [{"role": "user"}]}, "input[0].content", ["required"]),
         ({"input": [{"role": "user", "content": [5]}]}, "input[0].content[0]", ["object"]),
         ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0]", ["input_text", "x"]),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", ["string"]),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", ["required"]),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", ["input_image"]),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments", ["string"]),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id", ["string"]),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments", ["required"]),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id", ["required"]),
         ({"input": [{"type": "web_search_call"}]}, "input[0]", ["web_search_call"]),
-        ({"input": [{"type": 5}]}, "input[0].type", ["string"]),
-        ({"input": [{"type": "reasoning", "summary": [{"type": "x"}]}]}, "input[0].summary", ["summary_text"]),
+        ({"input": [{"type": 5}]}, "input[0].type", ["function_call", "5"]),
+        ({"input": [{"type": "reasoning", "summary": [{"type": "x"}]}]}, "input[0].summary[0].type", ["summary_text"]),
+        ({"input": [{"type": "reasoning", "content": "x"}]}, "input[0].content", ["list", "x"]),
+        (
+            {"input": [{"type": "compaction", "encrypted_content": "edgeagent.1.!"}]},
+            "input[0].encrypted_content",
+            ["not what this daemon made", "unchanged"],
+        ),
         ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation", ["not both"]),
         ({"conversation": "conv_1"}, "conversation", ["previous_response_id"]),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", ["instructions"]),
@@ -190,6 +197,13 @@ def test_refused_with_the_field_its_range_and_the_value(fields: dict[str, Any], 
 def test_real_features_that_are_not_here_are_not_supported(fields: dict[str, Any]) -> None:
     with pytest.raises(NotSupported):
         request(**fields)
+
+
+def test_the_first_wrong_item_ends_the_reading() -> None:
+    started_s = time.thread_time()
+    with pytest.raises(InvalidRequest, match=r"input\[0\] must be an object"):
+        read(input=[1] * 200_000)
+    assert time.thread_time() - started_s < 0.05
 
 
 def test_items() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.events import TERMINAL, ResponseEvents, new_response, set_delivery
-from edgeagent.api.responses.items.items import CallItem, MessageItem, ReasoningItem
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.items import CallItem, MessageItem, ReasoningItem
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError, Overloaded, WorkerCrashed
 from edgeagent.types import (
     Delta,

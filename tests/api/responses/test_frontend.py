@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from edgeagent.api.responses import frontend
-from edgeagent.api.responses.frontend import Responses
-from edgeagent.api.responses.storage import database
-from edgeagent.api.responses.storage.history import StoredResponse
-from edgeagent.api.responses.storage.store import FILE, ResponseStore
+from edgeagent.api.responses.frontend import ITEM_FORMAT, Responses
+from edgeagent.conversation import database
+from edgeagent.conversation.history import StoredResponse
+from edgeagent.conversation.store import FILE, ResponseStore
 
 
 async def test_work_in_the_background_ends_before_the_store_is_closed() -> None:
-    responses, found = Responses(ResponseStore()), list[bytes | None]()
+    responses, found = Responses(ResponseStore(ITEM_FORMAT)), list[bytes | None]()
 
     async def work() -> None:
         await asyncio.sleep(0.02)
@@ -29,7 +29,7 @@ async def test_work_in_the_background_ends_before_the_store_is_closed() -> None:
 
 async def test_what_hangs_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontend, "TASKS_S", 0.02)
-    responses, is_cancelled = Responses(ResponseStore()), asyncio.Event()
+    responses, is_cancelled = Responses(ResponseStore(ITEM_FORMAT)), asyncio.Event()
 
     async def hang() -> None:
         try:
@@ -47,7 +47,7 @@ async def test_a_stop_finishes_the_writes_that_wait_for_a_slow_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(frontend, "TASKS_S", 0.02)
-    responses = Responses(ResponseStore(tmp_path / FILE))
+    responses = Responses(ResponseStore(ITEM_FORMAT, tmp_path / FILE))
     await responses.store.body("resp_first", "")  # the file is open
     written = []
     add = database.ResponseDatabase.add

@@ -12,10 +12,10 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from pydantic import BaseModel
 
-from edgeagent.api.responses.storage.history import StoredResponse
-from edgeagent.api.responses.storage.store import ResponseStore
-from edgeagent.api.wire import first_step
+from edgeagent.conversation.history import StoredResponse
+from edgeagent.conversation.store import ResponseStore
 from edgeagent.errors import ModelNotFound, WorkerCrashed
+from edgeagent.service import first_step
 from edgeagent.types import (
     ChatPrompt,
     FinishReason,

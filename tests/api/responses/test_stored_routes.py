@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from websockets.asyncio.client import connect
 
 from edgeagent.api.responses.socket.session import MAX_ACTIVE
-from edgeagent.credentials import Client, Scope, Shown, Standing
+from edgeagent.credentials.keys import Client, Scope, Shown, Standing
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
 from edgeagent.types import (
     ChatPrompt,

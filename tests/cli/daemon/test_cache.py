@@ -11,7 +11,7 @@ import pytest
 from edgeagent.cache_folder import About, list_parts
 from edgeagent.cli import main
 from edgeagent.cli.daemon import cache
-from edgeagent.credentials import Scope, add_client
+from edgeagent.credentials.keys import Scope, add_client
 from edgeagent.engine.cache.block import Importance
 from edgeagent.runtime_file import Runtime
 from tests.engine.cache.disk.stores import close_now, make_chain, make_store

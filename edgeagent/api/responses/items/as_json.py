@@ -1,4 +1,4 @@
-"""The JSON of items, on the wire and in the store: the inverse of items.read_items.
+"""The JSON of items, on the wire and in the store: the inverse of input_items.read_items.
 
 Every item has an id here, a status, and content in one part, which joins the text of several.
 """
@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from edgeagent.api.responses.items.items import (
+from edgeagent.api.wire.logprobs import Scored
+from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.conversation.items import (
     CallItem,
     CallOutputItem,
     CompactionItem,
@@ -18,8 +20,6 @@ from edgeagent.api.responses.items.items import (
     ReasoningItem,
     ReferenceItem,
 )
-from edgeagent.api.wire.logprobs import Scored
-from edgeagent.api.wire.shape import Json, Shape
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

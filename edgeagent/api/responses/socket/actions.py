@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.api.responses.socket.lanes import LaneTurn
-from edgeagent.api.responses.storage.history import Missing, StoredResponse
 from edgeagent.api.socket.actions import Close, Send
+from edgeagent.conversation.history import Missing, StoredResponse
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from edgeagent.api.gate.grants import revoked
-from edgeagent.api.live_requests import LiveRequest
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.socket.frames import RefusedFrame
@@ -18,7 +16,9 @@ from edgeagent.api.responses.socket.steering import Steer
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.socket.actions import GOING_AWAY, POLICY_VIOLATION
 from edgeagent.api.wire.delivery_time import DeliveryTime
+from edgeagent.credentials.grants import revoked
 from edgeagent.errors import EdgeAgentError, InvalidRequest
+from edgeagent.service.live_requests import LiveRequest
 
 MAX_NAMED_LANES = 32
 

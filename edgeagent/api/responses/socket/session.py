@@ -15,7 +15,6 @@ from typing import cast
 
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
-from edgeagent.api.responses.items.items import Item
 from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fetch, Queue, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
@@ -31,13 +30,14 @@ from edgeagent.api.responses.socket.lanes import (
 )
 from edgeagent.api.responses.socket.steering import Steer, SteerRefused
 from edgeagent.api.responses.socket.steers import Steers
-from edgeagent.api.responses.storage.history import ConnectionHistory, Recalled
 from edgeagent.api.responses.turn import begin_turn, unrun
-from edgeagent.api.service import Service
 from edgeagent.api.socket.actions import TOO_MANY, Close, Send
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.history import ConnectionHistory, Recalled
+from edgeagent.conversation.items import Item
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
+from edgeagent.service.service import Service
 from edgeagent.types import Delta, FinishReason, Step
 
 MAX_ACTIVE = 16

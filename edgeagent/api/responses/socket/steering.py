@@ -17,7 +17,8 @@ from edgeagent.api.responses.event_json import (
     SteerEcho,
     SteerError,
 )
-from edgeagent.api.responses.items.items import CallItem, Item, MessageItem, read_items
+from edgeagent.api.responses.items.input_items import read_items
+from edgeagent.conversation.items import CallItem, Item, MessageItem
 from edgeagent.errors import EdgeAgentError
 
 MAX_STEERS = 16

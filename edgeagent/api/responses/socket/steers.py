@@ -11,8 +11,8 @@ from edgeagent.api.responses.events import NewId
 from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.lanes import Lane, LaneTurn
 from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
-from edgeagent.api.responses.storage.history import ConnectionHistory
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.history import ConnectionHistory
 
 
 class Steers:

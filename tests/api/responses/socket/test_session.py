@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from edgeagent.api.responses.events import TERMINAL
+from edgeagent.api.responses.frontend import ITEM_FORMAT
 from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fetch, Queue, Start
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.lanes import Expiry, LaneTurn
 from edgeagent.api.responses.socket.session import MAX_ACTIVE, MAX_REFUSALS, MAX_WAITING, Session
-from edgeagent.api.responses.storage.database import Limits, ResponseDatabase
-from edgeagent.api.responses.storage.history import ConnectionHistory, Recalled
 from edgeagent.api.socket.actions import Close, Send
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.database import Limits, ResponseDatabase
+from edgeagent.conversation.history import ConnectionHistory, Recalled
 from edgeagent.errors import EdgeAgentError, ModelNotFound, Overloaded, WorkerCrashed
 from edgeagent.types import ChatPrompt, Delta, FinishReason, Message, Started, Step, TextDelta, ToolCallStarted
 from tests.api.event_grammar import EventGrammar
@@ -33,7 +34,7 @@ class Client:
 
     def __init__(self, store: ResponseDatabase | None = None) -> None:
         count = itertools.count(1)
-        self.store = store or ResponseDatabase(None, Limits(), lambda: 1_700_000_000.0)
+        self.store = store or ResponseDatabase(None, Limits(), lambda: 1_700_000_000.0, ITEM_FORMAT)
         self.history = ConnectionHistory()
         self.is_store_slow = False
         self.fetches: list[Fetch] = []

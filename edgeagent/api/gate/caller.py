@@ -1,0 +1,21 @@
+"""What a request takes from the caller behind it: the client's name, its token's route, and the hops so far."""
+
+from __future__ import annotations
+
+from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
+from edgeagent.credentials.grants import GRANT
+from edgeagent.router.modes import strictest
+from edgeagent.types import GenerateRequest, RouteMode, replace
+
+
+def with_caller(request: GenerateRequest) -> GenerateRequest:
+    """Return a request with its client's name and the strictest route that applies. All generations pass here.
+
+    A prefill stays on this machine, since it fills this machine's cache. A request that was forwarded MAX_HOPS times
+    stays too, since two edgeagents may be each other's remotes.
+    """
+    grant, num_hops = GRANT.get(), NUM_HOPS.get()
+    allowed = grant.client.route if grant is not None else None
+    here = RouteMode.LOCAL_ONLY if request.prefill_only or num_hops >= MAX_HOPS else None
+    route = strictest(allowed, here, request.route)
+    return replace(request, route=route, client=request.cache.partition, num_hops=num_hops)

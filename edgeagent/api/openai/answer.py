@@ -1,0 +1,118 @@
+"""What chat and text completions have in common: the answer while it is generated, and the chunks of its stream.
+
+It knows neither sockets nor the source of the deltas.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edgeagent.api.wire.delivery_time import DeliveryTime
+from edgeagent.api.wire.llama_fields import Delivery
+from edgeagent.api.wire.progress import SoFar
+from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.usage import ChatUsage, LlamaTimings, Run, edgeagent_body, timings_body
+from edgeagent.errors import BackendUnavailable
+from edgeagent.types import Finished, FinishReason, Step
+
+Ending = Literal["stop", "length", "tool_calls"]
+"""OpenAI's reasons for an answer's end, but for those of the older form of calls."""
+_ENDINGS: dict[FinishReason, Ending] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+}
+
+
+class Measures(Shape):
+    """What was measured of a generation."""
+
+    timings: LlamaTimings
+    edgeagent: Run
+
+
+@dataclass(slots=True)
+class ChoiceSoFar:
+    """One generation so far."""
+
+    finished: Finished | None = None
+
+    def end(self) -> Finished:
+        """Return the terminal delta."""
+        assert self.finished is not None, "a backend's steps end with Finished"
+        return self.finished
+
+
+class Answer(ABC):
+    """An answer so far: its choices, and how long steps took from the engine to the client."""
+
+    def __init__(self, answer_id: str, model: str, choices: Sequence[ChoiceSoFar]) -> None:
+        self.id = answer_id
+        self.model = model
+        self.created = int(time.time())
+        self.choices = choices
+        self._delivery_time = DeliveryTime()
+
+    @abstractmethod
+    def take(self, index: int, step: Step) -> None:
+        """Take a step of one choice."""
+
+    @abstractmethod
+    def body(self) -> object:
+        """Return the whole answer; raise BackendUnavailable if it was cut short."""
+
+    @abstractmethod
+    def usage(self) -> ChatUsage:
+        """Return the token counts of all choices together; each prompt counts once."""
+
+    def delivered(self, step: Step) -> None:
+        """Note that a step has been handed to the client."""
+        self._delivery_time.add(step.at_s)
+
+    def measures(self, choice: ChoiceSoFar) -> Measures:
+        """Return llama-server's `timings` of one choice, and the object `edgeagent`."""
+        usage, timings = choice.end().usage, choice.end().timings
+        return {
+            "timings": timings_body(usage, timings),
+            "edgeagent": edgeagent_body(timings, self._delivery_time.mean_ms),
+        }
+
+
+class Chunks(ABC):
+    """An answer as the chunks of a stream."""
+
+    def __init__(self, answer: Answer, delivery: Delivery, kind: str) -> None:
+        self._answer = answer
+        self._delivery = delivery
+        self._so_far = [SoFar() for _ in answer.choices]
+        self._head: Json = {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
+        self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
+
+    @abstractmethod
+    def of(self, index: int, step: Step) -> list[Json]:
+        """Return the chunks of one choice's step; raise BackendUnavailable if the choice was cut short."""
+
+    def closing(self) -> list[Json]:
+        """Return the usage chunk if it was asked for: clients that index choices[0] do not expect it."""
+        if not self._delivery.is_usage_streamed:
+            return []
+        measures = self._answer.measures(self._answer.choices[0])
+        return [{**self._head, "choices": [], "usage": self._answer.usage(), **measures}]
+
+    def _ended(self, chunk: Json, choice: ChoiceSoFar) -> Json:
+        """Return a choice's last chunk, with its measures unless those come with the usage."""
+        return chunk if self._delivery.is_usage_streamed else {**chunk, **self._answer.measures(choice)}
+
+
+def finish_reason(finished: Finished) -> Ending:
+    """Return OpenAI's finish_reason; it has no word for an answer cut short, so raise BackendUnavailable."""
+    if finished.reason is FinishReason.CANCELLED:
+        raise BackendUnavailable(
+            "the answer was cut short: the daemon is stopping, or the request was cancelled",
+            num_delivered_tokens=finished.usage.num_output_tokens,
+        )
+    return _ENDINGS[finished.reason]

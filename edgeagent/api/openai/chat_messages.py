@@ -1,0 +1,131 @@
+"""The messages of a chat completion, as clients send them and as the prompt has them.
+
+Calls may have the form that they had before there were tools: one `function_call` in a message, answered by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, Tag
+
+from edgeagent.api.wire.fields import MAX_TOOLS, Body
+from edgeagent.api.wire.messages import Content, Function, OnlyFunction, told_by
+from edgeagent.errors import InvalidRequest
+from edgeagent.types import Message, ToolCall
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ChatTool(Body):
+    """A tool of a chat completion; functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(Body):
+    """The function that was called."""
+
+    name: str
+    arguments: Annotated[str, Field(description="A JSON object, as text.")]
+
+
+class ChatCall(Body):
+    """A call the model made."""
+
+    id: str
+    function: CalledFunction
+
+
+class InstructionMessage(Body):
+    """A message of the system or the user."""
+
+    role: Literal["system", "developer", "user"]
+    content: Content
+    name: Name | None = None
+
+
+class AssistantMessage(Body):
+    """An earlier message of the model: its text and calls."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ChatCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    function_call: Annotated[
+        CalledFunction | None, Field(description="A call in the form of `functions`; without effect beside tool_calls.")
+    ] = None
+    name: Name | None = None
+
+
+class ToolMessage(Body):
+    """A function's result; it answers a call of an earlier message."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: Name
+    name: Name | None = None
+
+
+class FunctionMessage(Body):
+    """The result of a function that an earlier message calls by this name."""
+
+    role: Literal["function"]
+    content: Content
+    name: Name
+
+
+_TAGS = {
+    "system": "#instruction",
+    "developer": "#instruction",
+    "user": "#instruction",
+    "assistant": "#assistant",
+    "tool": "#tool",
+    "function": "#function",
+}
+ChatMessage = Annotated[
+    Annotated[InstructionMessage, Tag("#instruction")]
+    | Annotated[AssistantMessage, Tag("#assistant")]
+    | Annotated[ToolMessage, Tag("#tool")]
+    | Annotated[FunctionMessage, Tag("#function")],
+    told_by("role", _TAGS),
+]
+ChatTools = Annotated[list[Annotated[ChatTool, OnlyFunction]], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
+def to_messages(sent: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """Return the prompt's messages; raise InvalidRequest for a result that answers no call of an earlier message.
+
+    A call of the older form has no id, so it gets one of ours. Its result is matched by name.
+    """
+    open_calls: set[str | None] = set()
+    ids_by_name: dict[str, str] = {}
+    messages: list[Message] = []
+    for index, each in enumerate(sent):
+        message = _message(each, index, ids_by_name)
+        if message.role == "tool" and message.tool_call_id not in open_calls:
+            field = "name" if isinstance(each, FunctionMessage) else "tool_call_id"
+            path = f"messages[{index}].{field}"
+            value = getattr(each, field)
+            raise InvalidRequest(f"{path} {value!r:.80} answers no call of an earlier message", param=path)
+        open_calls.update(call.id for call in message.tool_calls)
+        messages.append(message)
+    return tuple(messages)
+
+
+def _message(sent: ChatMessage, index: int, ids_by_name: dict[str, str]) -> Message:
+    match sent:
+        case InstructionMessage():
+            return Message("user" if sent.role == "user" else "system", sent.content, name=sent.name)
+        case ToolMessage():
+            return Message("tool", sent.content, tool_call_id=sent.tool_call_id, name=sent.name)
+        case FunctionMessage():
+            return Message("tool", sent.content, tool_call_id=ids_by_name.get(sent.name), name=sent.name)
+    calls = tuple([ToolCall(call.id, call.function.name, call.function.arguments) for call in sent.tool_calls or ()])
+    if sent.function_call is not None and not calls:
+        called = sent.function_call
+        ids_by_name[called.name] = f"call_{index}"
+        calls = (ToolCall(f"call_{index}", called.name, called.arguments),)
+    return Message("assistant", sent.content or "", sent.reasoning_content or "", calls, name=sent.name)

@@ -1,1 +1,0 @@
-"""Stored responses: the chains that clients continue, in memory and in a file."""

@@ -1,0 +1,142 @@
+"""What the bodies of several protocols hold alike: text in parts, JSON schemas, functions, unions told by a field.
+
+Bodies are made of these models, and so are the documents.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, final
+
+from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag, TypeAdapter
+from pydantic_core import PydanticCustomError
+
+# pydantic makes no schema of typing's TypedDict before Python 3.12.
+from typing_extensions import TypedDict
+
+from edgeagent.api.wire.fields import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, NOT_SUPPORTED, TOLD_BY, TOOL_NAME, Body
+from edgeagent.api.wire.shape import Json
+from edgeagent.errors import InvalidRequest, InvalidToolSchema
+from edgeagent.types import Tool
+
+
+def told_by(field: str, tags: Mapping[str, str], default: str = "") -> Discriminator:
+    """Return what tells the models of a union apart: a field's value, by the model's tag, which begins with #."""
+
+    def tag_of(value: Any) -> str | None:
+        kind = value.get(field, default) if isinstance(value, dict) else None
+        return tags.get(kind) if isinstance(kind, str) else None
+
+    return Discriminator(tag_of, custom_error_type=f"{TOLD_BY}{field}", custom_error_message=", ".join(tags))
+
+
+# A conversation has many parts. Dicts are made in half of a model's time.
+@final
+class TextPart(TypedDict):
+    """Text in a message or an item."""
+
+    type: Literal["text", "input_text", "output_text", "summary_text"]
+    text: str
+
+
+@final
+class RefusalPart(TypedDict):
+    """A refusal, in an earlier message of the model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+_PART_TAGS = {**dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "#text"), "refusal": "#refusal"}
+Part = Annotated[
+    Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")], told_by("type", _PART_TAGS)
+]
+_PARTS: TypeAdapter[list[Part]] = TypeAdapter(Annotated[list[Part], Field(fail_fast=True)])
+
+
+def _text_of(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise PydanticCustomError("content", "must be a string or a list of parts")
+    parts = _PARTS.validate_python(content)
+    return "".join([part["text"] if "text" in part else part["refusal"] for part in parts])
+
+
+Content = Annotated[str, PlainValidator(_text_of, json_schema_input_type=str | list[Part])]
+"""A message's text: a string, or a list of text parts, which are joined."""
+
+
+def _schema_text(schema: object) -> str:
+    if not isinstance(schema, dict):
+        raise PydanticCustomError("schema", "must be a JSON schema, an object")
+    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    if len(text.encode()) > MAX_SCHEMA_BYTES:
+        raise PydanticCustomError("schema", "is larger than {most} bytes", {"most": MAX_SCHEMA_BYTES})
+    level: list[object] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return text
+    raise PydanticCustomError("schema", "is nested deeper than {most} levels", {"most": MAX_SCHEMA_DEPTH})
+
+
+def _children(node: object) -> Sequence[object]:
+    if isinstance(node, dict):
+        return list(node.values())
+    return node if isinstance(node, list) else ()
+
+
+Schema = Annotated[str, PlainValidator(_schema_text, json_schema_input_type=Json)]
+"""A JSON schema as text, checked for size and depth. The worker checks if it can become a grammar."""
+
+
+def read_schema(schema: object, path: str) -> str:
+    """Return the text of a schema that is not read by a model; raise InvalidRequest."""
+    try:
+        return _schema_text(schema)
+    except PydanticCustomError as error:
+        raise InvalidRequest(f"{path} {error.message()}", param=path) from None
+
+
+class PlainFunction(Body):
+    """A function the model may call."""
+
+    name: Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
+    description: str | None = None
+    parameters: Annotated[
+        Schema | None, Field(description="A JSON schema of the arguments, at most 64 KiB and 32 levels deep.")
+    ] = None
+
+
+class Function(PlainFunction):
+    """A function the model may call."""
+
+    strict: bool | None = None
+
+
+def tools_of(functions: Iterable[PlainFunction], field: str = "tools") -> tuple[Tool, ...]:
+    """Return a field's functions as tools; raise InvalidToolSchema if two have one name."""
+    tools: dict[str, Tool] = {}
+    for index, function in enumerate(functions):
+        name, strict = function.name, isinstance(function, Function) and bool(function.strict)
+        if name in tools:
+            raise InvalidToolSchema(f"{field}[{index}]: a second tool named {name!r}", param=f"{field}[{index}]")
+        schema = function.parameters
+        if schema is None:
+            schema = '{"type":"object","properties":{}}'
+        tools[name] = Tool(name, function.description or "", schema, strict)
+    return tuple(tools.values())
+
+
+def _only_function(tool: object) -> object:
+    match tool:
+        case {"type": str(kind)} if kind != "function":
+            told = "tools of type {kind} are not supported; only functions are"
+            raise PydanticCustomError(NOT_SUPPORTED, told, {"kind": repr(kind[:64])})
+    return tool
+
+
+OnlyFunction = BeforeValidator(_only_function)
+"""Refuses a tool of another type before anything else is said about it."""

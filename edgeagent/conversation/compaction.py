@@ -1,0 +1,100 @@
+"""A conversation made shorter: its length, the model's summary of it, and the items that replace it.
+
+The model continues the conversation with the summary, since most of that prompt is cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from edgeagent.conversation.items import CallItem, CallOutputItem, CompactionItem, Item, MessageItem, compaction_item
+from edgeagent.conversation.prompt import to_messages
+from edgeagent.errors import ContextLengthExceeded
+from edgeagent.service.service import Service
+from edgeagent.types import (
+    ChatPrompt,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    RenderPrompt,
+    RouteMode,
+    SamplingParams,
+    TextDelta,
+    Usage,
+)
+
+MAX_SUMMARY_TOKENS = 1024
+INSTRUCTION = (
+    "Summarize our conversation so far, so that it can go on from your summary alone: what I asked and want, what was "
+    "found and decided, names, numbers and results of tools. Write the summary and nothing else."
+)
+INTRODUCTION = "What was said before, in short:"
+
+
+class SummaryCancelled(Exception):
+    """The request was cancelled while its summary was written; `end` is its terminal delta."""
+
+    def __init__(self, end: Finished) -> None:
+        super().__init__("cancelled")
+        self.end = end
+
+
+async def num_input_tokens(request: GenerateRequest, service: Service) -> int:
+    """Return how many tokens a conversation has once the model's template has rendered it."""
+    assert isinstance(request.prompt, ChatPrompt)
+    answer = await service.ask(request.model, RenderPrompt(request.prompt))
+    return len(answer.tokens)
+
+
+async def summarize(
+    template: GenerateRequest, instructions: str | None, items: Sequence[Item], service: Service
+) -> tuple[str, Usage]:
+    """Return a summary of a conversation, and its usage. `template` names the model, the id and the client.
+
+    If a conversation leaves no room for a summary, only its later half is summarized, or the later half of that.
+    """
+    messages = to_messages(instructions, items)
+    while True:
+        try:
+            return await _summarize(template, messages, service)
+        except ContextLengthExceeded:
+            if len(messages) < 4:
+                raise
+            messages = messages[len(messages) // 2 :]
+
+
+async def _summarize(template: GenerateRequest, messages: Sequence[Message], service: Service) -> tuple[str, Usage]:
+    request = GenerateRequest(
+        id=template.id,
+        model=template.model,
+        prompt=ChatPrompt((*messages, Message("user", INSTRUCTION))),
+        sampling=SamplingParams(temperature=0.0),
+        max_tokens=MAX_SUMMARY_TOKENS,
+        tier=template.tier,
+        cache=template.cache,
+        # This machine's tokenizer counts how far the conversation must be shortened.
+        route=RouteMode.LOCAL_ONLY,
+    )
+    parts: list[str] = []
+    usage = Usage()
+    async with aclosing(service.generate(request)) as steps:
+        async for step in steps:
+            for delta in step.deltas:
+                match delta:
+                    case TextDelta(text=text):
+                        parts.append(text)
+                    case Finished(reason=FinishReason.CANCELLED):
+                        raise SummaryCancelled(delta)
+                    case Finished():
+                        usage = delta.usage
+    return "".join(parts).strip(), usage
+
+
+def compacted(items: Sequence[Item], summary: str, item_id: str) -> tuple[CompactionItem, *tuple[Item, ...]]:
+    """Return the items that replace a conversation: its system messages with the summary, and the unanswered calls."""
+    system = [item.text for item in items if isinstance(item, MessageItem) and item.role == "system"]
+    answered = {item.call_id for item in items if isinstance(item, CallOutputItem)}
+    calls = (item for item in items if isinstance(item, CallItem) and item.call_id not in answered)
+    return (compaction_item(item_id, "\n\n".join((*system, f"{INTRODUCTION}\n{summary}"))), *calls)

@@ -1,0 +1,332 @@
+"""Stored responses as rows: written, found and evicted. Synchronous; one thread owns it.
+
+A response is a row, and its place in a chain a segment: the items that it added, and the segment that it continued. So
+a conversation is stored once, however long its chain; a segment stays as long as a response or another segment needs
+it. Everything is bounded: rows, bytes and age. To make room, the largest partition loses its least recently used
+response.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.conversation.history import StoredResponse
+from edgeagent.conversation.items import Item, ItemFormat
+from edgeagent.errors import EdgeAgentError
+from edgeagent.router.modes import strictest
+from edgeagent.types import RouteMode
+
+VERSION = 1
+_SCHEMA = """
+CREATE TABLE segments (
+    id INTEGER PRIMARY KEY, parent INTEGER, num_input INTEGER NOT NULL, items BLOB NOT NULL
+);
+CREATE INDEX segments_by_parent ON segments (parent);
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY, partition TEXT NOT NULL, previous_id TEXT, segment INTEGER NOT NULL, body BLOB NOT NULL,
+    is_failed INTEGER NOT NULL, created_s REAL NOT NULL, used INTEGER NOT NULL
+);
+CREATE INDEX responses_by_segment ON responses (segment);
+CREATE INDEX responses_by_use ON responses (used);
+CREATE INDEX responses_by_age ON responses (created_s);
+CREATE TABLE items (id TEXT, segment INTEGER, PRIMARY KEY (id, segment)) WITHOUT ROWID;
+"""
+_CHAIN = """
+WITH RECURSIVE chain (id, parent, num_input, items, depth) AS (
+    SELECT id, parent, num_input, items, 0 FROM segments WHERE id = ?
+    UNION ALL
+    SELECT s.id, s.parent, s.num_input, s.items, depth + 1 FROM segments s JOIN chain ON s.id = chain.parent
+)
+SELECT num_input, items FROM chain ORDER BY depth DESC
+"""
+
+# The size of each partition. Among equal ones, the one with the least recently used response comes first.
+_COUNTS = "SELECT partition, count(*) FROM responses GROUP BY partition ORDER BY min(used)"
+_SIZES = """
+WITH RECURSIVE needed (partition, segment) AS (
+    SELECT partition, segment FROM responses
+    UNION
+    SELECT n.partition, s.parent FROM needed n JOIN segments s ON s.id = n.segment WHERE s.parent IS NOT NULL
+)
+SELECT partition, sum(num_bytes) FROM (
+    SELECT partition, length(body) AS num_bytes, used FROM responses
+    UNION ALL
+    SELECT n.partition, length(s.items), NULL FROM needed n JOIN segments s ON s.id = n.segment
+)
+GROUP BY partition ORDER BY min(used)
+"""
+_FIRST_TO_GO = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDER BY used LIMIT 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most responses, bytes and seconds that are kept."""
+
+    max_responses: int = 1000
+    max_bytes: int = 256 << 20
+    max_age_s: float = 30 * 86400.0
+
+
+class DamagedError(Exception):
+    """The file is not what this daemon wrote."""
+
+
+class ResponseDatabase:
+    """One SQLite file; None: in memory. `form` is how its items are written."""
+
+    def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
+        self._form = form
+        self._limits = limits
+        self._clock = clock
+        self._num_responses = self._num_bytes = self._last_use = 0
+        self._connection = _open(path)
+        try:
+            self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Release the file."""
+        self._connection.close()
+
+    def add(self, response: StoredResponse, body: bytes) -> None:
+        """Keep a response, and make room for it."""
+        with self._transaction():
+            self._remove(response.id)
+            parent = self._parent(response)
+            inherited = response.num_inherited if parent is not None else 0
+            own_input = response.context[inherited:]
+            items = _pack([self._form.encode(item) for item in (*own_input, *response.output)])
+            cursor = self._execute(
+                "INSERT INTO segments (parent, num_input, items) VALUES (?, ?, ?)", parent, len(own_input), items
+            )
+            segment = cursor.lastrowid
+            packed = zlib.compress(body, 1)
+            self._execute(
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                *(response.id, response.partition, response.previous_id, segment, packed, response.is_failed),
+                *(self._clock(), self._next_use()),
+            )
+            own_ids = {item.id for item in (*own_input, *response.output)}
+            self._connection.executemany("INSERT INTO items VALUES (?, ?)", [(name, segment) for name in own_ids])
+            self._num_responses += 1
+            self._num_bytes += len(items) + len(packed)
+            self._evict()
+
+    def get(self, response_id: str, partition: str) -> StoredResponse | None:
+        """Return a response of this partition, which makes it the most recently used."""
+        row = self._row(response_id, partition)
+        if row is None:
+            return None
+        segment, previous_id, body, is_failed = row
+        # Reading must also work on a full disk.
+        with suppress(sqlite3.OperationalError):
+            self._execute("UPDATE responses SET used = ? WHERE id = ?", self._next_use(), response_id)
+        items: list[Item] = []
+        num_inherited = num_context = 0
+        for num_input, packed in self._execute(_CHAIN, segment):
+            num_inherited = len(items)
+            num_context = num_inherited + num_input
+            items += self._unpack_items(packed)
+        context, output = tuple(items[:num_context]), tuple(items[num_context:])
+        return StoredResponse(
+            *(response_id, context, output, num_inherited, previous_id, partition),
+            is_failed=bool(is_failed),
+            route=_route_of(body),
+        )
+
+    def body(self, response_id: str, partition: str) -> bytes | None:
+        """Return the JSON of a response of this partition."""
+        row = self._row(response_id, partition)
+        return _inflate(row[2]) if row else None
+
+    def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
+        """Return those of these items that responses of this partition have, and the strictest mode of those."""
+        found: dict[str, Item] = {}
+        route: RouteMode | None = None
+        for item_id in item_ids:
+            row = self._execute(
+                "SELECT s.items, r.body FROM items i JOIN responses r ON r.segment = i.segment "
+                "JOIN segments s ON s.id = i.segment WHERE i.id = ? AND r.partition = ? LIMIT 1",
+                *(item_id, partition),
+            ).fetchone()
+            if row:
+                found |= {item.id: item for item in self._unpack_items(row[0]) if item.id == item_id}
+                route = strictest(route, _route_of(row[1]))
+        return found, route
+
+    def remove(self, response_id: str, partition: str) -> bool:
+        """Delete a response of this partition, and overwrite its bytes in the file; return whether there was one."""
+        if self._row(response_id, partition) is None:
+            return False
+        with self._transaction():
+            self._remove(response_id)
+        # Deleted content is zeroed in the file (secure_delete), but the log may still hold it.
+        self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return True
+
+    def _prepare(self) -> None:
+        for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY"):
+            self._execute(f"PRAGMA {pragma}")
+        self._execute(f"PRAGMA journal_size_limit = {4 << 20}")
+        (version,) = self._execute("PRAGMA user_version").fetchone()
+        if version == 0 and self._execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+            with self._transaction():
+                for statement in _SCHEMA.split(";"):
+                    self._execute(statement)
+                self._execute(f"PRAGMA user_version = {VERSION}")
+        elif version != VERSION:
+            raise DamagedError(f"its format is {version}, not {VERSION}")
+        # Not a part of the format: SQLite maintains the index for a daemon that does not know it. It only saves time,
+        # so the file is read even if the disk has no room for the index.
+        with suppress(sqlite3.OperationalError):
+            self._execute("CREATE INDEX IF NOT EXISTS responses_by_partition ON responses (partition, used)")
+        self._num_responses, self._num_bytes = self._count()
+        (self._last_use,) = self._execute("SELECT coalesce(max(used), 0) FROM responses").fetchone()
+        with self._transaction():
+            self._evict()
+
+    def _count(self) -> tuple[int, int]:
+        num_responses, body_bytes = self._execute(
+            "SELECT count(*), coalesce(sum(length(body)), 0) FROM responses"
+        ).fetchone()
+        (item_bytes,) = self._execute("SELECT coalesce(sum(length(items)), 0) FROM segments").fetchone()
+        return num_responses, body_bytes + item_bytes
+
+    def _evict(self) -> None:
+        oldest_s = self._clock() - self._limits.max_age_s
+        for (response_id,) in self._execute("SELECT id FROM responses WHERE created_s < ?", oldest_s).fetchall():
+            self._remove(response_id)
+        self._make_room(lambda: self._num_responses, self._limits.max_responses, _COUNTS)
+        self._make_room(lambda: self._num_bytes, self._limits.max_bytes, _SIZES)
+
+    def _make_room(self, total: Callable[[], int], limit: float, shares: str) -> None:
+        """Remove the least recently used response of the largest partition, until `total` is within its limit.
+
+        The last one used stays. Without regard to partitions, one client could push out the responses of others.
+        """
+        held: dict[str, int] = dict(self._execute(shares).fetchall()) if total() > limit else {}
+        while total() > limit and held:
+            most = max(held, key=held.__getitem__)
+            row = self._execute(_FIRST_TO_GO, most, self._last_use).fetchone()
+            if row is None:
+                del held[most]
+                continue
+            before = total()
+            self._remove(row[0])
+            # A segment stays while another response continues it.
+            held[most] -= before - total()
+
+    def _remove(self, response_id: str) -> None:
+        row = self._execute("SELECT segment, length(body) FROM responses WHERE id = ?", response_id).fetchone()
+        if row is None:
+            return
+        segment, num_bytes = row
+        self._execute("DELETE FROM responses WHERE id = ?", response_id)
+        self._num_responses -= 1
+        self._num_bytes -= num_bytes
+        while segment is not None and not self._is_needed(segment):
+            parent, num_bytes = self._execute(
+                "SELECT parent, length(items) FROM segments WHERE id = ?", segment
+            ).fetchone()
+            self._execute("DELETE FROM segments WHERE id = ?", segment)
+            self._execute("DELETE FROM items WHERE segment = ?", segment)
+            self._num_bytes -= num_bytes
+            segment = parent
+
+    def _is_needed(self, segment: int) -> bool:
+        row = self._execute(
+            "SELECT EXISTS (SELECT 1 FROM responses WHERE segment = ?1) "
+            "OR EXISTS (SELECT 1 FROM segments WHERE parent = ?1)",
+            segment,
+        ).fetchone()
+        return bool(row[0])
+
+    def _parent(self, response: StoredResponse) -> int | None:
+        if not response.num_inherited or response.previous_id is None:
+            return None
+        row = self._row(response.previous_id, response.partition)
+        return row[0] if row else None
+
+    def _row(self, response_id: str, partition: str) -> tuple[int, str | None, bytes, bool] | None:
+        row: tuple[int, str | None, bytes, bool] | None = self._execute(
+            "SELECT segment, previous_id, body, is_failed FROM responses WHERE id = ? AND partition = ?",
+            *(response_id, partition),
+        ).fetchone()
+        return row
+
+    def _unpack_items(self, packed: bytes) -> tuple[Item, ...]:
+        content = _inflate(packed)
+        try:
+            return self._form.decode(json.loads(content))
+        except (ValueError, EdgeAgentError) as error:
+            raise DamagedError("a segment does not hold items") from error
+
+    def _next_use(self) -> int:
+        self._last_use += 1
+        return self._last_use
+
+    def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        return self._connection.execute(statement, values)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._execute("BEGIN IMMEDIATE")
+        counts = self._num_responses, self._num_bytes
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            self._num_responses, self._num_bytes = counts
+            with suppress(sqlite3.Error):
+                self._execute("ROLLBACK")
+            raise
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file, replacing an earlier one; return its new path."""
+    aside = path.with_name(f"{path.name}.damaged")
+    path.replace(aside)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    return aside
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    if path is not None:
+        # SQLite makes its other files with the mode of this one.
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            if os.name == "posix":
+                os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+    return sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
+
+
+def _pack(value: object) -> bytes:
+    return zlib.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), 1)
+
+
+def _inflate(packed: bytes) -> bytes:
+    try:
+        return zlib.decompress(packed)
+    except zlib.error as error:
+        raise DamagedError(str(error)) from error
+
+
+def _route_of(packed: bytes) -> RouteMode | None:
+    """Return the mode that continuations of a response inherit; LOCAL_ONLY if it is not known."""
+    try:
+        told = json.loads(_inflate(packed)).get("edgeagent") or {}
+        return None if told.get("mode") is None else RouteMode(told["mode"])
+    except (ValueError, AttributeError):
+        return RouteMode.LOCAL_ONLY

@@ -1,0 +1,183 @@
+"""Responses that a client may continue from, and how a chain of them becomes one conversation.
+
+A connection's own memory; the store (`conversation.store`) keeps what outlives the connection. Nothing here waits:
+`missing` names what is not remembered, and the caller fetches that from the store as `Recalled`. It does not know the
+wire's events.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edgeagent.conversation.items import CallItem, CallOutputItem, Item, ReferenceItem
+from edgeagent.errors import InvalidRequest, ResponseNotFound
+from edgeagent.router.modes import strictest
+from edgeagent.types import RouteMode
+
+# OpenAI promises the latest response of each lane; a client that forks wants a few more.
+MAX_RESPONSES = 128
+# Counted by the text of each response's own items: what a chain inherits is shared, not copied.
+MAX_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A finished response: all items before its output (inherited and its own input), and its output.
+
+    `num_inherited` of the context's items came from the response `previous_id`. `partition` is the credential's.
+    `is_storable`: neither it nor any response before it was made with `store: false`. A failed one is not continued.
+    `route` is the strictest mode that it or any response before it asked for; its continuations inherit it.
+    """
+
+    id: str
+    context: tuple[Item, ...]
+    output: tuple[Item, ...]
+    num_inherited: int = 0
+    previous_id: str | None = None
+    partition: str = ""
+    is_storable: bool = True
+    is_failed: bool = False
+    route: RouteMode | None = None
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The conversation up to and with this response."""
+        return self.context + self.output
+
+    @property
+    def own_size_bytes(self) -> int:
+        """Roughly the memory that it takes beyond what it inherits."""
+        return sum(_size(item) for item in (*self.context[self.num_inherited :], *self.output))
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The ids that a create names and its connection does not remember."""
+
+    previous_id: str | None = None
+    item_ids: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.previous_id is not None or bool(self.item_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What the store found for the ids of a Missing. `route` is the strictest of the responses that have the items."""
+
+    previous: StoredResponse | None = None
+    items: Mapping[str, Item] = field(default_factory=dict)
+    route: RouteMode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The conversation that a create answers. The rest is as in StoredResponse, for all that it inherits."""
+
+    items: tuple[Item, ...]
+    num_inherited: int = 0
+    is_storable: bool = True
+    route: RouteMode | None = None
+
+
+class ConnectionHistory:
+    """The responses that one connection may continue without asking the store.
+
+    The rules are OpenAI's WebSocket mode's: unstored responses are reachable here alone, and a continuation that fails
+    on the lane of its parent evicts the parent from this connection (a stored one can still be loaded again).
+    """
+
+    def __init__(self) -> None:
+        self._recent: OrderedDict[str, tuple[str | None, StoredResponse]] = OrderedDict()
+        self._num_bytes = 0
+
+    def missing(self, previous_id: str | None, new: tuple[Item, ...]) -> Missing:
+        """Return the ids that a create names and only the store may have."""
+        references = [item.id for item in new if isinstance(item, ReferenceItem)]
+        if references:
+            known = {item.id for _, response in self._recent.values() for item in response.items}
+            references = [item_id for item_id in references if item_id not in known]
+        return Missing(None if previous_id in self._recent else previous_id, tuple(references))
+
+    def remembers(self, response_id: str) -> bool:
+        """Whether a response of this connection can be continued here."""
+        return response_id in self._recent
+
+    def add(self, response: StoredResponse, lane: str | None) -> None:
+        """Remember a finished response of a lane (None: the default lane), at the cost of the least recently used."""
+        self._recent[response.id] = (lane, response)
+        self._num_bytes += response.own_size_bytes
+        while len(self._recent) > MAX_RESPONSES or (self._num_bytes > MAX_BYTES and len(self._recent) > 1):
+            self.forget(next(iter(self._recent)))
+
+    def forget(self, response_id: str) -> None:
+        """Forget a response; an unknown id is ignored."""
+        if response_id in self._recent:
+            _, response = self._recent.pop(response_id)
+            self._num_bytes -= response.own_size_bytes
+
+    def evict_failed(self, previous_id: str, lane: str | None) -> None:
+        """Forget the parent of a continuation that failed on `lane`; a parent from another lane stays."""
+        if previous_id in self._recent and self._recent[previous_id][0] == lane:
+            self.forget(previous_id)
+
+    def continue_from(self, previous_id: str | None, new: tuple[Item, ...], found: Recalled) -> Conversation:
+        """Return the whole conversation: the previous response's, then the new items, references resolved.
+
+        Raises ResponseNotFound, and InvalidRequest for a reference to nothing or a function's output that answers no
+        call.
+        """
+        previous = self._previous(previous_id, found) if previous_id is not None else None
+        inherited = previous.items if previous else ()
+        is_storable = previous is None or previous.is_storable
+        route = previous.route if previous is not None else None
+        known = {item.id for item in inherited if item.id}
+        resolved: list[Item] = []
+        for item in new:
+            if not isinstance(item, ReferenceItem):
+                resolved.append(item)
+            elif item.id not in known:
+                meant, is_item_storable, item_route = self._resolve(item.id, found)
+                resolved.append(meant)
+                is_storable = is_storable and is_item_storable
+                route = strictest(route, item_route)
+        items = (*inherited, *resolved)
+        _check_calls(items)
+        return Conversation(items, len(inherited), is_storable, route)
+
+    def _previous(self, previous_id: str, found: Recalled) -> StoredResponse:
+        if previous_id in self._recent:
+            self._recent.move_to_end(previous_id)
+            return self._recent[previous_id][1]
+        if found.previous is None or found.previous.is_failed:
+            raise ResponseNotFound(
+                f"Previous response with id '{previous_id[:128]}' not found.", param="previous_response_id"
+            )
+        return found.previous
+
+    def _resolve(self, item_id: str, found: Recalled) -> tuple[Item, bool, RouteMode | None]:
+        for _, response in reversed(self._recent.values()):
+            for item in response.items:
+                if item.id == item_id:
+                    return item, response.is_storable, response.route
+        if item_id not in found.items:
+            raise InvalidRequest(f"Item with id '{item_id[:128]}' not found.", param="input")
+        return found.items[item_id], True, found.route
+
+
+def _check_calls(items: tuple[Item, ...]) -> None:
+    call_ids: set[str] = set()
+    for item in items:
+        if isinstance(item, CallItem):
+            call_ids.add(item.call_id)
+        elif isinstance(item, CallOutputItem) and item.call_id not in call_ids:
+            raise InvalidRequest(
+                f"No tool call found for function call output with call_id {item.call_id[:128]}.", param="input"
+            )
+
+
+def _size(item: Item) -> int:
+    text_fields = ("text", "output", "arguments", "summary")
+    return 128 + sum(len(getattr(item, name, "")) for name in text_fields)

@@ -1,0 +1,84 @@
+"""The items of a conversation: what a chain of responses is made of. It does not know how clients write them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgeagent.types import Role
+
+
+@dataclass(frozen=True, slots=True)
+class MessageItem:
+    """A message. `phase` is a client's mark on assistant messages; it is kept, not interpreted."""
+
+    id: str
+    role: Role
+    text: str
+    phase: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningItem:
+    """The model's reasoning; empty if the client sends neither text nor summary, e.g. only ciphertext."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallItem:
+    """A call the model made."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutputItem:
+    """The result of a client's function."""
+
+    id: str
+    call_id: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceItem:
+    """Stands for an item of a stored response."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionItem:
+    """Stands for the conversation before it: an opaque `content` that this daemon made, and the summary in it."""
+
+    id: str
+    content: str
+    summary: str
+
+
+Item = MessageItem | ReasoningItem | CallItem | CallOutputItem | CompactionItem | ReferenceItem
+
+# An opaque text, not a secret one: it holds only text that the client sent or received.
+COMPACTION_PREFIX = "edgeagent.1."
+
+
+def compaction_item(item_id: str, summary: str) -> CompactionItem:
+    """Return an item that stands for a conversation with this summary."""
+    return CompactionItem(item_id, COMPACTION_PREFIX + base64.urlsafe_b64encode(summary.encode()).decode(), summary)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFormat:
+    """How items are written into a file: each as a value that JSON has, and read back from a list of those.
+
+    `decode` raises ValueError or an EdgeAgentError for what `encode` did not write.
+    """
+
+    encode: Callable[[Item], object]
+    decode: Callable[[object], tuple[Item, ...]]

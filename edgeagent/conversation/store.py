@@ -1,0 +1,237 @@
+"""The stored responses of all connections, kept off the event loop: one thread owns the file, others ask it.
+
+Nothing here fails a request: a response that cannot be read counts as not found, one that cannot be written stays in
+memory until it can be, a damaged file is set aside, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from weakref import WeakSet
+
+from edgeagent.config import ServerConfig
+from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase, set_aside
+from edgeagent.conversation.history import ConnectionHistory, Missing, Recalled, StoredResponse
+from edgeagent.conversation.items import Item, ItemFormat
+from edgeagent.router.modes import strictest
+from edgeagent.types import RouteMode
+
+FILE = "responses.sqlite3"
+# Bounds of the responses that could not be written; each is tried again with the next one.
+MAX_UNWRITTEN = 64
+WARN_EVERY_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def stored_limits(server: ServerConfig) -> Limits:
+    """Return the configured bounds."""
+    return Limits(server.max_stored_responses, server.max_stored_bytes, server.max_stored_days * 86400.0)
+
+
+class ResponseStore:
+    """Stored responses in a file (None: in memory, for as long as the process lives). Open from the first use on.
+
+    `form` is how the items of responses are written.
+    """
+
+    def __init__(
+        self,
+        form: ItemFormat,
+        path: Path | None = None,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._shelf = _Shelf(path, limits or Limits(), clock, form)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        self._histories: WeakSet[ConnectionHistory] = WeakSet()
+        self._is_closed = False
+
+    @property
+    def trouble(self) -> str | None:
+        """Why responses wait in memory for their file, and how many; None if none waits."""
+        return self._shelf.trouble
+
+    def new_history(self) -> ConnectionHistory:
+        """Return the history of a new connection; it forgets responses that are removed here."""
+        history = ConnectionHistory()
+        self._histories.add(history)
+        return history
+
+    async def find(self, missing: Missing, partition: str) -> Recalled:
+        """Return what this partition has of the ids that a connection does not remember."""
+        if not missing:
+            return Recalled()
+        return await self._ask(lambda shelf: shelf.find(missing, partition))
+
+    async def get(self, response_id: str, partition: str) -> StoredResponse | None:
+        """Return a response of this partition, a failed one too."""
+        return await self._ask(lambda shelf: shelf.get(response_id, partition))
+
+    def add(self, response: StoredResponse, body: bytes) -> asyncio.Future[None]:
+        """Keep a response and its JSON, unless its client forbade it; done once it outlives this process.
+
+        A caller that is cancelled does not take it back: a write may wait for a slow disk, and for those before it.
+        """
+        if not response.is_storable:
+            done = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        return asyncio.shield(self._ask(lambda shelf: shelf.add(response, body)))
+
+    async def body(self, response_id: str, partition: str) -> bytes | None:
+        """Return the JSON of a response of this partition."""
+        return await self._ask(lambda shelf: shelf.body(response_id, partition))
+
+    async def remove(self, response_id: str, partition: str) -> bool:
+        """Forget a response of this partition, on every connection too; return whether there was one."""
+        is_removed = await self._ask(lambda shelf: shelf.remove(response_id, partition))
+        if is_removed:
+            for history in self._histories:
+                history.forget(response_id)
+        return is_removed
+
+    async def close(self) -> None:
+        """Finish earlier calls, and release the file; afterwards only `close` may be called."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self._ask(_Shelf.close)
+            self._thread.shutdown(wait=False)
+
+    def _ask(self, act: Callable[[_Shelf], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, act, self._shelf)
+
+
+class _Shelf:
+    """What the thread owns: the database once it is open, and the responses that could not be written."""
+
+    def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
+        self._path = path
+        self._limits = limits
+        self._clock = clock
+        self._form = form
+        self._database: ResponseDatabase | None = None
+        self._unwritten: OrderedDict[str, tuple[StoredResponse, bytes]] = OrderedDict()
+        self._warned_at_s = -WARN_EVERY_S
+        self._last_error = ""
+        self.trouble: str | None = None
+
+    def find(self, missing: Missing, partition: str) -> Recalled:
+        previous = None
+        if missing.previous_id is not None:
+            previous = self.get(missing.previous_id, partition)
+        items: dict[str, Item] = {}
+        route: RouteMode | None = None
+        if missing.item_ids:
+            items, route = self._try(lambda database: database.find_items(missing.item_ids, partition), (items, route))
+        for response, _ in self._unwritten.values():
+            if response.partition == partition:
+                those = {item.id: item for item in response.items if item.id in missing.item_ids}
+                items |= those
+                route = strictest(route, response.route if those else None)
+        return Recalled(previous, items, route)
+
+    def get(self, response_id: str, partition: str) -> StoredResponse | None:
+        if (unwritten := self._unwritten_of(response_id, partition)) is not None:
+            return unwritten[0]
+        return self._try(lambda database: database.get(response_id, partition), None)
+
+    def add(self, response: StoredResponse, body: bytes) -> None:
+        self._unwritten[response.id] = (response, body)
+        self._write_waiting()
+        while len(self._unwritten) > MAX_UNWRITTEN:
+            self._unwritten.popitem(last=False)
+        self._set_trouble()
+
+    def body(self, response_id: str, partition: str) -> bytes | None:
+        if (unwritten := self._unwritten_of(response_id, partition)) is not None:
+            return unwritten[1]
+        return self._try(lambda database: database.body(response_id, partition), None)
+
+    def remove(self, response_id: str, partition: str) -> bool:
+        if self._unwritten_of(response_id, partition) is not None:
+            del self._unwritten[response_id]
+            self._set_trouble()
+            return True
+        return self._try(lambda database: database.remove(response_id, partition), False)
+
+    def close(self) -> None:
+        # There may be room for them by now.
+        self._write_waiting()
+        self._release()
+
+    def _write_waiting(self) -> None:
+        for unwritten in list(self._unwritten.values()):
+            if not self._try(partial(_write, *unwritten), False):
+                break
+            del self._unwritten[unwritten[0].id]
+
+    def _set_trouble(self) -> None:
+        count = len(self._unwritten)
+        waiting = f"{count} stored response{'s' if count > 1 else ''} in memory only: {self._last_error}"
+        self.trouble = waiting if count else None
+
+    def _release(self) -> None:
+        if self._database is not None:
+            with suppress(sqlite3.Error):
+                self._database.close()
+            self._database = None
+
+    def _unwritten_of(self, response_id: str, partition: str) -> tuple[StoredResponse, bytes] | None:
+        entry = self._unwritten.get(response_id)
+        return entry if entry is not None and entry[0].partition == partition else None
+
+    def _try(self, act: Callable[[ResponseDatabase], T], otherwise: T) -> T:
+        """Return the database's answer; `otherwise` if it fails, after setting a damaged file aside."""
+        try:
+            try:
+                return act(self._opened())
+            except (DamagedError, sqlite3.DatabaseError) as error:
+                if not _is_damage(error):
+                    raise
+                self._set_aside(error)
+                return act(self._opened())
+        except (DamagedError, sqlite3.Error, OSError) as error:
+            self._last_error = str(error)
+            self._warn(f"stored responses cannot be read or written ({error}); new ones stay in memory for now")
+            return otherwise
+
+    def _opened(self) -> ResponseDatabase:
+        if self._database is None:
+            self._database = ResponseDatabase(self._path, self._limits, self._clock, self._form)
+        return self._database
+
+    def _set_aside(self, error: Exception) -> None:
+        self._release()
+        if self._path is not None:
+            aside = set_aside(self._path)
+            logger.warning("%s is damaged (%s): moved to %s, and a new one begun", self._path, error, aside.name)
+
+    def _warn(self, message: str) -> None:
+        if time.monotonic() - self._warned_at_s >= WARN_EVERY_S:
+            self._warned_at_s = time.monotonic()
+            logger.warning("%s", message)
+
+
+def _write(response: StoredResponse, body: bytes, database: ResponseDatabase) -> bool:
+    database.add(response, body)
+    return True
+
+
+def _is_damage(error: Exception) -> bool:
+    if isinstance(error, DamagedError):
+        return True
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)

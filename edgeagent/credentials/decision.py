@@ -1,0 +1,151 @@
+"""The decision whether a client may do what it asks, from all that is known of the client.
+
+docs/access.md states the same rules in words; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from edgeagent.credentials.keys import OWNER, Client, Scope, Shown, Standing
+from edgeagent.errors import EdgeAgentError, Forbidden, Overloaded, Unauthorized
+
+MAX_FAILURES = 20
+FAILURES_WINDOW_S = 10.0
+
+_INFER_ONLY = frozenset({Scope.INFER})
+
+
+class Listener(StrEnum):
+    """The kind of socket that a request came in by."""
+
+    UNIX = "unix"
+    """A Unix socket, private to the daemon's user."""
+    LOOPBACK = "loopback"
+    """A port that only this machine reaches."""
+    LOCKED = "locked"
+    """A port where every client needs a token: other machines reach it, or the owner asked for that."""
+
+
+_IN_WORDS = {Listener.UNIX: "the Unix socket", Listener.LOOPBACK: "loopback", Listener.LOCKED: "TCP"}
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The user of the process at the other end of a connection. `uid` is None if the system cannot tell."""
+
+    uid: int | None = None
+    is_own: bool = False
+
+
+UNKNOWN_USER = User()
+OWN_USER = User(is_own=True)
+
+
+class Peer(Protocol):
+    """The other end of a connection; the transport puts it into the scope."""
+
+    async def user(self) -> User:
+        """Return the user of the process at the other end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Everything that is known of the asker. `is_page`: a web page may have made a browser send the request."""
+
+    listener: Listener
+    user: User
+    shown: Shown
+    is_page: bool = False
+
+    def described(self) -> str:
+        """Return a description of the asker for the log: names, and never a key."""
+        client = self.shown.client
+        key = f"the token of {client.name or 'the owner'!r}" if client is not None else str(self.shown.standing)
+        user = "" if self.user.uid is None else f" of the user {self.user.uid}"
+        return f"{key}{user} over {_IN_WORDS[self.listener]}{', from a web page' if self.is_page else ''}"
+
+
+def decide(need: Scope | None, asker: Asker) -> Client | EdgeAgentError:
+    """Return the asker as a client with its scopes, or the refusal. The first of these that applies:
+
+    1. every request may use a path that needs nothing;
+    2. a token of ours that is unknown, or cannot be checked, is refused; so are several keys with one of ours;
+    3. a known token of ours opens its scopes and nothing else;
+    4. where every client needs a token, any other key, or none, is refused;
+    5. the daemon's own user is the owner, but a request that a web page may have sent can only infer;
+    6. other users of this machine can only infer, each of them apart from all others.
+    """
+    if need is None:
+        return Client("", frozenset())
+    match asker.shown.standing:
+        case Standing.UNUSABLE:
+            return Unauthorized(f"no token can be checked, so none is accepted: {asker.shown.reason}")
+        case Standing.UNKNOWN:
+            return Unauthorized(_UNKNOWN)
+        case Standing.SEVERAL:
+            return Unauthorized("the request shows several keys; show one token, and nothing beside it")
+        case Standing.HELD:
+            assert asker.shown.client is not None, "a token that is held has a holder"
+            return _opened(need, asker.shown.client)
+    if asker.listener is Listener.LOCKED:
+        return Unauthorized(_MISSING if asker.shown.standing is Standing.NOTHING else _WRONG)
+    if asker.listener is Listener.UNIX and not asker.user.is_own:
+        return Forbidden("this socket is another user's; only the daemon's own user may use it")
+    client = _local_client(asker)
+    return client if need in client.scopes else Unauthorized(f"{_OWNERS}, with the scope {need}")
+
+
+_HOW_TO_SHOW = (
+    "Authorization: Bearer <the content of `token` in the state folder>, or a client's own, which "
+    "`edgeagent token add NAME` makes"
+)
+_MISSING = f"this request needs a token: {_HOW_TO_SHOW}"
+_WRONG = f"this request needs a token, and its key is not one of this daemon; show {_HOW_TO_SHOW}"
+_UNKNOWN = (
+    "this token opens nothing here: it was removed or replaced, or it is another daemon's; the owner's is in the file "
+    "`token` in the state folder, and `edgeagent token add NAME` makes one for a client"
+)
+_OWNERS = (
+    "this is the owner's: ask as the user that the daemon runs as (not from a web page), or show a token "
+    "(Authorization: Bearer <the content of `token` in the state folder>, or a client's own)"
+)
+
+
+def _opened(need: Scope, client: Client) -> Client | EdgeAgentError:
+    if need in client.scopes:
+        return client
+    return Forbidden(f"the token of {client.name!r} does not open this: it lacks the scope {need}")
+
+
+def _local_client(asker: Asker) -> Client:
+    if asker.user.is_own:
+        return Client(OWNER.name, _INFER_ONLY) if asker.is_page else OWNER
+    # No client's name has a colon, so no client has the name of another user's partition.
+    return Client("uid:unknown" if asker.user.uid is None else f"uid:{asker.user.uid}", _INFER_ONLY)
+
+
+class Failures:
+    """Counts wrong tokens. Beyond the limit they get another answer; right ones still pass, or any program on the
+    machine could lock the owner out.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._num_failures = 0
+        self._since_s = clock()
+
+    def count(self, refusal: EdgeAgentError) -> EdgeAgentError:
+        """Return the refusal of a wrong token, or another one beyond the limit."""
+        now_s = self._clock()
+        if now_s - self._since_s > FAILURES_WINDOW_S:
+            self._num_failures, self._since_s = 0, now_s
+        self._num_failures += 1
+        if self._num_failures <= MAX_FAILURES:
+            return refusal
+        wait_s = max(1.0, self._since_s + FAILURES_WINDOW_S - now_s)
+        return Overloaded("too many wrong tokens; wait, and check the token", retry_after_s=wait_s)

@@ -1,0 +1,139 @@
+"""The requests and sockets that tokens have opened, so that each ends with its token.
+
+The server checks ten times a second whether the tokens still hold (`Grants.check`). Work for a token registers how to
+end it with its grant. The grant is in the context of the request's task, which the tasks that it starts share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from edgeagent.credentials.keys import Client, Keys, Shown
+from edgeagent.errors import Unauthorized
+
+End = Callable[[], None]
+T = TypeVar("T")
+
+
+class Grant:
+    """The right of a request or a socket. It ends when its token is removed, replaced, or can no longer be checked."""
+
+    def __init__(self, grants: Grants, client: Client, held: bytes) -> None:
+        self.client = client
+        self.held = held
+        self.is_revoked = False
+        self._grants = grants
+        self._ends: list[End] = []
+
+    @contextmanager
+    def holding(self, end: End) -> Iterator[None]:
+        """Call `end` if the token ends meanwhile; raise Unauthorized if it has ended already."""
+        if self.is_revoked:
+            raise revoked()
+        self._ends.append(end)
+        self._grants.add(self)
+        try:
+            yield
+        finally:
+            self._ends.remove(end)
+            if not self._ends:
+                self._grants.discard(self)
+
+    def check(self) -> None:
+        """Raise Unauthorized if the token no longer opens this: for work that begins long after it was judged."""
+        if not self._grants.is_held(self):
+            raise revoked()
+
+    def revoke(self) -> None:
+        """Mark the grant as revoked, and schedule the `end` calls of all work that it holds; they run later."""
+        self.is_revoked = True
+        for end in self._ends:
+            asyncio.get_running_loop().call_soon(end)
+
+
+class Grants:
+    """The grants of requests and sockets that are open; `check` ends those whose token no longer holds."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._live: set[Grant] = set()
+        self._checked: object = None
+
+    def open(self, shown: Shown) -> Grant | None:
+        """Return the grant of a token that was just judged, None if the request has no known token."""
+        return None if shown.client is None else Grant(self, shown.client, shown.digest)
+
+    def add(self, grant: Grant) -> None:
+        """Watch a grant's token from here on, and check it once at least."""
+        self._live.add(grant)
+        self._checked = None
+
+    def discard(self, grant: Grant) -> None:
+        """Watch a grant's token no longer."""
+        self._live.discard(grant)
+
+    def is_held(self, grant: Grant) -> bool:
+        """Whether a grant's client still holds its token, with the same scopes."""
+        return self._keys.holder(grant.held) == grant.client
+
+    def check(self) -> None:
+        """End the grants of tokens that were removed, or whose holder or scopes have changed."""
+        revision = self._keys.revision  # reads the files if they changed, and logs trouble with them
+        if not self._live or revision == self._checked:
+            return
+        self._checked = revision
+        holders = {held: self._keys.holder(held) for held in {grant.held for grant in self._live}}
+        for grant in list(self._live):
+            if holders[grant.held] != grant.client:
+                self._live.discard(grant)
+                grant.revoke()
+
+
+GRANT: ContextVar[Grant | None] = ContextVar("grant", default=None)
+
+
+@contextmanager
+def until_revoked(end: End) -> Iterator[None]:
+    """Call `end` if the token of the current request ends meanwhile; raise Unauthorized if it has ended already.
+
+    Without a token nothing is watched.
+    """
+    grant = GRANT.get()
+    if grant is None:
+        yield
+        return
+    with grant.holding(end):
+        yield
+
+
+async def unless_revoked(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; cancel it and raise Unauthorized if the current request's token ends first."""
+    grant = GRANT.get()
+    if grant is None:
+        return await work
+    if grant.is_revoked:
+        work.close()
+        raise revoked()
+    task = asyncio.ensure_future(work)
+    is_revoked = False
+
+    def end() -> None:
+        nonlocal is_revoked
+        is_revoked = task.cancel()
+
+    with grant.holding(end):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if is_revoked:
+                raise revoked() from None
+            raise
+
+
+def revoked() -> Unauthorized:
+    """Return the error of a request that ends with its token."""
+    return Unauthorized("the token that opened this was removed or replaced, or can no longer be checked")

@@ -1,0 +1,171 @@
+"""The service as the wires have it: each generation is registered, measured and logged without its content.
+
+Once the daemon drains, no request begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+
+from edgeagent.credentials.grants import unless_revoked, until_revoked
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
+from edgeagent.metrics.meter import ABANDONED, Meter
+from edgeagent.service.first_step import last_of
+from edgeagent.service.live_requests import LiveRequests
+from edgeagent.service.service import Service, ServiceDecorator
+from edgeagent.types import (
+    CachePolicy,
+    Embed,
+    GenerateRequest,
+    Rerank,
+    Step,
+    TextAnswer,
+    TextPrompt,
+    TextQuery,
+    WorkerState,
+)
+
+logger = logging.getLogger(__name__)
+
+WithCaller = Callable[[GenerateRequest], GenerateRequest]
+"""Returns a request with what the wire knows of its caller: a name, the strictest route that applies, and hops."""
+
+Trace = Callable[[GenerateRequest, Meter, str], None]
+"""Called at the end of each generation, with its request, its measurements and how it ended."""
+
+
+class LiveService(ServiceDecorator):
+    """A Service that registers each generation in `live`, the requests in flight, and refuses new ones in a drain."""
+
+    def __init__(self, service: Service, with_caller: WithCaller, trace: Trace | None = None) -> None:
+        super().__init__(service)
+        self.live = LiveRequests()
+        self._with_caller = with_caller
+        self._trace = trace
+        self._is_draining = False
+        self._num_total = 0
+
+    @property
+    def num_total(self) -> int:
+        """How many requests there have been."""
+        return self._num_total
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the daemon is stopping."""
+        return self._is_draining
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        """Run a request; raise BackendUnavailable while draining. It is cancelled when its client's token ends."""
+        self._refuse_if_draining()
+        request = self._with_caller(request)
+        self.live.begin(request.id)
+        self._num_total += 1
+        meter, code = Meter(self._label(request.model)), ABANDONED
+        try:
+            with until_revoked(partial(self._service.cancel, request.id)):
+                async with aclosing(self._service.generate(request)) as steps:
+                    async for step in steps:
+                        if not meter.has_begun:
+                            meter.rename(self._label(request.model))
+                        meter.step(step)
+                        yield step
+        except EdgeAgentError as error:
+            code = error.code
+            raise
+        except Exception:
+            code = InternalError.code
+            raise
+        finally:
+            self.live.end(request.id)
+            meter.rename(self._label(request.model))
+            self._settle(request, meter, code)
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Answer a question about text. It does not count as a request: a stop that drains still answers it.
+
+        Embeddings take longer and count as requests: raise BackendUnavailable while draining.
+        """
+        if not isinstance(query, Embed | Rerank):
+            return await self._service.ask(model, query)
+        self._refuse_if_draining()
+        self._num_total += 1
+        request_id = f"embed-{self._num_total}"
+        self.live.begin(request_id)
+        try:
+            return await unless_revoked(self._service.ask(model, query))
+        finally:
+            self.live.end(request_id)
+
+    async def load(self, model: str, request_id: str, keep_alive_s: float | None = None) -> str:
+        """Return the canonical name of a model once it is loaded; raise the error that prevents loading."""
+        name = await self.locate(model)
+        # An adapter of a loaded model may still fail: its file may be unusable.
+        is_loaded = any(name == each.name and each.state is WorkerState.READY for each in self.models())
+        if is_loaded and keep_alive_s is None:
+            return name
+        request = GenerateRequest(
+            request_id,
+            name,
+            TextPrompt("Hello"),
+            prefill_only=True,
+            cache=CachePolicy(read=False, write=False),
+            keep_alive_s=keep_alive_s,
+        )
+        await last_of(self.generate(request))
+        return name
+
+    def begin_drain(self) -> None:
+        """Refuse new requests from here on."""
+        self._is_draining = True
+
+    def cancel_all(self) -> None:
+        """Cancel every live request politely: each still ends in its one terminal event."""
+        for request in self.live.running():
+            self._service.cancel(request.id)
+
+    def _refuse_if_draining(self) -> None:
+        if self._is_draining:
+            raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
+
+    def _label(self, model: str) -> str:
+        """Return the name under which a model is measured: that of a served model, never a client's own text."""
+        try:
+            return self.find_model(model)
+        except EdgeAgentError:
+            return self._service.default_model()
+
+    def _settle(self, request: GenerateRequest, meter: Meter, code: str) -> None:
+        end = meter.end(code)
+        logger.info("generation ended", extra={"fields": _measures(request, meter, end)})
+        if self._trace is not None:
+            self._trace(request, meter, end)
+
+
+def _place(meter: Meter) -> tuple[str, str]:
+    """Return where a generation ended, or else began, and why there; empty if neither is known."""
+    if meter.finished is not None:
+        return meter.finished.timings.route, meter.finished.timings.reason
+    placement = None if meter.started is None else meter.started.placement
+    return ("", "") if placement is None else (placement.served_by, placement.reason)
+
+
+def _measures(request: GenerateRequest, meter: Meter, end: str) -> dict[str, object]:
+    usage = meter.usage
+    served_by, reason = _place(meter)
+    first_ms = None if meter.first_s is None else round(1000.0 * (meter.first_s - meter.began_s), 1)
+    return {
+        "generation": request.id,
+        "model": meter.model,
+        "served_by": served_by,
+        "reason": reason,
+        "end": end,
+        "prompt_tokens": usage.num_prompt_tokens,
+        "cached_tokens": usage.num_cached_tokens,
+        "output_tokens": usage.num_output_tokens,
+        "first_token_ms": first_ms,
+        "total_ms": round(1000.0 * (meter.ended_s - meter.began_s), 1),
+    }

@@ -1,0 +1,100 @@
+"""Whether a token can be generated: it generates one, on the path that every request takes.
+
+A default model that only embeds or ranks texts is asked for that instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextvars import copy_context
+
+from edgeagent.credentials.grants import GRANT
+from edgeagent.errors import EdgeAgentError, LocalUnavailable, NotSupported, RequestTimeout
+from edgeagent.service.first_step import last_of
+from edgeagent.service.service import Service, status_of
+from edgeagent.types import (
+    CachePolicy,
+    Embed,
+    GenerateRequest,
+    ModelInfo,
+    Rerank,
+    RouteMode,
+    SamplingParams,
+    TextPrompt,
+    WorkerState,
+)
+
+READY_CACHE_S = 10.0
+# A failure is probed again sooner: it may have passed.
+NOT_READY_CACHE_S = 1.0
+PROBE_TIMEOUT_S = 10.0
+_TEXT = "Hello"
+
+
+class Probe:
+    """One answer for all requests within a few seconds."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._task: asyncio.Task[EdgeAgentError | None] | None = None
+        self._valid_until_s = 0.0
+
+    async def result(self) -> EdgeAgentError | None:
+        """Return the error that prevents generating, or None."""
+        clock = asyncio.get_running_loop().time
+        if self._task is None or (self._task.done() and clock() >= self._valid_until_s):
+            # The probe serves all clients, so it does not end with one client's token.
+            context = copy_context()
+            context.run(GRANT.set, None)
+            self._task = asyncio.create_task(self._run(), context=context)
+        # Shielded: if one client disconnects, the probe must not fail for the others.
+        return await asyncio.shield(self._task)
+
+    async def _run(self) -> EdgeAgentError | None:
+        error: EdgeAgentError | None = None
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self._use()
+        except TimeoutError:
+            error = RequestTimeout(f"no token came within {PROBE_TIMEOUT_S:g} s")
+        except LocalUnavailable as failure:
+            # The probe does not go to a remote, where it would cost something: the remotes' own status must do.
+            error = None if self._is_a_model_ready() else failure
+        except EdgeAgentError as failure:
+            error = failure
+        valid_s = READY_CACHE_S if error is None else NOT_READY_CACHE_S
+        self._valid_until_s = asyncio.get_running_loop().time() + valid_s
+        return error
+
+    def _is_a_model_ready(self) -> bool:
+        return any(status.state is WorkerState.READY for status in self._service.models())
+
+    async def _use(self) -> None:
+        model = self._service.default_model()
+        info = self._info(model)
+        if info is None or info.can_generate:
+            try:
+                await self._generate(model)
+                return
+            except NotSupported:
+                info = self._info(model)  # it is known now that the model is loaded
+                if info is None or info.can_generate:
+                    raise
+        await self._service.ask(model, Rerank(_TEXT, (_TEXT,)) if info.can_rank else Embed((TextPrompt(_TEXT),)))
+
+    def _info(self, model: str) -> ModelInfo | None:
+        status = status_of(self._service, model)
+        return None if status is None else status.info
+
+    async def _generate(self, model: str) -> None:
+        request = GenerateRequest(
+            id=f"probe-{secrets.token_hex(8)}",
+            model=model,
+            prompt=TextPrompt(_TEXT),
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=1,
+            cache=CachePolicy(read=False, write=False),
+            route=RouteMode.LOCAL_ONLY,
+        )
+        await last_of(self._service.generate(request))

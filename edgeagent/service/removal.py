@@ -1,0 +1,42 @@
+"""The removal of a model while the daemon serves: which served models it concerns, and whether they may end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgeagent.config import Config
+from edgeagent.errors import InvalidRequest
+from edgeagent.store.resolve import Library
+from edgeagent.store.shelf import Removal, Shelf
+from edgeagent.types import ModelStatus, WorkerState
+
+
+def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:
+    """Return the planned removal, and the served models whose files it deletes. Reads files: call it in a thread.
+
+    Raise the errors of `Shelf.plan`, or ModelNotFound for a path, which no client may name.
+    """
+    Library.of(config).refuse_path(name)
+    removal = Shelf(config).plan(name)
+    files = {path.resolve() for path in removal.files}
+    if not files:
+        return removal, []
+    return removal, [status for status in served if _uses(status, removal.name, files)]
+
+
+def refuse_if_used(status: ModelStatus, default_model: str) -> None:
+    """Refuse to unload the default model, or a model with live requests, which would only be unloaded after them."""
+    name, num_live = status.name, status.num_live
+    if default_model in status.names:
+        raise InvalidRequest(f"{name} is the model that this daemon serves; serve another one first", param="model")
+    if num_live:
+        requests = "a request" if num_live == 1 else f"{num_live} requests"
+        raise InvalidRequest(f"{name} has {requests} to answer; delete it afterwards", param="model")
+
+
+def _uses(status: ModelStatus, name: str, files: set[Path]) -> bool:
+    """Whether a model has one of these files open, or is about to: until it is loaded only its name is known."""
+    if status.info is None:
+        return status.name == name and status.state is WorkerState.STARTING
+    return Path(status.info.path).resolve() in files

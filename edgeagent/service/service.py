@@ -1,0 +1,96 @@
+"""What the wires ask of the part that generates: the router in the daemon, a fake in tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from edgeagent.router.outside import Outside
+from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, Step, TextAnswer, TextQuery
+
+
+class Service(Protocol):
+    """The contract of `generate` and `cancel` is that of backends.base.Backend."""
+
+    @property
+    def outside(self) -> Outside | None:
+        """The owner's remotes and the ledger; None if this service has no remotes."""
+
+    def remotes(self) -> list[RemoteStatus]:
+        """Return the status of the remotes that requests may go to."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        """Run a request; closing the generator cancels it."""
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        """Answer a question about text by a model's own tokenizer and template; cancelling the task ends it."""
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a live request politely; an unknown or finished id is ignored."""
+
+    def models(self) -> list[ModelStatus]:
+        """Return the models that are served, loaded or not."""
+
+    def reload(self, model: str) -> None:
+        """Reload a model, which also lifts a quarantine; its live requests continue. Raise ModelNotFound."""
+
+    def default_model(self) -> str:
+        """Return the name of the model for requests that name none."""
+
+    def find_model(self, name: str) -> str:
+        """Return the canonical name of a model that has several; raise ModelNotFound or BackendUnavailable."""
+
+    async def locate(self, name: str) -> str:
+        """Like `find_model`, but also find a model on this machine that no request has named yet. Loads nothing."""
+
+    async def unload(self, model: str) -> int:
+        """End a model's worker and return 0; if it is serving, return how many requests must end first.
+
+        Raise ModelNotFound, or NotSupported for a model elsewhere.
+        """
+
+
+class ServiceDecorator:
+    """A Service that passes each call on to another. Derive one that does more: measures, or caches answers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @property
+    def outside(self) -> Outside | None:
+        return self._service.outside
+
+    def remotes(self) -> list[RemoteStatus]:
+        return self._service.remotes()
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+        return self._service.generate(request)
+
+    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        return await self._service.ask(model, query)
+
+    def cancel(self, request_id: str) -> None:
+        self._service.cancel(request_id)
+
+    def models(self) -> list[ModelStatus]:
+        return self._service.models()
+
+    def reload(self, model: str) -> None:
+        self._service.reload(model)
+
+    def default_model(self) -> str:
+        return self._service.default_model()
+
+    def find_model(self, name: str) -> str:
+        return self._service.find_model(name)
+
+    async def locate(self, name: str) -> str:
+        return await self._service.locate(name)
+
+    async def unload(self, model: str) -> int:
+        return await self._service.unload(model)
+
+
+def status_of(service: Service, name: str) -> ModelStatus | None:
+    """Return the status of a model, by the name from `find_model` or `locate`; None if it is not served."""
+    return next((status for status in service.models() if name in status.names), None)

@@ -1,0 +1,130 @@
+"""Automatic compaction: a conversation over its threshold is summarized first, and continues from the summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError
+
+from edgeagent.api.responses.events import TERMINAL
+from edgeagent.conversation.compaction import INSTRUCTION, INTRODUCTION
+from edgeagent.types import ChatPrompt, GenerateRequest, Message, TextDelta
+from tests.api.serving import check_golden, serve, validate_event
+from tests.backends.fake import Act, FakeBackend, Gate, finished
+
+LONG = "word " * 200
+MANAGED: Any = [{"type": "compaction", "compact_threshold": 500}]
+
+
+def messages_of(request: GenerateRequest) -> tuple[Message, ...]:
+    assert isinstance(request.prompt, ChatPrompt)
+    return request.prompt.messages
+
+
+def script(request: GenerateRequest) -> Iterator[Act]:
+    yield TextDelta("They spoke." if messages_of(request)[-1].content == INSTRUCTION else "yes")
+    yield finished()
+
+
+@pytest.fixture
+async def backend() -> FakeBackend:
+    return FakeBackend(script)
+
+
+@pytest.fixture
+async def client(backend: FakeBackend) -> AsyncIterator[AsyncOpenAI]:
+    async with (
+        serve(backend) as address,
+        AsyncOpenAI(
+            base_url=f"http://{address}/v1", api_key="unused", max_retries=0, _strict_response_validation=True
+        ) as client,
+    ):
+        yield client
+
+
+async def test_a_long_chain_is_compacted_under_way(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    first = await client.responses.create(
+        model="fake", input=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": LONG}]
+    )
+    second = await client.responses.create(
+        model="fake", input="more", previous_response_id=first.id, context_management=MANAGED
+    )
+    assert [item.type for item in second.output] == ["compaction", "message"]
+    assert second.output_text == "yes"
+    summarizing, answering = backend.requests[1:]
+    assert [message.content for message in messages_of(summarizing)] == ["Be brief.", LONG, "yes", INSTRUCTION]
+    short = (Message("system", f"Be brief.\n\n{INTRODUCTION}\nThey spoke."), Message("user", "more"))
+    assert messages_of(answering) == short
+    assert summarizing.id == answering.id == second.id
+    # The chain continues from the summary, and is now short enough.
+    await client.responses.create(
+        model="fake", input="again", previous_response_id=second.id, context_management=MANAGED
+    )
+    assert messages_of(backend.requests[-1]) == (*short, Message("assistant", "yes"), Message("user", "again"))
+    items = [item async for item in client.responses.input_items.list(second.id, order="asc")]
+    assert [item.type for item in items] == ["compaction", "message"]
+    assert items[0].id == second.output[0].id
+
+
+async def test_its_events_are_the_golden_ones(client: AsyncOpenAI) -> None:
+    spoken: Any = [{"role": "user", "content": LONG}, {"role": "user", "content": "more"}]
+    async with client.responses.connect() as connection:
+        await connection.response.create(model="fake", input=spoken, context_management=MANAGED)
+        events = [json.loads(await connection.recv_bytes())]
+        while events[-1]["type"] not in TERMINAL:
+            events.append(json.loads(await connection.recv_bytes()))
+            validate_event(events[-1])
+    check_golden("socket_compaction", events)
+
+
+@pytest.mark.parametrize("content", ["short", LONG])
+async def test_what_is_short_or_just_said_is_left_alone(
+    client: AsyncOpenAI, backend: FakeBackend, content: str
+) -> None:
+    made = await client.responses.create(model="fake", input=content, context_management=MANAGED)
+    assert [item.type for item in made.output] == ["message"]
+    assert len(backend.requests) == 1
+
+
+async def test_a_cancel_while_the_summary_is_written(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    gate = Gate()
+    backend.script = lambda _: (TextDelta("They"), gate, finished())
+    spoken: Any = [{"role": "user", "content": LONG}, {"role": "user", "content": "more"}]
+    async with client.responses.connect() as connection:
+        await connection.response.create(model="fake", input=spoken, context_management=MANAGED)
+        kinds = []
+        async for event in connection:
+            kinds.append(event.type)
+            if event.type == "response.compaction.compacting":
+                await gate.reached.wait()
+                await connection.send_raw('{"type":"response.cancel"}')
+            if event.type in TERMINAL:
+                break
+        assert event.type == "response.incomplete"
+        assert event.response.status == "cancelled"
+        assert len(backend.requests) == 1
+
+
+async def test_it_cannot_be_steered(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    gate = Gate()
+    backend.script = lambda _: (TextDelta("ye"), gate, finished())
+    async with client.responses.connect() as connection:
+        await connection.response.create(model="fake", input="x", context_management=MANAGED)
+        created = await connection.recv()
+        assert created.type == "response.created"
+        await connection.response.steer(previous_response_id=created.response.id, input="y")
+        async for event in connection:
+            if event.type == "response.steer.failed":
+                break
+        assert event.type == "response.steer.failed"
+        assert event.error.code == "steering_not_supported"
+
+
+@pytest.mark.parametrize("wrong", [{"type": "forget"}, {"type": "compaction"}])
+async def test_other_management_is_refused(client: AsyncOpenAI, wrong: Any) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        await client.responses.create(model="fake", input="x", context_management=[wrong])
+    assert caught.value.param == "context_management"

@@ -1,0 +1,313 @@
+"""Stored responses: found after a restart, shared along their chains, bounded, private, and gone when deleted."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeagent.api.responses.frontend import ITEM_FORMAT
+from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase
+from edgeagent.conversation.history import StoredResponse
+from edgeagent.conversation.items import Item, MessageItem
+from edgeagent.types import RouteMode
+from tests.integrity import check_integrity
+
+
+class Clock:
+    now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def database(path: Path | None = None, clock: Clock | None = None, **limits: float) -> ResponseDatabase:
+    return ResponseDatabase(path, Limits(**limits), clock or Clock(), ITEM_FORMAT)  # type: ignore[arg-type]
+
+
+def said(name: str, text: str = "") -> MessageItem:
+    return MessageItem(f"msg_{name}", "user", text or name)
+
+
+def noise(seed: int, num_chars: int) -> str:
+    """Return text that compresses poorly."""
+    return random.Random(seed).randbytes(num_chars // 2).hex()
+
+
+def chain(names: str, partition: str = "") -> list[StoredResponse]:
+    """Return responses that continue each other; each has an input and an output."""
+    made: list[StoredResponse] = []
+    for name in names:
+        inherited: tuple[Item, ...] = made[-1].items if made else ()
+        previous_id = made[-1].id if made else None
+        context, output = (*inherited, said(f"{name}_in")), (said(f"{name}_out"),)
+        made.append(StoredResponse(name, context, output, len(inherited), previous_id, partition))
+    return made
+
+
+def add(store: ResponseDatabase, *responses: StoredResponse) -> None:
+    for response in responses:
+        store.add(response, b'{"id":"%s"}' % response.id.encode())
+        check_integrity(store)
+
+
+def kept(store: ResponseDatabase, names: str) -> str:
+    """Return which of these responses are stored, without changing their last use."""
+    return "".join(name for name in names if store.body(name, ""))
+
+
+def test_a_chain_is_read_as_it_was_written(tmp_path: Path) -> None:
+    responses = [*chain("ab"), replace(chain("c")[0], is_failed=True)]
+    store = database(tmp_path / "r")
+    add(store, *responses)
+    assert [store.get(name, "") for name in "abc"] == responses
+    assert store.body("b", "") == b'{"id":"b"}'
+    assert store.get("x", "") is None
+    store.close()
+
+
+def test_it_is_there_after_a_restart_and_after_a_crash(tmp_path: Path) -> None:
+    first, responses = database(tmp_path / "r"), chain("ab")
+    add(first, *responses)
+    # The database is not closed: its write-ahead log must be enough.
+    second = database(tmp_path / "r")
+    assert second.get("b", "") == responses[1]
+    first.close()
+    second.close()
+
+
+def test_a_chain_takes_little_more_than_what_was_said(tmp_path: Path) -> None:
+    store, responses = database(tmp_path / "r"), chain("abcdefgh")
+    text = noise(1, 4000)
+    add(store, *[replace_first(response, text) for response in responses])
+    assert store._num_bytes < 2.2 * len(text)
+    store.close()
+
+
+def replace_first(response: StoredResponse, text: str) -> StoredResponse:
+    """Return the response as part of a conversation that began with a long text."""
+    context = (said("long", text), *response.context[1:])
+    return StoredResponse(
+        response.id, context, response.output, response.num_inherited, response.previous_id, response.partition
+    )
+
+
+def test_the_least_recently_used_go_first() -> None:
+    store = database(max_responses=2)
+    add(store, *(StoredResponse(name, (said(name),), ()) for name in "ab"))
+    assert store.get("a", "")
+    add(store, StoredResponse("c", (said("c"),), ()))
+    assert kept(store, "abc") == "ac"
+
+
+def test_recency_outlives_a_restart(tmp_path: Path) -> None:
+    first = database(tmp_path / "r")
+    add(first, *(StoredResponse(name, (said(name),), ()) for name in "abc"))
+    assert first.get("a", "")
+    first.close()
+    second = database(tmp_path / "r", max_responses=2)
+    assert kept(second, "abc") == "ac"
+    second.close()
+
+
+def test_a_chain_outlives_the_rows_of_its_beginning() -> None:
+    store, responses = database(max_responses=2), chain("abcd")
+    add(store, *responses)
+    assert kept(store, "abcd") == "cd"
+    assert store.get("d", "") == responses[3]
+
+
+def test_bytes_are_bounded_and_one_too_large_is_kept() -> None:
+    store = database(max_bytes=10_000)
+    for index, name in enumerate("abc"):
+        add(store, StoredResponse(name, (said(name, noise(index, 8000)),), ()))
+    assert kept(store, "abc") == "bc"
+    add(store, StoredResponse("d", (said("d", noise(9, 50_000)),), ()))
+    assert kept(store, "abcd") == "d"
+
+
+def test_old_ones_go() -> None:
+    clock = Clock()
+    store = database(clock=clock, max_age_s=100)
+    add(store, StoredResponse("a", (said("a"),), ()))
+    clock.now_s += 101
+    add(store, StoredResponse("b", (said("b"),), ()))
+    assert kept(store, "ab") == "b"
+
+
+def test_the_same_id_again_replaces() -> None:
+    store = database()
+    add(store, StoredResponse("a", (said("one"),), ()), StoredResponse("a", (said("two"),), ()))
+    found = store.get("a", "")
+    assert found is not None
+    assert found.context == (said("two"),)
+
+
+def test_other_partitions_see_nothing_and_can_remove_nothing() -> None:
+    store = database()
+    add(store, *chain("a", "alice"))
+    assert store.get("a", "bob") is None
+    assert store.body("a", "bob") is None
+    assert store.find_items(["msg_a_in"], "bob") == ({}, None)
+    assert not store.remove("a", "bob")
+    assert store.find_items(["msg_a_in", "msg_a_out", "msg_x"], "alice")[0].keys() == {"msg_a_in", "msg_a_out"}
+
+
+@pytest.mark.parametrize(
+    ("told", "route"),
+    [
+        (b'{"mode": "prefer_local"}', RouteMode.PREFER_LOCAL),
+        (b'{"mode": null}', None),
+        (b"null", None),
+        (b'{"mode": "a later daemon\'s"}', RouteMode.LOCAL_ONLY),
+        (b'{"mode": 1}', RouteMode.LOCAL_ONLY),
+        (b"1", RouteMode.LOCAL_ONLY),
+    ],
+)
+def test_where_a_continuation_may_run_is_kept(told: bytes, route: RouteMode | None) -> None:
+    """A value that is not understood keeps the continuation on this machine."""
+    store, (response,) = database(), chain("a")
+    store.add(response, b'{"id": "a", "edgeagent": %s}' % told)
+    found = store.get("a", "")
+    assert found is not None and found.route is route
+    assert store.find_items(["msg_a_in"], "")[1] is route
+
+
+def partitions(store: ResponseDatabase) -> list[str]:
+    """Return the partition of each stored response, least recently used first."""
+    return [partition for (partition,) in store._execute("SELECT partition FROM responses ORDER BY used")]
+
+
+def named(names: str, partition: str, text: str = "") -> list[StoredResponse]:
+    """Return responses that continue no other response."""
+    return [StoredResponse(name, (said(f"{name}_in", text),), (), 0, None, partition) for name in names]
+
+
+def test_who_stores_much_pushes_out_its_own() -> None:
+    store = database(max_responses=6)
+    add(store, *named("ab", "quiet"), *named("cdefghijk", "loud"))
+    assert [store.body(name, "quiet") is not None for name in "ab"] == [True, True]
+    assert [name for name in "cdefghijk" if store.body(name, "loud")] == list("hijk")
+    # With a third client, each has exactly its share; the one that stored less loses nothing.
+    add(store, *named("lmn", "third"))
+    assert sorted(partitions(store)) == ["loud"] * 2 + ["quiet"] * 2 + ["third"] * 2
+
+
+def test_bytes_too() -> None:
+    store = database(max_bytes=10_000)
+    add(store, *named("ab", "quiet"))
+    for number, name in enumerate("cdefgh"):
+        add(store, *named(name, "loud", noise(number, 6000)))
+    assert [store.body(name, "quiet") is not None for name in "ab"] == [True, True]
+    # The newest response is never evicted, even if its client uses most of the space.
+    add(store, *named("z", "third", noise(9, 30_000)))
+    assert partitions(store) == ["third"]
+
+
+def test_a_conversation_counts_with_all_that_its_last_response_needs() -> None:
+    store = database(max_bytes=20_000)
+    add(store, *named("a", "quiet", noise(0, 12_000)))
+    for names in ("bcdef", "g"):
+        for number, response in enumerate(chain(names, "loud"), start=1):
+            add(store, replace(response, context=(*response.context[:-1], said(response.id, noise(number, 4000)))))
+    # Evicting the first four frees nothing while the fifth, which continues them, is stored.
+    assert store.body("a", "quiet") is not None
+    assert [name for name in "bcdefg" if store.body(name, "loud")] == ["g"]
+
+
+def test_what_is_removed_is_gone_from_the_files_too(tmp_path: Path) -> None:
+    store, secret = database(tmp_path / "r"), noise(3, 400)
+    store.add(StoredResponse("a", (said("a"),), ()), secret.encode())
+    store.add(StoredResponse("b", (said("b"),), ()), b"{}")
+    packed = store._execute("SELECT body FROM responses WHERE id = 'a'").fetchone()[0]
+    assert any(packed[:64] in path.read_bytes() for path in tmp_path.iterdir())
+    assert store.remove("a", "")
+    assert not store.remove("a", "")
+    assert not any(packed[:64] in path.read_bytes() for path in tmp_path.iterdir())
+    check_integrity(store)
+    store.close()
+
+
+def test_a_parent_that_is_removed_leaves_its_words_to_its_child() -> None:
+    store, (parent, child) = database(), chain("ab")
+    add(store, parent, child)
+    assert store.remove("a", "")
+    assert store.get("a", "") is None
+    assert store.find_items(["msg_a_in"], "") == ({}, None)
+    assert store.get("b", "") == child
+    # A sibling added later stores the parent's items itself.
+    sibling = StoredResponse("c", (*parent.items, said("c")), (), len(parent.items), "a")
+    add(store, sibling)
+    found = store.get("c", "")
+    assert found is not None
+    assert found.items == sibling.items
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such bits")
+def test_the_files_are_private(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.touch(0o644)
+    store = database(path)
+    add(store, *chain("a"))
+    assert len(list(tmp_path.iterdir())) == 3
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+    store.close()
+
+
+def test_another_format_is_damage(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "r") as other:
+        other.execute("PRAGMA user_version = 99")
+    other.close()
+    with pytest.raises(DamagedError, match="format"):
+        database(tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_responses": 12}, {"max_responses": 12, "max_bytes": 12_000.0}], ids=["number", "bytes"]
+)
+def test_random_chains_forks_removals_and_restarts_stay_consistent(tmp_path: Path, limits: dict[str, Any]) -> None:
+    rng = random.Random(7)
+    store, known = database(tmp_path / "r", **limits), dict[str, StoredResponse]()
+    used: list[str] = []  # ids that should be stored, the most recently used last
+
+    def find(response_id: str) -> StoredResponse | None:
+        found = store.get(response_id, "")
+        assert (found is not None) == (response_id in used), response_id
+        if found is not None:
+            assert (found.items, found.previous_id) == (known[response_id].items, known[response_id].previous_id)
+            used.remove(response_id)
+            used.append(response_id)
+        return found
+
+    for index in range(150):
+        parent = rng.choice([None, *known.values()])
+        if parent is not None and find(parent.id) is None:
+            parent = None
+        inherited = parent.items if parent else ()
+        name = str(index)
+        context = (*inherited, said(f"{name}_in", noise(index, rng.randrange(10, 2000))))
+        made = StoredResponse(name, context, (said(name),), len(inherited), parent.id if parent else None)
+        add(store, made)
+        known[name] = made
+        there = [each for each in (*used, name) if store.body(each, "")]
+        # The evicted ones were used least recently, and no more than necessary were evicted.
+        assert there == [*used, name][-len(there) :] and len(there) <= 12
+        assert len(there) == min(12, len(used) + 1) or "max_bytes" in limits
+        used = there
+        if rng.random() < 0.2:
+            removed = rng.choice(list(known))
+            assert store.remove(removed, "") == (removed in used)
+            used = [each for each in used if each != removed]
+        if rng.random() < 0.05:
+            store.close()
+            store = database(tmp_path / "r", **limits)
+        for response_id in rng.sample(list(known), min(5, len(known))):
+            find(response_id)
+    check_integrity(store)
+    store.close()

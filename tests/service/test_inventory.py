@@ -1,0 +1,62 @@
+"""Which models there are: those that are served before those on this machine, each once, and their aliases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeagent.config import Config, StoreConfig
+from edgeagent.errors import InvalidRequest
+from edgeagent.service.inventory import KnownModel, find_known, known_models
+from edgeagent.service.removal import plan_removal, refuse_if_used
+from edgeagent.store.names.own import OwnNamesFile, with_alias
+from edgeagent.types import ModelStatus, WorkerState
+from tests.store.gguf_bytes import small_model
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.gguf").write_bytes(small_model())
+    (folder / "bad.gguf").write_bytes(b"GGUF")
+    OwnNamesFile(tmp_path).change(lambda names: with_alias(names, "mine", "two"))
+    return Config(model="one", state_dir=tmp_path, store=StoreConfig(models_dir=folder))
+
+
+def served(name: str, state: WorkerState = WorkerState.STOPPED) -> ModelStatus:
+    return ModelStatus(name, state)
+
+
+def names(models: list[KnownModel]) -> list[str]:
+    return [model.name for model in models if model.name != "builtin"]
+
+
+def test_served_models_come_first_and_each_comes_once(config: Config) -> None:
+    models, aliases = known_models(config, [served("two")])
+    assert (names(models), names(aliases)) == (["two", "one"], ["mine"])
+    assert [model.status is not None for model in models if model.name != "builtin"] == [True, False]
+    assert aliases[0].status is None, "an alias is not loaded beside its model"
+
+
+def test_a_served_model_without_a_readable_file_is_known_while_it_has_a_worker(config: Config) -> None:
+    models, _ = known_models(config, [served("bad"), served("elsewhere", WorkerState.READY)])
+    assert names(models) == ["elsewhere", "one", "two"]
+
+
+def test_a_client_s_name_is_found(config: Config) -> None:
+    for name, found in (("mine", "mine"), ("TWO", "two"), ("two.gguf", "two")):
+        assert find_known(config, [], name, lambda name: name).name == found
+    assert find_known(config, [served("one")], "default", lambda _: "one").name == "one"
+
+
+def test_a_removal_concerns_the_models_whose_files_it_deletes(config: Config) -> None:
+    loading = served("two", WorkerState.STARTING)
+    removal, in_use = plan_removal(config, "two", [served("one"), loading])
+    assert (removal.name, in_use) == ("two", [loading])
+    assert plan_removal(config, "mine", [loading])[1] == [], "only a name goes"
+    refuse_if_used(loading, default_model="one")
+    with pytest.raises(InvalidRequest, match="serve another one first"):
+        refuse_if_used(loading, default_model="two")
