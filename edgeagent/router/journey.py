@@ -41,6 +41,7 @@ class Journey:
         self._num_before = 0  # tokens that the client had when this attempt began
         self._began_s = clock()  # when this attempt began
         self._elsewhere: Order | None = None
+        self._has_moved = False  # an earlier attempt has ended
         self._is_placed = False
         self._is_over = False
         self.is_cancelled = False
@@ -66,6 +67,7 @@ class Journey:
             if self._delivery.is_whole:
                 yield self._delivery.cut_at_limit()
                 return
+            self._has_moved = True
             order, self._elsewhere = self._elsewhere or self._choose(), None
             self._delivery.move(order.routes[0].backend, cause)
         raise self._failure()
@@ -126,11 +128,11 @@ class Journey:
         return self._placing.streams.steps(backend, request, route.permit, self._delivery.so_far)
 
     def _timed(self) -> GenerateRequest:
-        """Return the request. After a backend's failure, its timeout is the time that remains.
+        """Return the request. At another backend than the first, its timeout is the time that remains.
 
         Raise RequestTimeout if no time remains.
         """
-        if self._deadline_s is None or not self._errors:
+        if self._deadline_s is None or not self._has_moved:
             return self._request
         left_s = self._deadline_s - self._clock()
         if left_s <= 0:

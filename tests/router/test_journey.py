@@ -271,6 +271,17 @@ class TestAWorkerThatDied:
         assert answer.end.timings.handovers == (Handover("local", "remote:gpu", 1, "worker_lost"),)
         assert local.closed == ["r1"]
 
+    async def test_a_remote_that_takes_over_has_what_is_left_of_the_requests_time(self) -> None:
+        now = FakeClock()
+        local, gpu = self.dying(), Place("remote:gpu", first_token_s=0.1)
+        local.expects = replace(local.expects, first_token_s=0.05)
+        router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL, clock=now)
+        async for step in router.generate(replace(request("", model="fake"), timeout_s=10.0)):
+            if step.tokens and not gpu.requests:
+                now.advance(4.0)
+                local.expects = replace(local.expects, first_token_s=2.0, strain="loading")
+        assert [each.timeout_s for each in gpu.requests] == [6.0]
+
     @pytest.mark.parametrize(
         "remote",
         [{"first_token_s": 0.5}, {"first_token_s": 0.01, "obstacle": "budget"}],
