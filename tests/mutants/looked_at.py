@@ -66,7 +66,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "`open` sets it before anything reads it.",
     (
         "edgeagent/engine/cache/disk/store.py",
-        "held.epoch = -1  # never found again",
+        "held.epoch = -1  # no epoch of a partition is negative, so the block is never found again",
         "2",
     ): "No epoch is below 0.",
     (

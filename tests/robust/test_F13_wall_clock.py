@@ -19,6 +19,7 @@ MAY_TELL_THE_DATE = (
     "backends/remote/run.py",  # pseudonyms change each day
     "cache_folder.py",
     "cli/remotes/egress.py",
+    "conversation/store.py",
     "credentials/keys.py",
     "daemon/logs.py",
     "daemon/traces.py",
