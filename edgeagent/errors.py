@@ -116,7 +116,7 @@ class Unauthorized(EdgeAgentError):
 
 
 class Forbidden(EdgeAgentError):
-    """The token is known, but does not have the scope."""
+    """The client may not do this: its token lacks the scope, or its Host, Origin or user is not allowed."""
 
     code = "forbidden"
 

@@ -49,7 +49,7 @@ _CACHE_COUNTERS: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Values that are read rather than counted. A worker's values are those of its last pong, at most a second old."""
+    """The values of the gauges. Those of a worker come with its last answer to a ping, at most a second old."""
 
     models: Sequence[ModelStatus]
     num_connections: int

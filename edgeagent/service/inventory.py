@@ -34,10 +34,10 @@ class KnownModel:
 
 
 def known_models(config: Config, served: Sequence[ModelStatus]) -> tuple[list[KnownModel], list[KnownModel]]:
-    """Return all models, each once, and their aliases, which are models of their own.
+    """Return two lists: all models, each once, and the other names (aliases) under which they are known.
 
-    Those that are served come first. A served model whose file is unreadable or gone is left out, unless it is loaded
-    or the owner configured it.
+    An alias is described like a model. Served models come first. A served model whose file is unreadable or gone is
+    left out, unless it is loaded or the owner configured it.
     """
     local = [model for model in Library.of(config).models() if model.header is not None]
     on_disk = {model.name: model for model in local}

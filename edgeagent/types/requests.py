@@ -162,7 +162,8 @@ class GenerateRequest(Struct, frozen=True):
     adapter: the adapter to compute with, "" for none. It is set when the request is given to a worker. Until then only
     `model` names the adapter.
     num_hops: how many other edgeagents forwarded the request.
-    draft_tokens: how many tokens are drafted at each step (0: none; None: the engine chooses).
+    draft_tokens: how many tokens are drafted at each step, within the engine's limit (0: none; None: the engine's
+    choice).
     """
 
     id: str

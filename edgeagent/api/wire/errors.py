@@ -139,7 +139,7 @@ def http_status(error: EdgeAgentError) -> int:
 
 
 def error_body(error: EdgeAgentError) -> Error:
-    """Return {"message", "type", "param", "code"}; `refusal` wraps it for HTTP."""
+    """Return {"message", "type", "param", "code"}. HTTP answers have it under "error", as a Refusal."""
     is_internal = type(error) in (EdgeAgentError, errors.InternalError)
     return {
         "message": _INTERNAL_MESSAGE if is_internal else printable(error.message),

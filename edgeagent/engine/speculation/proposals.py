@@ -77,7 +77,7 @@ class Proposals:
         itl_budget_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`costs` are those of the target's steps. A step with its drafts takes `itl_budget_s` at most."""
+        """`costs` are those of the target's steps. `itl_budget_s` bounds a step with drafts (allocation.longest_s)."""
         self._itl_budget_s = itl_budget_s
         self._drafters = drafters
         self._costs = costs

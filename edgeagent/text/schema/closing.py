@@ -111,7 +111,7 @@ class Effort:
             )
 
     def name(self, names: tuple[str, ...]) -> None:
-        """Count names of keys that are joined or written; raise TooManyReferencesError."""
+        """Count the keys that combined alternatives name. Raise TooManyReferencesError if there are too many."""
         self._num_names += len(names)
         if self._num_names > MAX_NAMES:
             raise TooManyReferencesError(

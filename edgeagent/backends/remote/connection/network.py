@@ -346,8 +346,9 @@ def _lost_after(seconds: float) -> list[tuple[int, int, int]]:
 def _probed_after(seconds: float) -> list[tuple[int, int, int]]:
     """Return the keepalive options that detect a dead other side within about this many seconds.
 
-    While we only receive an answer, no sent data can stay unacknowledged. If the path breaks at that time, these
-    options end the answer sooner than the idle timeout would. They do not affect a server that is slow to answer.
+    While an answer is only received, this side sends nothing, so the timeout for unacknowledged data cannot pass. If
+    the path breaks at that time, these options end the answer sooner than the idle timeout would. They do not affect a
+    server that is slow to answer.
     """
     each = max(1, int(seconds / 3))
     idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS's name
