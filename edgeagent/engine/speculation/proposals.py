@@ -272,8 +272,6 @@ class Proposals:
         """
         if self._num_steps % _PLAIN_EVERY == 0:
             return [0] * len(candidates), 0.0
-        if trial := self._trials.of_unknown(candidates, target_s, num_sequences):
-            return self._try(candidates, *trial), 0.0
         counts, gain = allocate(
             [candidate.offer for candidate in candidates], target_s, num_sequences, self._itl_budget_s
         )
@@ -283,21 +281,27 @@ class Proposals:
             counts, gain = allocate(offers, target_s, num_sequences, self._itl_budget_s)
         for candidate, count in zip(candidates, counts, strict=True):
             candidate.acceptance.num_idle_steps = 0 if count else candidate.acceptance.num_idle_steps + 1
-        if any(counts):
-            return counts, gain
-        trial = self._trials.next(candidates, target_s, num_sequences, 1 + _REST)
-        return (counts if trial is None else self._try(candidates, *trial)), 0.0
+        trial = self._trials.of_unknown(candidates, target_s, num_sequences)
+        if trial is None and not any(counts):
+            trial = self._trials.next(candidates, target_s, num_sequences, 1 + _REST)
+        if trial is None:
+            return counts, gain if any(counts) else 0.0
+        self._try(candidates, counts, *trial)
+        return counts, 0.0
 
-    def _try(self, candidates: Items[Candidate], index: int, count: int) -> list[int]:
-        """Return how many tokens each candidate drafts if one is tried. The draft model may have to catch up first."""
-        counts, candidate = [0] * len(candidates), candidates[index]
-        if self._drafters.are_even:
-            return [min(count, len(each.offer.chances)) for each in candidates]
-        if candidate.catch_up_s:
-            self._states[candidate.sequence.id].is_awaited = True
-        else:
-            counts[index], candidate.acceptance.num_idle_steps = count, 0
-        return counts
+    def _try(self, candidates: Items[Candidate], counts: list[int], index: int, count: int) -> None:
+        """Set `counts` so that a candidate drafts `count` tokens, or let the draft model catch up for it first.
+
+        If all sequences of a step get equally many tokens, all are tried.
+        """
+        tried = candidates if self._drafters.are_even else [candidates[index]]
+        if behind := [each for each in tried if each.catch_up_s]:
+            for each in behind:
+                self._states[each.sequence.id].is_awaited = True
+            return
+        for place, each in enumerate(candidates):
+            if place == index or self._drafters.are_even:
+                counts[place], each.acceptance.num_idle_steps = min(count, len(each.offer.chances)), 0
 
     def _fix(self, candidates: Items[Candidate], counts: list[int]) -> None:
         """Set `counts` of the sequences whose clients asked for a number of draft tokens."""

@@ -12,6 +12,7 @@ from itertools import repeat
 from types import MappingProxyType
 
 import numpy as np
+import pytest
 
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
@@ -231,6 +232,41 @@ def test_drafts_of_an_unknown_source_grow_while_they_are_accepted() -> None:
         lengths.append(len(proposals.propose([sequence]).get("a", ())))
         proposals.observe(sequence, lengths[-1], lengths[-1])
     assert lengths == [3, 7, 15, 16]
+
+
+@pytest.mark.parametrize("names", ["a", "abc"])
+@pytest.mark.parametrize("are_even", [False, True])
+def test_a_draft_model_that_is_behind_catches_up_and_is_tried(names: str, *, are_even: bool) -> None:
+    class Behind(ScriptedDraft):
+        def draft(
+            self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
+        ) -> dict[str, tuple[int, ...]]:
+            proposed = super().draft(counts, endings)
+            self.missing_s = 0.0 if self.num_catch_ups else self.missing_s
+            return proposed
+
+    draft = Behind(0.002, catch_up_s=0.03)
+    proposals = Proposals(Drafters(draft, are_even=are_even), flat_costs())
+    running = [decoding([5, 6, 7], name) for name in names]
+    lengths = []
+    for _ in range(20):
+        proposed = proposals.propose(running)
+        lengths.append([len(proposed.get(sequence.id, ())) for sequence in running])
+        for sequence, count in zip(running, lengths[-1], strict=True):
+            proposals.observe(sequence, count, count)
+    assert draft.num_catch_ups in (1, len(names))
+    assert max(map(max, lengths)) >= 15
+    if are_even:
+        assert all(len(set(each)) == 1 for each in lengths)
+
+
+def test_a_trial_for_one_sequence_leaves_the_others_their_drafts() -> None:
+    proposals = known(Proposals(Drafters(ngrams=Repeating({"a": 16, "b": 16})), flat_costs()))
+    running = [decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")]
+    running[1].spec = replace(running[1].spec, sampler=Sampler(ResolvedSampling(temperature=0.5), 50))
+    proposed = proposals.propose(running)
+    assert len(proposed["b"]) == 3, "its kind of sampler is not known"
+    assert len(proposed["a"]) > 3
 
 
 def test_a_refused_token_ends_the_trials_of_an_unknown_source() -> None:
