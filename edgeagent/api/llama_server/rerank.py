@@ -36,7 +36,7 @@ class RerankBody(Body):
     """A query and the documents to rank. return_documents: the answer repeats their texts."""
 
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[list[str | Document], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+    documents: Annotated[list[str | Document], Field(fail_fast=True, min_length=1, max_length=MAX_DOCUMENTS)]
     model: ModelName | None = None
     top_n: Annotated[int, between(1, MAX_INT32)] | None = None
     return_documents: bool | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from edgeagent.api.wire.fields import (
@@ -103,10 +103,9 @@ class OllamaBody(Body):
     edgeagent: EdgeagentBody | None = None
 
 
-def _no_images(images: list[str]) -> list[str]:
+def _no_images(images: object) -> None:
     if images:
         raise PydanticCustomError(NOT_SUPPORTED, "images are not supported; only text is")
-    return images
 
 
 class OllamaTool(Body):
@@ -139,7 +138,9 @@ class OllamaMessage(Body):
     ]
     content: str | None = None
     thinking: str | None = None
-    images: Annotated[list[str], AfterValidator(_no_images), Field(json_schema_extra={"maxItems": 0})] | None = None
+    images: Annotated[
+        Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None, BeforeValidator(_no_images)
+    ] = None
     tool_calls: Annotated[list[OllamaEarlierCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: Any = None
     tool_name: str | None = None
@@ -161,8 +162,8 @@ class OllamaGenerateBody(OllamaBody):
     system: str | None = None
     template: str | None = None
     raw: bool | None = None
-    images: list[str] | None = None
-    context: list[int] | None = None
+    images: Annotated[list[str], Field(fail_fast=True)] | None = None
+    context: Annotated[list[int], Field(fail_fast=True)] | None = None
 
 
 class OllamaModelBody(Body):

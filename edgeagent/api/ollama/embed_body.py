@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from pydantic import Field
+
 from edgeagent.api.ollama.body import OPTIONS
 from edgeagent.api.openai.embeddings_body import read_inputs
 from edgeagent.api.wire.fields import MAX_INT32, Body, ModelName, between, validate
@@ -16,7 +18,7 @@ class OllamaEmbedBody(Body):
     """A text or several, or none. A text that is too long is cut unless `truncate` is false."""
 
     model: ModelName
-    input: str | list[str] | None = None
+    input: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     truncate: bool | None = None
     dimensions: Annotated[int, between(0, MAX_INT32)] | None = None
     options: Json | None = None

@@ -114,16 +114,14 @@ class CreateResponseBody(SamplingBody, InputBody):
     ] = None
     generate: bool | None = None
     prompt_cache_options: CacheOptions | None = None
-    context_management: list[ContextManagement] | None = None
+    context_management: Annotated[list[ContextManagement], Field(fail_fast=True)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: Count | None = None
     top_logprobs: Annotated[int, between(0, 20)] | None = None
     parallel_tool_calls: bool | None = None
-    include: list[str] | None = None
-    tools: (
-        Annotated[list[Annotated[ResponsesTool, OnlyFunction]], Field(fail_fast=True, max_length=MAX_TOOLS)] | None
-    ) = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
+    tools: ResponsesTools | None = None
     tool_choice: str | Json | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None

@@ -100,8 +100,8 @@ Share = Annotated[float, between(0, 1)]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Stops = Annotated[
     list[Annotated[str, AfterValidator(_stop)]],
+    Field(fail_fast=True, max_length=MAX_STOPS),
     BeforeValidator(_one_or_many),
-    Field(max_length=MAX_STOPS),
     WithJsonSchema({"anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOPS}]}),
 ]
 TemplateKwargs = dict[str, bool | int | float | str | None]

@@ -81,8 +81,8 @@ class ExtendedBody(SamplingBody):
     sse_ping_interval: Annotated[int, between(-1, MAX_INT32)] | None = None
     json_schema: Schema | None = None
     grammar: str | None = None
-    samplers: Annotated[list[str], Field(max_length=16)] | None = None
-    lora: list[Json] | None = None
+    samplers: Annotated[list[str], Field(fail_fast=True, max_length=16)] | None = None
+    lora: Annotated[list[Json], Field(fail_fast=True)] | None = None
     service_tier: str | None = None
     edgeagent: EdgeagentBody | None = None
 

@@ -24,7 +24,7 @@ _WEIGHT_OF_PROBABILITY = 1.0
 # The assumed acceptance rate, which has the weight of this many verified tokens.
 _FIRST_RATE = 0.8
 _WEIGHT_OF_FIRST_RATE = 4.0
-# Drafts have their full length until this many of their tokens were verified.
+# Until this many tokens were verified, planned drafts are short (acceptance.NUM_FIRST), and none ends early.
 _ENOUGH = 8.0
 
 

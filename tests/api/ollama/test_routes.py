@@ -335,7 +335,8 @@ class TestChat:
             ({"messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role"),
             ({"messages": [{"content": "hi"}]}, "messages[0].role"),
             ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
-            ({"messages": [{"role": "user", "content": "hi", "images": ["aGk="]}]}, "images"),
+            ({"messages": [{"role": "user", "content": "hi", "images": ["aGk="]}]}, "images are not supported"),
+            ({"messages": [{"role": "user", "content": "hi", "images": [0] * 32_000}]}, "images are not supported"),
             ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}]}, "tool_calls[0]"),
             (
                 {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{}"}}]}]},

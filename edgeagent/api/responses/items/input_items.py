@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
 
 from edgeagent.api.wire.fields import ROLES, Body, validate
@@ -53,7 +53,7 @@ class InputMessage(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
-    phase: str | None = None
+    phase: Annotated[str | None, BeforeValidator(lambda phase: phase if isinstance(phase, str) else None)] = None
 
 
 class InputCall(_Item):

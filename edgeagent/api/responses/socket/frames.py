@@ -56,6 +56,8 @@ def read_frame(text: str) -> Frame:
 
 
 def _read_asked(fields: Json) -> ResponseCreate | RefusedFrame:
+    # `stream` has no effect on a WebSocket. Some clients send it always, and none may be refused for it.
+    fields = {name: value for name, value in fields.items() if name != "stream"}
     try:
         return read_create(fields)
     except EdgeAgentError as error:

@@ -211,7 +211,8 @@ class LlamaSideContext:
         at = 0
         while at < self._num_known:
             known = self._next_known()
-            if known is None or self._must_stop() or not runner.restore(0, known.payload, known.end):
+            self._wait_for_turn()
+            if known is None or self._is_closed or not runner.restore(0, known.payload, known.end):
                 return
             at = known.end
         while at < len(self._tokens):
