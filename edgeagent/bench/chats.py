@@ -33,7 +33,7 @@ GROWTH = Metric("last of first", "x", "the last one's time as a multiple of the 
 
 
 async def beginnings(target: Target, load: Load, name: str) -> Round:
-    """Begin conversations one after another. The server's work on the earlier ones may delay the next."""
+    """Begin conversations one after another, to see whether a server's work on earlier ones delays the later ones."""
     asked = [Trace() for _ in range(load.conversations)]
     async with opened(target) as connection:
         for lane, trace in enumerate(asked):

@@ -177,7 +177,7 @@ class Library:
         return self.holds(name) or (isinstance(meaning, CatalogName) and match_entry(meaning) is not None)
 
     def short_names(self) -> set[str]:
-        """Return all known names of one word: the owner's names, the models folder's, and the catalog's."""
+        """Return all known names without a slash: builtin, the owner's, the models folder's, and the catalog's."""
         try:
             own = self._own.read()
         except StoreError:

@@ -42,7 +42,10 @@ class Pseudonyms:
 
 
 def beginning_of(request: GenerateRequest) -> str:
-    """Return a digest of a conversation's messages up to the user's first, which is the same for all its turns."""
+    """Return a digest of a conversation's messages, from the first to the first of the user, which is included.
+
+    The digest is the same for all turns of the conversation. It is "" without a chat prompt.
+    """
     if not isinstance(request.prompt, ChatPrompt):
         return ""
     messages = request.prompt.messages

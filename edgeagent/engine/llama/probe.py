@@ -54,7 +54,7 @@ class LlamaProbe:
         return None if self._is_late else Sample(took_s, used_s / (took_s * self._runner.num_threads))
 
     def close(self) -> None:
-        """See calibration.Probe."""
+        """Free the context."""
         self._runner.close()
 
     def _slices(self, work: Work, kind: str) -> list[Slice]:

@@ -290,9 +290,10 @@ class Proposals:
         return counts, 0.0
 
     def _try(self, candidates: Items[Candidate], counts: list[int], index: int, count: int) -> None:
-        """Set `counts` so that a candidate drafts `count` tokens, or let the draft model catch up for it first.
+        """Change `counts` so that the candidate at `index` drafts `count` tokens in this step.
 
-        If all sequences of a step get equally many tokens, all are tried.
+        If the draft model lacks tokens of its sequence, let it catch up instead. If all sequences of a step must get
+        equally many tokens, do the same for all candidates.
         """
         tried = candidates if self._drafters.are_even else [candidates[index]]
         if behind := [each for each in tried if each.catch_up_s]:
