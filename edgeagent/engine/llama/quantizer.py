@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,7 @@ class Quantizer:
     def size_bytes(self) -> int | None:
         """Return how many bytes the result's tensors will have. Return None if llama.cpp does not report it."""
         report, self._on_tensor = self._on_tensor, lambda _done, _all: None
-        self._run(Path("/dev/null"), is_dry=True)
+        self._run(Path(os.devnull), is_dry=True)
         self._on_tensor = report
         return self._size_bytes
 
