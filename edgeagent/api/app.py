@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, their shared context, and how any failure becomes an OpenAI-shaped answer."""
+"""The HTTP application: its routes, their shared context, and how failures become answers in each protocol."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def create_app(
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
-    `keys` find the holder of a token; whether every client needs one follows from config.server. By default the
-    frontends keep everything in memory.
+    `keys` find the holder of a token. Whether a request needs a token follows from `config.server`. By default the
+    frontends keep their state in memory. Context describes `stop`, `num_connections` and `trouble`.
     """
     grants = Grants(keys)
     frontends = frontends or make_frontends(config)
@@ -116,7 +116,10 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a WebSocket on an unknown path with 404, too; Starlette would close it, which clients see as 403."""
+    """Answer a request for an unknown path with 404, also a WebSocket handshake.
+
+    Starlette would close the WebSocket instead, and its client would see status 403.
+    """
     if scope["type"] == "http" or "websocket.http.response" not in scope.get("extensions", {}):
         await scope["app"].router.not_found(scope, receive, send)
         return

@@ -1,4 +1,4 @@
-"""The state that a wire protocol keeps beyond one request, as the daemon sees it: something to start and to close."""
+"""The state of a wire protocol that outlives one request. The daemon starts it and closes it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from edgeagent.config import Config
 
 
 class Frontend:
-    """A wire protocol with state of its own: sockets, tasks, files. Override what the protocol needs.
+    """The state of a wire protocol: sockets, tasks, files. Override what the protocol needs.
 
-    A class is registered in `api.routers`; each daemon has one object of it, which routes get by its class.
+    Add the class to FRONTENDS in `api.routers`. Each daemon makes one object of it. A route gets that object with
+    `context.frontends.get(TheClass)`.
     """
 
     serves_pages: ClassVar[bool] = False
-    """Whether it serves web pages with scripts: then the daemon's own origin may ask it. No protocol does so far."""
+    """Whether this protocol serves web pages with scripts. If so, requests from the daemon's own origin are allowed.
+
+    No protocol serves such pages so far.
+    """
 
     @classmethod
     def of(cls, config: Config, folder: Path | None) -> Self:
@@ -27,16 +31,16 @@ class Frontend:
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with its state, for the status; None if nothing is."""
+        """What is wrong with the frontend's state, for the status; None if nothing is wrong."""
         return None
 
     async def start(self) -> None:
         """Prepare the state. Called before the daemon accepts connections."""
 
     def stop_accepting(self) -> None:
-        """Begin nothing new: the daemon drains. Its live requests still end in their terminal events.
+        """Start nothing new, because the daemon drains. Live requests still end in their terminal events.
 
-        New generations are refused for every protocol, so most have nothing to do here.
+        The service already refuses new generations, so most protocols need not override this.
         """
 
     async def close(self) -> None:
@@ -60,26 +64,26 @@ class Frontends:
 
     @property
     def serves_pages(self) -> bool:
-        """Whether one of them serves web pages."""
+        """Whether any frontend serves web pages."""
         return any(each.serves_pages for each in self._frontends.values())
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with their state; None if nothing is."""
+        """What is wrong with the frontends' state; None if nothing is wrong."""
         return "; ".join(each.trouble for each in self._frontends.values() if each.trouble is not None) or None
 
     async def start(self) -> None:
-        """Start all."""
+        """Start each frontend."""
         for each in self._frontends.values():
             await each.start()
 
     def stop_accepting(self) -> None:
-        """Let all begin nothing new."""
+        """Call `stop_accepting` of each frontend."""
         for each in self._frontends.values():
             each.stop_accepting()
 
     async def close(self) -> None:
-        """Close all, even if one fails; raise the first failure."""
+        """Close each frontend, even if another one fails; raise the first failure."""
         closing = await asyncio.gather(*(each.close() for each in self._frontends.values()), return_exceptions=True)
         for failure in closing:
             if isinstance(failure, BaseException):

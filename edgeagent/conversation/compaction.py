@@ -1,6 +1,6 @@
 """A conversation made shorter: its length, the model's summary of it, and the items that replace it.
 
-The model continues the conversation with the summary, since most of that prompt is cached.
+The request for the summary is one more message of the conversation, because most of that prompt is cached.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ async def num_input_tokens(request: GenerateRequest, service: Service) -> int:
 async def summarize(
     template: GenerateRequest, instructions: str | None, items: Sequence[Item], service: Service
 ) -> tuple[str, Usage]:
-    """Return a summary of a conversation, and its usage. `template` names the model, the id and the client.
+    """Return a summary of a conversation, and its usage. `template` gives the model, the id and the client.
 
-    If a conversation leaves no room for a summary, only its later half is summarized, or the later half of that.
+    If the conversation is too long, its first half is left out, and then half of the rest, until it fits. Raise
+    ContextLengthExceeded if fewer than four messages do not fit.
     """
     messages = to_messages(instructions, items)
     while True:

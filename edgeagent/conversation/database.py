@@ -1,9 +1,8 @@
-"""Stored responses as rows: written, found and evicted. Synchronous; one thread owns it.
+"""Stored responses as rows of a database: written, found and evicted. It is synchronous, and one thread owns it.
 
-A response is a row, and its place in a chain a segment: the items that it added, and the segment that it continued. So
-a conversation is stored once, however long its chain; a segment stays as long as a response or another segment needs
-it. Everything is bounded: rows, bytes and age. To make room, the largest partition loses its least recently used
-response.
+A response is a row. A segment is its place in a chain: the items that it added, and the segment that it continued. So a
+conversation is stored once, however long its chain is. A segment stays while a response or another segment needs it.
+Rows, bytes and age are limited. To make room, the largest partition loses its least recently used response.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ WITH RECURSIVE chain (id, parent, num_input, items, depth) AS (
 SELECT num_input, items FROM chain ORDER BY depth DESC
 """
 
-# The size of each partition. Among equal ones, the one with the least recently used response comes first.
+# The size of each partition. Of partitions with equal size, the one with the least recently used response is first.
 _COUNTS = "SELECT partition, count(*) FROM responses GROUP BY partition ORDER BY min(used)"
 _SIZES = """
 WITH RECURSIVE needed (partition, segment) AS (
@@ -79,7 +78,7 @@ class DamagedError(Exception):
 
 
 class ResponseDatabase:
-    """One SQLite file; None: in memory. `form` is how its items are written."""
+    """The stored responses in a SQLite file, or in memory if the path is None. `form`: how items are written."""
 
     def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
         self._form = form
@@ -149,7 +148,7 @@ class ResponseDatabase:
         return _inflate(row[2]) if row else None
 
     def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
-        """Return those of these items that responses of this partition have, and the strictest mode of those."""
+        """Return the items with these ids in responses of the partition, and the strictest route of these responses."""
         found: dict[str, Item] = {}
         route: RouteMode | None = None
         for item_id in item_ids:
@@ -164,7 +163,10 @@ class ResponseDatabase:
         return found, route
 
     def remove(self, response_id: str, partition: str) -> bool:
-        """Delete a response of this partition, and overwrite its bytes in the file; return whether there was one."""
+        """Delete a response of this partition, and overwrite its bytes in the file.
+
+        Return whether there was such a response.
+        """
         if self._row(response_id, partition) is None:
             return False
         with self._transaction():
@@ -209,9 +211,10 @@ class ResponseDatabase:
         self._make_room(lambda: self._num_bytes, self._limits.max_bytes, _SIZES)
 
     def _make_room(self, total: Callable[[], int], limit: float, shares: str) -> None:
-        """Remove the least recently used response of the largest partition, until `total` is within its limit.
+        """Remove the least recently used responses of the largest partition, until `total` is within its limit.
 
-        The last one used stays. Without regard to partitions, one client could push out the responses of others.
+        The response that was used last is never removed. The largest partition loses first, so that a client cannot
+        push out the responses of others.
         """
         held: dict[str, int] = dict(self._execute(shares).fetchall()) if total() > limit else {}
         while total() > limit and held:

@@ -1,8 +1,8 @@
 """Responses that a client may continue from, and how a chain of them becomes one conversation.
 
-A connection's own memory; the store (`conversation.store`) keeps what outlives the connection. Nothing here waits:
-`missing` names what is not remembered, and the caller fetches that from the store as `Recalled`. It does not know the
-wire's events.
+This is the memory of one connection. The store (`conversation.store`) keeps what outlives the connection. Nothing here
+waits: `missing` names the ids that are not remembered, and the caller fetches them from the store as `Recalled`. This
+module does not know the wire's events.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MAX_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A finished response: all items before its output (inherited and its own input), and its output.
+    """A finished response: the items before its output (inherited, then its own input), and its output.
 
-    `num_inherited` of the context's items came from the response `previous_id`. `partition` is the credential's.
-    `is_storable`: neither it nor any response before it was made with `store: false`. A failed one is not continued.
-    `route` is the strictest mode that it or any response before it asked for; its continuations inherit it.
+    The first `num_inherited` items come from the response `previous_id`. `partition`: the client that owns the
+    response. `is_storable`: no response of the chain was made with `store: false`. `is_failed`: it cannot be continued.
+    `route`: the strictest mode that a response of the chain asked for. Continuations inherit it.
     """
 
     id: str
@@ -48,7 +48,7 @@ class StoredResponse:
 
     @property
     def own_size_bytes(self) -> int:
-        """Roughly the memory that it takes beyond what it inherits."""
+        """Roughly the memory that the response takes beyond what it inherits."""
         return sum(_size(item) for item in (*self.context[self.num_inherited :], *self.output))
 
 
@@ -65,7 +65,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What the store found for the ids of a Missing. `route` is the strictest of the responses that have the items."""
+    """What the store found for a Missing. `route`: the strictest mode of the responses that have the items."""
 
     previous: StoredResponse | None = None
     items: Mapping[str, Item] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The conversation that a create answers. The rest is as in StoredResponse, for all that it inherits."""
+    """The conversation that a create answers. As in StoredResponse, `is_storable` and `route` cover the whole chain."""
 
     items: tuple[Item, ...]
     num_inherited: int = 0
@@ -94,7 +94,7 @@ class ConnectionHistory:
         self._num_bytes = 0
 
     def missing(self, previous_id: str | None, new: tuple[Item, ...]) -> Missing:
-        """Return the ids that a create names and only the store may have."""
+        """Return the ids that a create names and that only the store may have."""
         references = [item.id for item in new if isinstance(item, ReferenceItem)]
         if references:
             known = {item.id for _, response in self._recent.values() for item in response.items}

@@ -48,14 +48,14 @@ class CallOutputItem:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceItem:
-    """Stands for an item of a stored response."""
+    """A reference to an item of a stored response."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionItem:
-    """Stands for the conversation before it: an opaque `content` that this daemon made, and the summary in it."""
+    """Replaces the conversation before it: an opaque `content` that this daemon made, and the summary in it."""
 
     id: str
     content: str
@@ -69,13 +69,13 @@ COMPACTION_PREFIX = "edgeagent.1."
 
 
 def compaction_item(item_id: str, summary: str) -> CompactionItem:
-    """Return an item that stands for a conversation with this summary."""
+    """Return the item that replaces a conversation with this summary."""
     return CompactionItem(item_id, COMPACTION_PREFIX + base64.urlsafe_b64encode(summary.encode()).decode(), summary)
 
 
 @dataclass(frozen=True, slots=True)
 class ItemFormat:
-    """How items are written into a file: each as a value that JSON has, and read back from a list of those.
+    """How items are written into a file: `encode` turns an item into a JSON value, `decode` turns a list of them back.
 
     `decode` raises ValueError or an EdgeAgentError for what `encode` did not write.
     """

@@ -33,7 +33,7 @@ def to_messages(instructions: str | None, items: Iterable[Item]) -> tuple[Messag
     """Return the messages of a conversation. References must have been resolved.
 
     Reasoning, text and calls that follow each other are one assistant turn, as the model wrote them. System messages at
-    the head become one, since many templates know only one.
+    the start are joined, since many templates accept only one.
     """
     turns: list[_Turn] = [_Turn("system", instructions)] if instructions else []
     for item in items:

@@ -1,7 +1,7 @@
-"""The stored responses of all connections, kept off the event loop: one thread owns the file, others ask it.
+"""The stored responses of all connections, kept off the event loop: one thread owns the file.
 
-Nothing here fails a request: a response that cannot be read counts as not found, one that cannot be written stays in
-memory until it can be, a damaged file is set aside, and a warning says so.
+No request fails because of the file. A response that cannot be read counts as not found. A response that cannot be
+written stays in memory until it can be written. A damaged file is set aside, and a warning says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edgeagent.router.modes import strictest
 from edgeagent.types import RouteMode
 
 FILE = "responses.sqlite3"
-# Bounds of the responses that could not be written; each is tried again with the next one.
+# Bounds of the responses that could not be written. All are tried again when the next response is added.
 MAX_UNWRITTEN = 64
 WARN_EVERY_S = 60.0
 
@@ -42,9 +42,9 @@ def stored_limits(server: ServerConfig) -> Limits:
 
 
 class ResponseStore:
-    """Stored responses in a file (None: in memory, for as long as the process lives). Open from the first use on.
+    """Stored responses in a file, or in memory if the path is None. The file is opened at its first use.
 
-    `form` is how the items of responses are written.
+    `form`: how items are written.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ResponseStore:
 
     @property
     def trouble(self) -> str | None:
-        """Why responses wait in memory for their file, and how many; None if none waits."""
+        """Why responses wait in memory for their file, and how many; None if no response waits."""
         return self._shelf.trouble
 
     def new_history(self) -> ConnectionHistory:
@@ -77,13 +77,14 @@ class ResponseStore:
         return await self._ask(lambda shelf: shelf.find(missing, partition))
 
     async def get(self, response_id: str, partition: str) -> StoredResponse | None:
-        """Return a response of this partition, a failed one too."""
+        """Return a response of this partition, even if it failed."""
         return await self._ask(lambda shelf: shelf.get(response_id, partition))
 
     def add(self, response: StoredResponse, body: bytes) -> asyncio.Future[None]:
-        """Keep a response and its JSON, unless its client forbade it; done once it outlives this process.
+        """Keep a response and its JSON, if it may be stored. The future is done after the write.
 
-        A caller that is cancelled does not take it back: a write may wait for a slow disk, and for those before it.
+        If the file cannot be written, the future is done all the same, and the response waits in memory (see
+        `trouble`). The write continues even if the caller is cancelled.
         """
         if not response.is_storable:
             done = asyncio.get_running_loop().create_future()
@@ -96,7 +97,7 @@ class ResponseStore:
         return await self._ask(lambda shelf: shelf.body(response_id, partition))
 
     async def remove(self, response_id: str, partition: str) -> bool:
-        """Forget a response of this partition, on every connection too; return whether there was one."""
+        """Forget a response of this partition, also on every connection; return whether there was such a response."""
         is_removed = await self._ask(lambda shelf: shelf.remove(response_id, partition))
         if is_removed:
             for history in self._histories:
@@ -194,7 +195,7 @@ class _Shelf:
         return entry if entry is not None and entry[0].partition == partition else None
 
     def _try(self, act: Callable[[ResponseDatabase], T], otherwise: T) -> T:
-        """Return the database's answer; `otherwise` if it fails, after setting a damaged file aside."""
+        """Return the database's answer, or `otherwise` if it fails. A damaged file is set aside first."""
         try:
             try:
                 return act(self._opened())

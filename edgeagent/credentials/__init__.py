@@ -1,5 +1,5 @@
 """Who asks, and what they may do. It does not know how a request arrives.
 
-`keys` keeps the tokens of the owner and of clients, and checks those that a request shows. `decision` says what a
-client may do. `grants` ends the work that a token has begun once the token is no longer valid.
+`keys` keeps the tokens of the owner and of clients, and checks the keys of a request. `decision` says what a client may
+do. `grants` ends the work that a token has begun when the token is no longer valid.
 """

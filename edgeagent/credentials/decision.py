@@ -1,6 +1,6 @@
 """The decision whether a client may do what it asks, from all that is known of the client.
 
-docs/access.md states the same rules in words; a test holds the two together.
+docs/access.md states the same rules in words. A test compares the two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Listener(StrEnum):
     LOOPBACK = "loopback"
     """A port that only this machine reaches."""
     LOCKED = "locked"
-    """A port where every client needs a token: other machines reach it, or the owner asked for that."""
+    """A port where every client needs a token, because other machines reach it or the owner asked for that."""
 
 
 _IN_WORDS = {Listener.UNIX: "the Unix socket", Listener.LOOPBACK: "loopback", Listener.LOCKED: "TCP"}
@@ -35,7 +35,7 @@ _IN_WORDS = {Listener.UNIX: "the Unix socket", Listener.LOOPBACK: "loopback", Li
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user of the process at the other end of a connection. `uid` is None if the system cannot tell."""
+    """The user of the process at the other end of a connection. `uid` is None if the system does not know it."""
 
     uid: int | None = None
     is_own: bool = False
@@ -63,7 +63,7 @@ class Asker:
     is_page: bool = False
 
     def described(self) -> str:
-        """Return a description of the asker for the log: names, and never a key."""
+        """Return a description of the asker for the log. It has names, but no keys."""
         client = self.shown.client
         key = f"the token of {client.name or 'the owner'!r}" if client is not None else str(self.shown.standing)
         user = "" if self.user.uid is None else f" of the user {self.user.uid}"
@@ -71,14 +71,14 @@ class Asker:
 
 
 def decide(need: Scope | None, asker: Asker) -> Client | EdgeAgentError:
-    """Return the asker as a client with its scopes, or the refusal. The first of these that applies:
+    """Return the asker as a client with its scopes, or the error that refuses it. The first rule that applies decides:
 
-    1. every request may use a path that needs nothing;
+    1. a path that needs nothing is open to every request;
     2. a token of ours that is unknown, or cannot be checked, is refused; so are several keys with one of ours;
     3. a known token of ours opens its scopes and nothing else;
-    4. where every client needs a token, any other key, or none, is refused;
+    4. where every client needs a token, a request with another key, or without a key, is refused;
     5. the daemon's own user is the owner, but a request that a web page may have sent can only infer;
-    6. other users of this machine can only infer, each of them apart from all others.
+    6. other users of this machine can only infer, and each user is kept apart from all others.
     """
     if need is None:
         return Client("", frozenset())
@@ -130,8 +130,9 @@ def _local_client(asker: Asker) -> Client:
 
 
 class Failures:
-    """Counts wrong tokens. Beyond the limit they get another answer; right ones still pass, or any program on the
-    machine could lock the owner out.
+    """Counts wrong tokens. After too many, a wrong token is answered with Overloaded for a while.
+
+    Right tokens still pass. Otherwise any program on the machine could lock the owner out.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -140,7 +141,7 @@ class Failures:
         self._since_s = clock()
 
     def count(self, refusal: EdgeAgentError) -> EdgeAgentError:
-        """Return the refusal of a wrong token, or another one beyond the limit."""
+        """Count a wrong token. Return its refusal, or Overloaded after too many wrong tokens."""
         now_s = self._clock()
         if now_s - self._since_s > FAILURES_WINDOW_S:
             self._num_failures, self._since_s = 0, now_s

@@ -44,7 +44,7 @@ class Grant:
                 self._grants.discard(self)
 
     def check(self) -> None:
-        """Raise Unauthorized if the token no longer opens this: for work that begins long after it was judged."""
+        """Raise Unauthorized if the token has ended. For work that begins long after the token was checked."""
         if not self._grants.is_held(self):
             raise revoked()
 
@@ -56,7 +56,7 @@ class Grant:
 
 
 class Grants:
-    """The grants of requests and sockets that are open; `check` ends those whose token no longer holds."""
+    """The grants of open requests and sockets. `check` ends the grants whose token is no longer valid."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -64,20 +64,20 @@ class Grants:
         self._checked: object = None
 
     def open(self, shown: Shown) -> Grant | None:
-        """Return the grant of a token that was just judged, None if the request has no known token."""
+        """Return the grant of a token that was just judged; None if the request has no known token."""
         return None if shown.client is None else Grant(self, shown.client, shown.digest)
 
     def add(self, grant: Grant) -> None:
-        """Watch a grant's token from here on, and check it once at least."""
+        """Watch the token of a grant. The next `check` looks at it, even if no file has changed."""
         self._live.add(grant)
         self._checked = None
 
     def discard(self, grant: Grant) -> None:
-        """Watch a grant's token no longer."""
+        """Stop watching a grant's token."""
         self._live.discard(grant)
 
     def is_held(self, grant: Grant) -> bool:
-        """Whether a grant's client still holds its token, with the same scopes."""
+        """Whether the token of a grant still belongs to the same client, with the same scopes and route."""
         return self._keys.holder(grant.held) == grant.client
 
     def check(self) -> None:

@@ -237,7 +237,7 @@ def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: Route
 
 
 def remove_client(state_dir: Path, name: str) -> None:
-    """Revoke a client's token; raise ConfigError if it has none."""
+    """Revoke a client's token; raise ConfigError if the client has no token."""
     with changing(state_dir / _LOCK_FILE, "edgeagent token"):
         known = _read_clients(state_dir)
         others = [(client, held) for client, held in known if client.name != name]

@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 
 async def begun(steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Return the same steps once the first has come or the time is over; raise an error that comes before that."""
+    """Wait for the first step, at most PATIENCE_S, and return the same steps.
+
+    Raise an error that comes before the first step.
+    """
     first = asyncio.ensure_future(anext(steps))
     try:
         await asyncio.wait({first}, timeout=PATIENCE_S)
@@ -45,7 +48,7 @@ async def _close(first: asyncio.Future[T], steps: AsyncGenerator[T, None]) -> No
 
 
 async def last_of(steps: AsyncGenerator[T, None]) -> T | None:
-    """Read a stream to its end; return the last step, None if there was none."""
+    """Read a stream to its end; return the last step, or None if there was no step."""
     last: T | None = None
     async with aclosing(steps):
         async for step in steps:

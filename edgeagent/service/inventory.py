@@ -1,4 +1,4 @@
-"""Which models there are: those that are served, and those on this machine, which a request may load.
+"""Which models there are: models that are served, and models on this machine that a request may load.
 
 All functions read files: call them in a thread.
 """
@@ -109,5 +109,8 @@ def _aliases(models: Sequence[KnownModel], local: Sequence[LocalModel]) -> list[
 
 
 def _names_beside(model: LocalModel) -> tuple[str, ...]:
-    """Return a model's other names. A file without a name may be served by its path, under the file's name."""
+    """Return a model's aliases. A file without a name of its own is named by its first alias, which is returned too.
+
+    Such a file may be served by its path, and then its name is the file's.
+    """
     return (model.name, *model.aliases) if model.origin == "alias" else model.aliases

@@ -1,6 +1,6 @@
-"""Every request in flight, once: whether it runs, can be found by its id, and has its end delivered.
+"""The registry of the requests in flight: whether each runs, can be found by its id, and has its end delivered.
 
-The stop, the status, a cancel by id and the sockets all ask this registry. It does not know what a request asks.
+It is used by the stop, the status, a cancel by id and the sockets. It does not know what a request asks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class LiveRequest:
     """A request in flight, under an id of its own. A protocol that keeps more for its requests derives a class.
 
     `is_running`: a backend works on it. `is_visible`: clients of its `partition` can find it by its id.
-    `is_undelivered`: its terminal event is still to be written to a socket, and the stop waits for that.
+    `is_undelivered`: its terminal event is not yet written to a socket, and the stop waits until it is.
     """
 
     def __init__(self, request_id: str, partition: str = "") -> None:
@@ -25,11 +25,11 @@ class LiveRequest:
         self.is_undelivered = False
 
     def hidden(self) -> None:
-        """Note that it can no longer be found."""
+        """Called when clients can no longer find the request."""
 
 
 class LiveRequests:
-    """The requests in flight of all clients, by their id. One stays while it runs, is visible or is undelivered."""
+    """The requests in flight of all clients, by id. A request stays while it runs, is visible or is undelivered."""
 
     def __init__(self) -> None:
         self._requests: dict[str, LiveRequest] = {}
@@ -45,7 +45,7 @@ class LiveRequests:
         return [request for request in self._requests.values() if request.is_running]
 
     def find(self, request_id: str, partition: str) -> LiveRequest | None:
-        """Return a visible request of a partition; None if there is none."""
+        """Return a visible request of a partition; None if there is no such request."""
         request = self._requests.get(request_id)
         is_found = request is not None and request.is_visible and request.partition == partition
         return request if is_found else None
@@ -61,26 +61,29 @@ class LiveRequests:
             self._settle(request)
 
     def show(self, request: LiveRequest) -> None:
-        """Let clients find a request by its id. It stands for the one that a backend may have begun under its id."""
+        """Let clients find a request by its id. It replaces an entry that `begin` may have made under the same id."""
         if begun := self._requests.get(request.id):
             request.is_running = begun.is_running
         self._requests[request.id] = request
         request.is_visible = True
 
     def hide(self, request: LiveRequest) -> None:
-        """Let clients find a request no longer."""
+        """Make a request invisible to clients."""
         if request.is_visible:
             request.is_visible = False
             request.hidden()
             self._settle(request)
 
     def accept(self, request: LiveRequest) -> None:
-        """Note that a socket owes a request's end: it may wait for a place, for the store, or for a slow client."""
+        """Note that a request's terminal event must still be written to a socket.
+
+        The request may have to wait for a slot, for the store, or for a slow client.
+        """
         self._requests[request.id] = request
         request.is_undelivered = True
 
     def deliver(self, request: LiveRequest) -> None:
-        """Note that the terminal event of an accepted request is written, or is not to come."""
+        """Note that the terminal event of an accepted request is written, or will not come."""
         request.is_undelivered = False
         self._settle(request)
 

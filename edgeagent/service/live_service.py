@@ -85,9 +85,9 @@ class LiveService(ServiceDecorator):
             self._settle(request, meter, code)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text. It does not count as a request: a stop that drains still answers it.
+        """Answer a question about text. It is not counted as a request, and is answered even while the daemon drains.
 
-        Embeddings take longer and count as requests: raise BackendUnavailable while draining.
+        Embeddings and reranks take longer. They are counted, and raise BackendUnavailable during a drain.
         """
         if not isinstance(query, Embed | Rerank):
             return await self._service.ask(model, query)
@@ -119,11 +119,11 @@ class LiveService(ServiceDecorator):
         return name
 
     def begin_drain(self) -> None:
-        """Refuse new requests from here on."""
+        """Refuse new requests from now on."""
         self._is_draining = True
 
     def cancel_all(self) -> None:
-        """Cancel every live request politely: each still ends in its one terminal event."""
+        """Cancel every live request politely. Each request still ends in its terminal event."""
         for request in self.live.running():
             self._service.cancel(request.id)
 
@@ -146,7 +146,10 @@ class LiveService(ServiceDecorator):
 
 
 def _place(meter: Meter) -> tuple[str, str]:
-    """Return where a generation ended, or else began, and why there; empty if neither is known."""
+    """Return where a generation ran, and why it ran there; ("", "") if unknown.
+
+    If it has not finished, its Started names the place.
+    """
     if meter.finished is not None:
         return meter.finished.timings.route, meter.finished.timings.reason
     placement = None if meter.started is None else meter.started.placement

@@ -1,4 +1,4 @@
-"""Whether a token can be generated: it generates one, on the path that every request takes.
+"""Whether a token can be generated. To find out, one is generated on the path that every request takes.
 
 A default model that only embeds or ranks texts is asked for that instead.
 """
@@ -33,7 +33,7 @@ _TEXT = "Hello"
 
 
 class Probe:
-    """One answer for all requests within a few seconds."""
+    """Whether the default model works. Requests share a result for a few seconds."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

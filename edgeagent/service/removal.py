@@ -15,7 +15,7 @@ from edgeagent.types import ModelStatus, WorkerState
 def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:
     """Return the planned removal, and the served models whose files it deletes. Reads files: call it in a thread.
 
-    Raise the errors of `Shelf.plan`, or ModelNotFound for a path, which no client may name.
+    Raise the errors of `Shelf.plan`. Raise ModelNotFound if `name` is a path, since clients may not name paths.
     """
     Library.of(config).refuse_path(name)
     removal = Shelf(config).plan(name)
@@ -26,7 +26,10 @@ def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tu
 
 
 def refuse_if_used(status: ModelStatus, default_model: str) -> None:
-    """Refuse to unload the default model, or a model with live requests, which would only be unloaded after them."""
+    """Raise InvalidRequest for the default model, and for a model with live requests: these may not be unloaded.
+
+    A model with live requests would only be unloaded after them.
+    """
     name, num_live = status.name, status.num_live
     if default_model in status.names:
         raise InvalidRequest(f"{name} is the model that this daemon serves; serve another one first", param="model")
@@ -36,7 +39,7 @@ def refuse_if_used(status: ModelStatus, default_model: str) -> None:
 
 
 def _uses(status: ModelStatus, name: str, files: set[Path]) -> bool:
-    """Whether a model has one of these files open, or is about to: until it is loaded only its name is known."""
+    """Whether a model uses one of these files. While a model starts, its files are unknown, so its name is compared."""
     if status.info is None:
         return status.name == name and status.state is WorkerState.STARTING
     return Path(status.info.path).resolve() in files

@@ -35,7 +35,7 @@ class Service(Protocol):
         """Reload a model, which also lifts a quarantine; its live requests continue. Raise ModelNotFound."""
 
     def default_model(self) -> str:
-        """Return the name of the model for requests that name none."""
+        """Return the name of the model for requests that name no model."""
 
     def find_model(self, name: str) -> str:
         """Return the canonical name of a model that has several; raise ModelNotFound or BackendUnavailable."""
@@ -51,7 +51,10 @@ class Service(Protocol):
 
 
 class ServiceDecorator:
-    """A Service that passes each call on to another. Derive one that does more: measures, or caches answers."""
+    """A Service that passes each call on to another Service.
+
+    Derive a class from it to do more, for example to measure or to cache answers.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service

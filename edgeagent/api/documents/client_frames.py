@@ -15,7 +15,7 @@ StreamId = Annotated[str, Field(pattern=f"^{STREAM_ID.pattern}$")]
 
 
 class ResponseCreate(CreateResponseBody):
-    """Create a response; `generate: false` computes its prompt and no more. `stream` is ignored here."""
+    """Create a response. With `generate: false` only its prompt is computed. `stream` is ignored here."""
 
     type: Literal["response.create"]
     stream_id: Annotated[
@@ -25,7 +25,7 @@ class ResponseCreate(CreateResponseBody):
 
 
 class ResponseCancel(Body):
-    """Cancel a response, which then ends in response.incomplete; unknown and finished ones are ignored."""
+    """Cancel a response, which then ends in response.incomplete. An unknown or finished response is ignored."""
 
     type: Literal["response.cancel"]
     response_id: Annotated[str | None, Field(description="The response; without one, that of the lane.")] = None
@@ -33,7 +33,7 @@ class ResponseCancel(Body):
 
 
 class ResponseSteer(Body):
-    """Send an input to a response that is under way: it stops, and a successor answers."""
+    """Send an input to a response that is under way. The response stops, and a successor answers the input."""
 
     type: Literal["response.steer"]
     previous_response_id: str
@@ -41,7 +41,7 @@ class ResponseSteer(Body):
 
 
 class ResponseProcessed(Body):
-    """An acknowledgement, which some clients send and none needs."""
+    """Acknowledge a response. Some clients send this message; it has no effect."""
 
     type: Literal["response.processed"]
     response_id: str | None = None

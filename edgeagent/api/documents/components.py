@@ -10,15 +10,15 @@ from edgeagent.api.wire.shape import Json
 
 
 class Components:
-    """The schemas a document refers to, each once and by name."""
+    """The schemas that a document refers to, by name. Each schema is stored once."""
 
     def __init__(self) -> None:
         self.schemas: dict[str, Json] = {}
 
     def ref(self, kind: Any) -> Json:
-        """Add a body that clients send, or a shape that they get, and those inside it; return the reference to it.
+        """Add the schema of a type, and the schemas of the types inside it. Return a reference to the type's schema.
 
-        A list of shapes is no component: its own schema is returned.
+        If the type is not a class, or not an object in JSON (for example a list), return the schema itself.
         """
         schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
         for name, inner in schema.pop("$defs", {}).items():
@@ -34,7 +34,7 @@ class Components:
 
 
 def _without_titles(schema: Any) -> Any:
-    """Leave out the titles that pydantic derives from field names: they add nothing."""
+    """Return a schema without the titles that pydantic derives from field names, since they add nothing."""
     match schema:
         case dict():
             kept = schema.items()
@@ -51,6 +51,6 @@ def _without_titles(schema: Any) -> Any:
 
 
 def kind_of(message: type) -> str:
-    """Return the type that a message carries."""
+    """Return the value of a message's field `type`, such as "response.create"."""
     (kind,) = get_args(get_type_hints(message)["type"])
     return str(kind)

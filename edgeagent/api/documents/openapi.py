@@ -35,7 +35,12 @@ SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A route's body and answer: `streams` is the media type of an answer in pieces, `text` of one without JSON."""
+    """How the document describes a route, in addition to the path and the summary.
+
+    `body` and `answer` are the types of the JSON. `streams`: the media type of a streamed answer. `text`: the media
+    type of an answer that is not JSON. `unavailable`: the type of the answer with status 503. `query`: the names of the
+    query parameters.
+    """
 
     tag: str
     body: type[BaseModel] | None = None
@@ -142,7 +147,7 @@ class RouteInfo:
 
 
 def routes(table: list[Any]) -> Iterator[RouteInfo]:
-    """Yield the HTTP routes of a router, those of included routers too."""
+    """Yield the HTTP routes of a router and of the routers that it includes."""
     for route in table:
         if hasattr(route, "original_router"):
             yield from routes(route.original_router.routes)

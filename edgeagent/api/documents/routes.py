@@ -1,4 +1,4 @@
-"""The documents over HTTP, where server.docs asks for them: two JSON files, and a page that shows them, no scripts."""
+"""Serves the documents over HTTP if `server.docs` is true: two JSON files, and a page without scripts for both."""
 
 from __future__ import annotations
 

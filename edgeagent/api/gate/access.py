@@ -1,7 +1,7 @@
-"""The scope that each path needs, and what a request shows of its sender: keys, the socket, a web page behind it.
+"""The scope that each path needs, and what a request shows of its sender: keys, socket, and if a web page sent it.
 
-A path that is not in the table needs `admin`. The table sees the path that the router sees, `scope["path"]`.
-docs/access.md has the same table; a test holds the two together.
+A path that is not in NEEDS needs `admin`. Paths are compared as the router compares them (`scope["path"]`).
+docs/access.md has the same table. A test compares the two.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ NEEDS: dict[str, Scope | None] = {
     "/edgeagent/unload": Scope.ADMIN,
     "/edgeagent/stop": Scope.ADMIN,
 }
-"""What each path needs: a scope, or nothing. The owner has all scopes, a token those that it was given."""
+"""What each path needs: a scope, or nothing. The owner has all scopes. A token has the scopes that it was given."""
 
 _PLAIN = frozenset(template for template in NEEDS if "{" not in template)
 _PATTERNS = [(compile_path(template)[0], template) for template in NEEDS if template not in _PLAIN]
@@ -88,14 +88,14 @@ _QUOTES = b"\"'"
 
 
 def template_of(path: str) -> str | None:
-    """Return the template that a path fits, None for a path that is not in the table."""
+    """Return the template that a path fits; None if the path is not in the table."""
     if path in _PLAIN:
         return path
     return next((template for pattern, template in _PATTERNS if pattern.match(path)), None)
 
 
 def need_of(path: str) -> Scope | None:
-    """Return the scope that a path needs; None if it needs none."""
+    """Return the scope that a path needs; None if it needs no scope."""
     template = template_of(path)
     return Scope.ADMIN if template is None else NEEDS[template]
 
@@ -103,14 +103,17 @@ def need_of(path: str) -> Scope | None:
 def client_of(connection: HTTPConnection) -> str:
     """Return the asker's partition: "" for the owner, a client's name, `uid:1001` for another user of this machine.
 
-    Stored responses and cached prompts are kept apart by it. Raises KeyError for a request that was not judged.
+    Partitions do not share stored responses and cached prompts. Raises KeyError if the request was not judged.
     """
     name: str = connection.scope[CLIENT_KEY]
     return name
 
 
 def is_owners(connection: HTTPConnection) -> bool:
-    """Whether the owner sent this, and not a web page. Only the owner may change the machine beyond one answer."""
+    """Whether the owner sent this request, and not through a web page.
+
+    Only the owner may change more than the answer, for example how long a model stays loaded.
+    """
     return client_of(connection) == OWNER.name and not is_page(connection.scope)
 
 
@@ -123,7 +126,10 @@ class Access:
         self._failures = Failures(clock)
 
     async def judge(self, scope: AsgiScope) -> tuple[Client | EdgeAgentError, Asker]:
-        """Return the decision and the asker. After many wrong tokens, their refusal is an Overloaded."""
+        """Return the client, or the error that refuses it, and the asker.
+
+        After many wrong tokens, the error for a wrong token is Overloaded.
+        """
         need = need_of(scope["path"])
         asker = await self._asker(scope, is_user_asked=need is not None)
         verdict = decide(need, asker)
@@ -156,11 +162,11 @@ def is_unix(scope: AsgiScope) -> bool:
 
 
 def is_browser(scope: AsgiScope) -> bool:
-    """Whether a browser may have sent this, even if no header names the page.
+    """Whether a browser may have sent this request, even if no header names the page.
 
-    A page can post a form, text/plain, or (from a Blob) no type at all to another site without a preflight. A current
-    browser then adds Origin and Sec-Fetch-Site, which no script can leave out. Every browser calls itself Mozilla, and
-    a page can change that only after a preflight.
+    A page can send some bodies to another site without a preflight: a form, text/plain, or one without a type. A
+    current browser then adds Origin and Sec-Fetch-Site, and no script can remove them. An older one still sends a
+    User-Agent with "Mozilla", which a page can change only after a preflight.
     """
     names = [name.lower() for name, _ in scope["headers"]]
     if any(name in _PAGE_HEADERS or name.startswith(_FETCH_PREFIX) for name in names):
@@ -169,10 +175,11 @@ def is_browser(scope: AsgiScope) -> bool:
 
 
 def is_page(scope: AsgiScope) -> bool:
-    """Whether a web page may have made a browser send this: true for a browser, unless its user typed the address.
+    """Whether a web page may have made a browser send this. False if the user typed the address.
 
-    For a typed address the browser navigates. An extension's fetch comes from no site either, but does not navigate.
-    Node's fetch sends Sec-Fetch-Mode, too, but is not a browser: browsers also send Sec-Fetch-Site.
+    For a typed address the browser navigates, and Sec-Fetch-Site is `none`. A request of a browser extension has `none`
+    too, but does not navigate. Node's fetch is not a browser, but sends Sec-Fetch-Mode. So that header alone does not
+    count.
     """
     is_typed = values(scope, b"sec-fetch-site") == [b"none"] and values(scope, b"sec-fetch-mode") == [b"navigate"]
     headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"sec-fetch-mode"]
@@ -189,8 +196,8 @@ def values(scope: AsgiScope, name: bytes) -> list[bytes]:
 def bearer_tokens(scope: AsgiScope) -> list[bytes]:
     """Return the tokens of a request's Authorization headers.
 
-    A token of this daemon counts under any scheme, and without one. Otherwise a client that shows its token in a wrong
-    form would be taken for one that shows none.
+    A token of this daemon counts under any scheme, and without a scheme. Otherwise a client that sends its token in a
+    wrong form would be treated as a client without a token.
     """
     tokens = []
     for value in values(scope, b"authorization"):

@@ -1,4 +1,4 @@
-"""What a request takes from the caller behind it: the client's name, its token's route, and the hops so far."""
+"""Adds the facts about its caller to a request: the client's name, the route of its token, and the number of hops."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Which values of the Host header are the daemon's own: a web page that rebinds its name to this machine has another.
+"""Which values of the Host header are accepted. A page that rebinds its name to this machine sends its own name there.
 
-The name decides, since a page can bind its own names only. An address is the daemon's if the connection came in on it;
-that holds for every interface, also for one that came up after the start.
+A name is accepted if it is the daemon's own or if the owner allows it. A page can only rebind names of its own, so it
+cannot send such a name. If the daemon listens beyond loopback, an address is accepted if the connection came in on it,
+also on an interface that came up later.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/?#@,\s]+)(?::([1-9][0-9]{0,4}))?")
 
 
 class Hosts:
-    """The hosts that are the daemon's own: loopback, the addresses it listens on, and those that the owner allows."""
+    """The daemon's own hosts: loopback, the addresses that it listens on, and the hosts that the owner allows."""
 
     def __init__(self, server: ServerConfig) -> None:
         self._names = set(_LOOPBACK_NAMES)
@@ -50,10 +51,11 @@ class Hosts:
         return name in self._allowed or host.lower() in self._allowed or self._is_served(name, port, scope)
 
     def own_origin(self, host: str, scope: Scope) -> bytes | None:
-        """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if it has none there.
+        """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if there are no pages.
 
-        Only the address that the connection came in on counts. A name may also lead elsewhere: `localhost` to another
-        program on [::1], a name that the owner allows to a proxy. A Unix socket has no port, so no origin.
+        Host must be the address on which the connection came in. A name is not enough, since it may also lead
+        elsewhere: for example `localhost` to another program on [::1], or an allowed name to a proxy. A Unix socket has
+        no port, so no origin.
         """
         match = _HOST.fullmatch(host.lower())
         server = scope.get("server")
@@ -93,7 +95,7 @@ class Hosts:
 
 
 def machine_names() -> set[str]:
-    """Return this machine's names, without asking the network: its host name, and the one that mDNS gives it."""
+    """Return this machine's names: its host name, and its name in mDNS. The network is not asked."""
     name = socket.gethostname().lower().rstrip(".")
     if not _HOST.fullmatch(name) or name.startswith("localhost"):
         return set()
@@ -102,7 +104,7 @@ def machine_names() -> set[str]:
 
 
 def bracketed(host: str) -> str:
-    """Return a host as it stands in a URL: a bare address of IPv6 in brackets."""
+    """Return a host as it is written in a URL: an IPv6 address gets brackets."""
     with suppress(ValueError):
         address = ipaddress.ip_address(host)
         if address.version == 6:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Pace:
-    """Allow a burst, and then a rate per second."""
+    """Allows a burst, and then a rate per second."""
 
     def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = 1 / per_s

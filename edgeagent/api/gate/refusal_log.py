@@ -13,7 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class RefusalLog:
-    """Logs one line for each subject and minute, at most MAX_LINES a minute. The next line counts those left out."""
+    """Logs refusals: one line a minute for each subject, and at most MAX_LINES lines a minute in total.
+
+    The first line of a later minute says how many refusals were not logged.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

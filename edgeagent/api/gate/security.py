@@ -1,16 +1,16 @@
 """Who may talk to the daemon: decided on the ASGI scope alone, before a body is read or a WebSocket is upgraded.
 
 The rules, in order. Each applies to every path, unless it says otherwise:
-1. the request target is a path, and the headers are few and short;
-2. Host is one of the daemon's own names, see `api.gate.hosts` (a web page that rebinds its name to 127.0.0.1 has
-   another Host);
-3. Origin, Referer and Sec-Fetch-Site show no web page, or an allow-listed one, or one that the daemon itself serves:
-   its origin has the scheme, host and port of this request;
-4. a preflight of an allow-listed page is answered here;
-5. the client may use the path (see `api.gate.access`);
-6. a body is declared as JSON, which a page can do only after a preflight. If no browser sent it, it may have no type,
-   or that of a form, as curl sends by default. The Ollama API takes any type, since its clients send any, but not from
-   a browser.
+1. The request target is a path, and the headers are few and short.
+2. Host is one of the daemon's own names, see `api.gate.hosts`. A web page that rebinds its name to 127.0.0.1 has
+   another Host.
+3. Origin, Referer and Sec-Fetch-Site name no page, or an allow-listed page, or one of the daemon's own pages. The
+   origin of an own page is the scheme, host and port of this request.
+4. A preflight of an allow-listed page is answered here.
+5. The client may use the path (see `api.gate.access`).
+6. A request with a body declares it as JSON. A page can do that only after a preflight. There are two exceptions if no
+   browser sent the request. The body may have no type, or the type of a form, as `curl` sends it by default. Under
+   `/api/` it may have any type, since clients of Ollama send any.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from edgeagent.credentials.keys import NOTHING_SHOWN, OWNER, Client, Keys, Shown
 from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest
 
 _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
-# "*" stands for every header but Authorization; the openai client in a browser sends a dozen x-stainless-* ones.
+# "*" means every header except Authorization. In a browser, the openai client sends a dozen x-stainless-* headers.
 _ALLOW_HEADERS = b"authorization, *"
 _EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry, x-edgeagent-warning"
 _NULL_ADVICE = "many pages have this origin, so it cannot be allowed; serve the page from an address of its own"
-# The types of programs that do not declare their body: none, or the one that `curl -d` adds by itself.
+# The types of programs that do not declare their body: no type, or the type that `curl -d` adds by itself.
 _UNSAID_TYPES: tuple[list[bytes], ...] = ([], [b"application/x-www-form-urlencoded"])
 
 Headers = list[tuple[bytes, bytes]]
@@ -55,9 +55,10 @@ class Admission:
 
 
 class RefusalError(Exception):
-    """A request that goes no further, and the HTTP status that says so. The page at `origin` may read why.
+    """Raised if a rule refuses a request, which then is not processed. `status`: the HTTP status of the answer.
 
-    `subject` says in the log what was refused; it is empty if only the request's form was wrong.
+    `origin`: the page that may read the answer. `subject`: what is refused, for the log. It is empty if only the
+    request's form is wrong.
     """
 
     def __init__(
@@ -98,7 +99,10 @@ class Policy:
         return Admission(verdict, asker.shown, origin)
 
     def _check_host(self, scope: Scope) -> bytes | None:
-        """Return the origin of the daemon's own pages, if it has any, at the Host, which must be the daemon's own."""
+        """Check the Host header, and return the origin of the daemon's own pages there; raise RefusalError.
+
+        Return None if the daemon serves no pages, or has no origin at this Host.
+        """
         hosts = values(scope, b"host")
         if len(hosts) != 1:
             raise RefusalError(Forbidden(f"a request needs exactly one Host header, not {len(hosts)}"))
@@ -109,7 +113,11 @@ class Policy:
         return self._hosts.own_origin(host, scope) if self._has_pages else None
 
     def _check_page(self, scope: Scope, own: bytes | None) -> bytes | None:
-        """Return the allow-listed origin of the page; None for no page, and for one of the daemon's `own` origin."""
+        """Check which web page sent this, and return its origin if it is allow-listed; raise RefusalError.
+
+        Return None if no page sent this, or if a page of the daemon itself did. `own`: the origin of the daemon's
+        pages.
+        """
         allowed = self._origins if own is None else self._origins | {own}
         origins = values(scope, b"origin")
         if len(origins) > 1 or (origins and origins[0] not in allowed):
@@ -193,7 +201,7 @@ class Security:
         if admission.is_preflight and admission.origin is not None:
             await _answer_preflight(send, admission.origin)
             return
-        # Set for every request, if only to None: a connection's next request starts in the context of the last one.
+        # Set for every request, also to None: a connection's next request starts in the context of the request before.
         grant = self._grants.open(admission.shown)
         GRANT.set(grant)
         if grant is not None and scope["type"] == "http" and has_body(scope):
@@ -202,7 +210,7 @@ class Security:
 
 
 def _while_held(receive: Receive, grant: Grant) -> Receive:
-    """Judge the token again once the body is there: it may take minutes, and the token may end meanwhile."""
+    """Return a `receive` that checks the token again after the whole body has come, which may take minutes."""
 
     async def receive_held() -> Message:
         message = await receive()
@@ -214,7 +222,10 @@ def _while_held(receive: Receive, grant: Grant) -> Receive:
 
 
 def _hide_token(scope: Scope, send: Send) -> tuple[Scope, Send]:
-    """Take the token out of the offered subprotocols, and select another one: browsers insist on an answer."""
+    """Remove the token from the offered subprotocols. Return the scope, and a `send` that selects another subprotocol.
+
+    A browser fails a handshake in which the server selects no subprotocol.
+    """
     offered = list(scope.get("subprotocols") or ())
     others = [name for name in offered if not name.startswith(TOKEN_SUBPROTOCOL)]
     if len(others) == len(offered):
@@ -265,7 +276,10 @@ async def _answer_preflight(send: Send, origin: bytes) -> None:
 
 
 async def _refuse(scope: Scope, send: Send, refused: RefusalError) -> None:
-    """Answer with plain HTTP, a WebSocket too: a client must not take a refusal for a socket that opened and fell."""
+    """Answer with plain HTTP, also a WebSocket handshake.
+
+    So a client does not mistake the refusal for a socket that was open and then closed.
+    """
     body = json.dumps(refusal(scope["path"], error_body(refused.error))).encode()
     headers: Headers = [(name.encode(), value.encode()) for name, value in error_headers(refused.error).items()]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

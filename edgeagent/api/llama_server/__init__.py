@@ -1,1 +1,1 @@
-"""What llama-server's clients ask beside OpenAI's endpoints: properties, tokens, templates."""
+"""The routes of llama-server that OpenAI's API does not have: properties, slots, tokens, templates, rerank."""

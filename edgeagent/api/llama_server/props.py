@@ -16,7 +16,7 @@ router = APIRouter()
 
 
 class DefaultSettings(Shape):
-    """How a request that says nothing is sampled, and the context."""
+    """The default sampling parameters of a request, and the length of the context in tokens."""
 
     params: dict[str, float | None]
     n_ctx: int

@@ -21,7 +21,7 @@ from edgeagent.types import Rerank, Score
 
 MAX_DOCUMENTS = 2048
 MAX_CHARS = 1 << 20
-"""Of all documents together, with the query once for each."""
+"""The most characters of a rerank: all of its documents, and its query once for each document."""
 
 router = APIRouter()
 
@@ -53,7 +53,7 @@ class RankedText(Shape):
 
 
 class RankedDocument(Shape):
-    """A document's place in the list that was sent, and its relevance, 0 to 1; its text where that was asked for."""
+    """A document's index in the request, its relevance from 0 to 1, and its text if the request asked for texts."""
 
     index: int
     relevance_score: float
@@ -73,7 +73,7 @@ KNOWN = KnownFields.of(RerankBody, "user")
 
 
 def read_rerank(fields: Json) -> tuple[RerankBody, Rerank]:
-    """Return the body, checked, and its question; raise InvalidRequest."""
+    """Return the checked body, and the query for the model; raise InvalidRequest."""
     body = validate(RerankBody, fields)
     texts = body.texts()
     num_chars = sum(map(len, texts)) + len(texts) * len(body.query)

@@ -72,12 +72,12 @@ class RenderedPrompt(Shape):
 
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
-    """Return the tokens of a text; the texts of control tokens become those tokens, unless parse_special is false."""
+    """Return the tokens of a text. The text of a control token becomes that token, unless parse_special is false."""
     body = validate(TokenizeBody, await read_json_object(request))
     with_pieces = bool(body.with_pieces)
     query = Tokenize(body.content, bool(body.add_special), body.parse_special is not False, with_pieces)
     answer = await _ask(request, body.model, query)
-    # A long text has a quarter of a million tokens: the loop does not wait for that.
+    # A long text has a quarter of a million tokens, so the JSON is written in a thread.
     json = await asyncio.to_thread(_tokens_json, answer, with_pieces=with_pieces)
     return Response(json, media_type="application/json")
 

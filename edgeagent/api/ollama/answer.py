@@ -100,7 +100,7 @@ class OllamaGeneration(OllamaEnd, OllamaGenerateFields):
 
 @dataclass(frozen=True, slots=True)
 class AnswerFields:
-    """The fields that a line, or the whole body, has for the answer."""
+    """The text, reasoning and calls of a line, or of the whole body."""
 
     text: str = ""
     thinking: str = ""
@@ -126,7 +126,7 @@ def generate_fields(part: AnswerFields) -> OllamaGenerateFields:
 
 
 class OllamaAnswer:
-    """One answer. `model` is the name the client used. Its duration counts from here on."""
+    """One answer. `model` is the name that the client used. `total_duration` counts from the construction."""
 
     def __init__(self, request_id: str, model: str, to_fields: ToFields) -> None:
         self._answer = ChatAnswer(request_id, model, 1)
@@ -135,11 +135,14 @@ class OllamaAnswer:
         self._num_calls_sent = 0
 
     def add(self, delta: Delta) -> None:
-        """Take a delta of an answer that will be one body."""
+        """Add a delta of an answer that is sent as one body, not in lines."""
         self._answer.add(0, delta)
 
     def lines(self, delta: Delta) -> list[Json]:
-        """Take a delta and return the lines it completes: a call comes whole, once something else follows it."""
+        """Add a delta, and return the lines that it completes.
+
+        Calls are complete, and come in one line, when a delta of another kind follows.
+        """
         if isinstance(delta, ToolCallDelta | Started):
             self._answer.add(0, delta)
             return []

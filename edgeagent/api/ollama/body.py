@@ -1,7 +1,7 @@
-"""The bodies of the Ollama API's chat and generate: every field read once, checked, and turned into our types.
+"""The bodies of the Ollama API's chat and generate: every field is read once, checked, and turned into our types.
 
-Unknown fields and options are ignored, and so is num_ctx: the daemon chooses a model's context, and Ollama, too,
-only reduces one that is too large. A field that would change the answer if it were ignored is refused by name.
+Unknown fields and options are ignored. `num_ctx` is ignored too, because the daemon chooses the context. If ignoring a
+field would change the answer, it is refused by name.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LEVELS = ("low", "medium", "high", "max")
 
 
 class OptionsBody(SamplingBody):
-    """`options`: Ollama's names are those of SamplingBody, but for the length."""
+    """The field `options`. Its fields are named as in SamplingBody, except for the token limit: `num_predict`."""
 
     num_predict: Annotated[int, between(-MAX_INT32, MAX_INT32)] | None = None
     stop: Stops | None = None
@@ -64,12 +64,16 @@ class OptionsBody(SamplingBody):
 
     @property
     def max_tokens(self) -> int | None:
-        """Return the limit; to Ollama 0 and less mean none."""
+        """Return the most tokens to generate; None if there is no limit. In Ollama's API, 0 or less means no limit."""
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
 
 def _usual_options(options: object) -> object:
-    """Return the options as llama-server has them: integers, which Ollama also takes as 40.0, and no -1."""
+    """Return the options in the form of llama-server.
+
+    A whole number such as 40.0 becomes an integer. A repeat_last_n of -1 becomes the largest value, and a top_k of -1
+    becomes 0. Empty stops are removed.
+    """
     if not isinstance(options, dict):
         return options
     usual = dict(options)
@@ -130,7 +134,10 @@ class OllamaEarlierCall(Body):
 
 
 class OllamaMessage(Body):
-    """A message of Ollama's API. A result names its call's `tool_call_id` or `tool_name`, or answers the next call."""
+    """A message of Ollama's API. A tool result names its call by `tool_call_id` or by `tool_name`.
+
+    If neither fits a call, it belongs to the first call that has no result yet.
+    """
 
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool"],
@@ -206,9 +213,10 @@ KNOWN_GENERATE = KnownFields.of(OllamaGenerateBody, "height", "steps", "width", 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A client's request to a model, under the name it used. Without a `request` the model is only loaded, or unloaded.
+    """A client's request. `model` is the name that the client used, `served_model` the service's name.
 
-    `is_thinking` says that reasoning was asked for, which not every model supports.
+    Without messages or a prompt, `request` is None. Then the model is only loaded, or unloaded if `is_unload`.
+    `is_thinking`: the client asked for reasoning, which not every model supports.
     """
 
     model: str
@@ -223,9 +231,10 @@ class Asked:
 def read_chat(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> Asked:
-    """Return a checked chat; `served` finds the service's name of a model.
+    """Return a checked chat. Without `messages` the model is only loaded or unloaded (see Asked); this is not an error.
 
-    `may_keep`: whether the client may set how long the model stays loaded. If not, its keep_alive has no effect.
+    `served` returns the service's name of a model. `may_keep`: whether the client may set how long the model stays
+    loaded. If not, its keep_alive has no effect, except that 0 without messages asks for an unload.
     """
     body = validate(OllamaChatBody, fields)
     prompt = None
@@ -241,7 +250,7 @@ def read_chat(
 def read_generate(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> Asked:
-    """Return a checked generation from one prompt; the parameters are those of read_chat."""
+    """Return a checked generation from one prompt. The parameters are as in read_chat."""
     body = validate(OllamaGenerateBody, fields)
     for name in ("template", "context", "images"):
         if getattr(body, name):
@@ -315,18 +324,21 @@ def _read_format(raw: str | Json | None) -> OutputFormat:
 
 
 class _OpenCalls:
-    """The last message's calls that have no result yet. They get ids here, since most of Ollama's clients send none."""
+    """The last message's calls that have no result yet.
+
+    They get ids here, since most of Ollama's clients send no ids.
+    """
 
     def __init__(self) -> None:
         self._num = 0
         self._open: list[tuple[object, ToolCall]] = []
 
     def begin(self) -> None:
-        """Begin another message of the assistant: from here on results answer its calls."""
+        """Begin another message of the assistant. The results that follow answer its calls."""
         self._open = []
 
     def add(self, client_id: object, name: str, arguments: str) -> ToolCall:
-        """Return the call under its own id."""
+        """Note an open call, and return it with an id of this daemon. `client_id` may be missing."""
         call = ToolCall(self._next_id(), name, arguments)
         self._open.append((client_id, call))
         return call

@@ -1,4 +1,4 @@
-"""DELETE /api/delete and POST /api/copy: a model deleted, or given another name. Both are the owner's."""
+"""DELETE /api/delete and POST /api/copy: delete a model, or give it another name. Both need the scope `models`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter()
 async def delete(request: Request) -> Response:
     """Delete a model from this machine, or forget an alias or an imported model. A loaded model is unloaded first.
 
-    A model that answers requests or is being loaded is refused, and so is the one that the daemon serves by default.
+    A model that answers requests or is being loaded is not deleted, and neither is the default model.
     """
     context = context_of(request)
     name = validate(OllamaModelBody, await read_json_object(request)).model

@@ -24,7 +24,7 @@ router = APIRouter()
 
 
 class OllamaEmbeddingsHead(Shape):
-    """What the vectors are sent with; durations are nanoseconds."""
+    """The fields of the answer beside the vectors; durations are in nanoseconds."""
 
     model: str
     total_duration: int
@@ -70,7 +70,7 @@ async def create(request: Request) -> Response:
 
 @router.post("/api/embeddings")
 async def create_one(request: Request) -> Response:
-    """Return one text's vector, an empty one where there is no text; cancelled if the client disconnects."""
+    """Return one text's vector, or an empty vector if there is no text; cancelled if the client disconnects."""
     context = context_of(request)
     body, query = await read_body(request, read_embeddings, KNOWN_OLDER)
     model = known_name(context.service, body.model)
@@ -92,7 +92,10 @@ async def _embed(request: Request, model: str, query: Embed, kept_s: float | Non
 
 
 async def _load(request: Request, model: str, kept_s: float | None, *, is_used: bool = False) -> None:
-    """Load a model, and set how long it is kept. One that `is_used` next is not unloaded before that."""
+    """Load a model, and set how long it stays loaded.
+
+    `is_used`: a request uses the model next, so a `kept_s` of 0 is ignored here.
+    """
     kept_s = None if is_used and kept_s == 0.0 else kept_s
     loading = context_of(request).service.load(model, f"ollama-{secrets.token_hex(12)}", kept_s)
     await unless_disconnected(request.receive, loading)

@@ -1,4 +1,4 @@
-"""The bodies of Ollama's two routes that make embeddings: checked, and turned into one question."""
+"""The bodies of Ollama's two routes that make embeddings: checked, and turned into a query for the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeagent.types import Embed
 
 
 class OllamaEmbedBody(Body):
-    """A text or several, or none. A text that is too long is cut unless `truncate` is false."""
+    """One or more texts, or no text. A text that is too long is cut unless `truncate` is false."""
 
     model: ModelName
     input: str | Annotated[list[str], Field(fail_fast=True)] | None = None
@@ -26,7 +26,7 @@ class OllamaEmbedBody(Body):
 
 
 class OllamaEmbeddingsBody(Body):
-    """The older route's: one text or none, cut where it is too long."""
+    """The body of the older route. It has at most one text, which is cut if it is too long."""
 
     model: ModelName
     prompt: str | None = None
@@ -39,7 +39,7 @@ KNOWN_OLDER = KnownFields.of(OllamaEmbeddingsBody, options=OPTIONS)
 
 
 def read_embed(fields: Json) -> tuple[OllamaEmbedBody, Embed | None]:
-    """Return the checked body and its question, None if the model is only to be loaded; raise InvalidRequest."""
+    """Return the checked body and its query, None if the model is only to be loaded; raise InvalidRequest."""
     body = validate(OllamaEmbedBody, fields)
     if not body.input:
         return body, None

@@ -1,6 +1,7 @@
 """Which models there are, in Ollama's words: /api/tags, /api/ps, /api/show.
 
-A model is listed when it is served, or lies on disk; only those that are served can be asked.
+A model is listed if it is served or on disk. A request that names a model on disk loads it, unless `load.on_demand` is
+false.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class OllamaDetails(Shape):
 
 
 class OllamaModel(Shape):
-    """A model as Ollama lists it; the fields after `details` are of /api/tags, or of /api/ps."""
+    """A model as Ollama lists it. /api/tags adds modified_at and capabilities, /api/ps the last three fields."""
 
     name: str
     model: str
@@ -166,7 +167,7 @@ def _rounded(count: int) -> str:
 
 
 def _digest(model: KnownModel) -> str:
-    """Return a digest that changes with the model: its sha256 if the cache has it, else one of its size and time."""
+    """Return a digest that changes with the model: its sha256 if that is cached, else a digest of its size and time."""
     if model.path is None:
         return ""
     with suppress(OSError):

@@ -34,9 +34,9 @@ class OllamaPull(Shape):
 
 @router.post("/api/pull")
 async def pull(request: Request) -> Response:
-    """Download a model and its draft, or find that they are here; cancelled if the client disconnects.
+    """Download a model and its draft if they are not on this machine. A client that disconnects cancels the download.
 
-    The next pull continues it.
+    The next pull continues an unfinished download.
     """
     context = context_of(request)
     asked = validate(OllamaPullBody, await read_json_object(request))

@@ -20,7 +20,7 @@ from edgeagent.errors import BackendUnavailable
 from edgeagent.types import Finished, FinishReason, Step
 
 Ending = Literal["stop", "length", "tool_calls"]
-"""OpenAI's reasons for an answer's end, but for those of the older form of calls."""
+"""OpenAI's finish reasons, except `function_call`, which belongs to the older form of calls."""
 _ENDINGS: dict[FinishReason, Ending] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -37,7 +37,7 @@ class Measures(Shape):
 
 @dataclass(slots=True)
 class ChoiceSoFar:
-    """One generation so far."""
+    """What was generated of one choice so far. A protocol's subclass adds text and calls."""
 
     finished: Finished | None = None
 
@@ -59,7 +59,7 @@ class Answer(ABC):
 
     @abstractmethod
     def take(self, index: int, step: Step) -> None:
-        """Take a step of one choice."""
+        """Add a step of the choice `index` to the answer."""
 
     @abstractmethod
     def body(self) -> object:
@@ -97,19 +97,22 @@ class Chunks(ABC):
         """Return the chunks of one choice's step; raise BackendUnavailable if the choice was cut short."""
 
     def closing(self) -> list[Json]:
-        """Return the usage chunk if it was asked for: clients that index choices[0] do not expect it."""
+        """Return the chunk with the usage if the client asked for it, else nothing.
+
+        The `choices` of that chunk are empty. A client that always reads choices[0] would fail on them.
+        """
         if not self._delivery.is_usage_streamed:
             return []
         measures = self._answer.measures(self._answer.choices[0])
         return [{**self._head, "choices": [], "usage": self._answer.usage(), **measures}]
 
     def _ended(self, chunk: Json, choice: ChoiceSoFar) -> Json:
-        """Return a choice's last chunk, with its measures unless those come with the usage."""
+        """Return a choice's last chunk with its measures. If a usage chunk follows, it has the measures instead."""
         return chunk if self._delivery.is_usage_streamed else {**chunk, **self._answer.measures(choice)}
 
 
 def finish_reason(finished: Finished) -> Ending:
-    """Return OpenAI's finish_reason; it has no word for an answer cut short, so raise BackendUnavailable."""
+    """Return OpenAI's finish_reason. There is none for a cancelled answer, so raise BackendUnavailable for it."""
     if finished.reason is FinishReason.CANCELLED:
         raise BackendUnavailable(
             "the answer was cut short: the daemon is stopping, or the request was cancelled",

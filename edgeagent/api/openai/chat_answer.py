@@ -112,7 +112,7 @@ class ChatAnswer(Answer):
         self.has_functions = has_functions
 
     def add(self, index: int, delta: Delta) -> None:
-        """Take a delta of one choice."""
+        """Add a delta of one choice."""
         choice = self.choices[index]
         match delta:
             case TextDelta(text, logprobs):
@@ -130,7 +130,7 @@ class ChatAnswer(Answer):
                 pass
 
     def take(self, index: int, step: Step) -> None:
-        """Take a step of one choice."""
+        """Add a step of the choice `index` to the answer."""
         for delta in step.deltas:
             self.add(index, delta)
 
@@ -176,10 +176,11 @@ class ChatAnswer(Answer):
 class ChatChunks(Chunks):
     """The chunks of a streamed chat completion.
 
-    Clients concatenate what is repeated and read only the first call of a chunk, so a role, a call's id and its name
-    come once, one call to a chunk, and the chunk with the finish reason has an empty delta. A choice's first chunk
-    comes with its first delta, since the kind of that decides `content`: "" before text, and null before anything else,
-    as OpenAI has it, or clients would show an empty text beside a call.
+    - Clients join what is repeated. So the role, the id of a call and its name come once.
+    - Some clients read only the first call of a chunk. So a chunk has one call at most.
+    - The chunk with the finish reason has an empty delta.
+    - The first chunk waits for the first delta, which decides its `content`: "" before text or the end, else null.
+      Otherwise clients would show an empty text beside a call.
     """
 
     _answer: ChatAnswer

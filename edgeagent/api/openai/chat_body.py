@@ -77,9 +77,9 @@ class ChatBody(ExtendedBody):
 
 @dataclass(frozen=True, slots=True)
 class ChatCreate:
-    """A checked chat completion: the requests it takes (one for each choice), and how the answer is to be written.
+    """A checked chat completion: one request for each choice, and how the answer is to be written.
 
-    `has_functions` says that calls were asked for, and must be answered, in the older form, as functions.
+    `has_functions`: the client sent `functions`, the older form. So calls are answered as `function_call`.
     """
 
     requests: tuple[GenerateRequest, ...]
@@ -132,7 +132,11 @@ def read_chat(fields: Json, *, completion_id: str, default_model: str, partition
 
 
 def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], AnswerSoFar | None]:
-    """Return the conversation without the answer to continue, and that answer (the fields are vLLM's)."""
+    """Return the conversation, and the answer to continue; None if there is no such answer.
+
+    The answer is the last message if `continue_final_message` is true. That field and `add_generation_prompt` are
+    vLLM's.
+    """
     is_continued = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and body.add_generation_prompt == is_continued:
         raise InvalidRequest(
@@ -151,7 +155,10 @@ def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[
 
 
 def _check_channels(body: ChatBody) -> None:
-    """Raise NotSupported if reasoning or calls are to stay in the text: they never arrive here as text."""
+    """Raise NotSupported if the client wants reasoning or calls inside the text.
+
+    The backend delivers reasoning and calls as deltas of their own, never as text.
+    """
     if body.reasoning_format not in (None, "auto", "deepseek"):
         raise NotSupported(
             f"reasoning_format {body.reasoning_format!r:.80} is not supported; reasoning comes as reasoning_content",

@@ -36,10 +36,11 @@ async def respond(
     ping_interval_s: float | None,
     params: Mapping[str, str],
 ) -> Response:
-    """Run the requests and answer with a stream of `chunks`; without `chunks`, answer with one body.
+    """Run the requests, and answer with a stream of `chunks`. If `chunks` is None, answer with one body.
 
-    The requests end if the client leaves. A ping_interval_s of None means the default. `params` are the route's own
-    names of the fields that the worker's errors call `input` and `text.format`, as the Responses API does.
+    The requests are cancelled if the client disconnects. If `ping_interval_s` is None, the default applies. The
+    worker's errors name fields as in the Responses API. `params` maps these names (`input`, `text.format`) to this
+    route's fields.
     """
 
     def reworded(error: EdgeAgentError) -> EdgeAgentError:
@@ -79,7 +80,7 @@ def _num_logprobs(step: Step) -> int:
 
 
 async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
-    """Run `make` inline for few tokens' log probabilities, otherwise in a thread so that streams are not blocked."""
+    """Return `make()`. If it writes many log probabilities, run it in a thread, so that streams are not blocked."""
     return make() if num_logprobs <= _MAX_INLINE_LOGPROBS else await asyncio.to_thread(make)
 
 

@@ -41,7 +41,7 @@ class EmbeddingUsage(Shape):
 
 
 class EmbeddingsHead(Shape):
-    """What the vectors are sent with."""
+    """The fields of the answer beside the vectors."""
 
     object: Literal["list"]
     model: str

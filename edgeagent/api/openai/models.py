@@ -42,7 +42,7 @@ class Model(Shape):
     owned_by: str
     edgeagent: ModelDetails
     parent: NotRequired[str]
-    """The model whose LoRA adapter this one is; only such a one has it."""
+    """The base model, if this entry is a LoRA adapter. Other entries do not have this field."""
 
 
 class ModelList(Shape):
@@ -67,7 +67,7 @@ class NotHealthy(Shape):
 
 
 class Health(Shape):
-    """The daemon is up, and the default model is loaded."""
+    """The daemon is up, and the default model is loaded, or the next request loads it again."""
 
     status: Literal["ok"]
 
@@ -89,7 +89,7 @@ class Version(Shape):
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> JSONResponse:
-    """List the models that are served, loaded or not, and behind them those on this machine that a request loads."""
+    """List the models that are served, loaded or not, and then the models on this machine that a request would load."""
     context = context_of(request)
     served, others = context.service.models(), list[KnownModel]()
     if context.config.load.on_demand and context.config.model != NO_MODEL:
@@ -150,9 +150,9 @@ def _body(name: str, details: ModelDetails, context: Context) -> Model:
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> JSONResponse:
-    """Say whether the default model is loaded, or would be by a request, in llama-server's format.
+    """Say whether the default model is loaded, or was unloaded and is loaded again by the next request.
 
-    Every client may ask.
+    The format is llama-server's. Every client may ask.
     """
     service = context_of(request).service
     status = status_of(service, service.default_model())

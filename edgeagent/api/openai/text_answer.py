@@ -41,7 +41,11 @@ class TextCompletion(Measures):
 
 @dataclass(slots=True)
 class Piece:
-    """A choice's text, or what a step adds to it: the tokens generated, and those of the text with their scores."""
+    """A choice's text, or the part of it that a step adds. `tokens`: the ids of the generated tokens.
+
+    `logprobs` are for the tokens of the text. If the prompt is echoed, they include the prompt's tokens; `tokens` does
+    not.
+    """
 
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -50,14 +54,14 @@ class Piece:
 
 @dataclass(slots=True)
 class TextSoFar(ChoiceSoFar):
-    """One generation so far. Its text, and the places of tokens in it, begin with the prompt if that is echoed."""
+    """What was generated of one choice so far. If the prompt is echoed, text and token positions begin with it."""
 
     parts: list[Piece] = field(default_factory=list)
     num_echoed_chars: int = 0
     num_echoed_tokens: int = 0
 
     def take(self, step: Step) -> Piece:
-        """Take a step; return the text and tokens that it adds."""
+        """Add a step; return the text and tokens that it adds."""
         piece = Piece(tokens=list(step.tokens))
         for delta in step.deltas:
             match delta:
@@ -100,11 +104,14 @@ class TextAnswer(Answer):
         self.completion = completion
 
     def take(self, index: int, step: Step) -> None:
-        """Take a step of one choice."""
+        """Add a step of the choice `index` to the answer."""
         self.choices[index].take(step)
 
     def body(self) -> TextCompletion:
-        """Return the whole completion, the best choices of each prompt; raise BackendUnavailable if one was cut."""
+        """Return the whole completion, with the best choices of each prompt.
+
+        Raise BackendUnavailable if a choice was cut short.
+        """
         kept = [choice for group in self._groups() for choice in self._best(group)]
         choices = [self.choice_body(index, choice.whole(), choice.end()) for index, choice in enumerate(kept)]
         return {
@@ -152,7 +159,7 @@ class TextAnswer(Answer):
 
 
 class TextChunks(Chunks):
-    """The chunks of a streamed completion; the one with the finish reason has no text."""
+    """The chunks of a streamed completion. The chunk with the finish reason has no text."""
 
     _answer: TextAnswer
 

@@ -58,7 +58,7 @@ KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
 
 @dataclass(frozen=True, slots=True)
 class CompletionCreate:
-    """A checked completion: one group of requests for each prompt, of which the `num_kept` best are shown."""
+    """A checked completion: a group of requests for each prompt. The answer shows the `num_kept` best of each group."""
 
     groups: tuple[tuple[GenerateRequest, ...], ...]
     num_kept: int

@@ -1,1 +1,1 @@
-"""What an owner asks and changes: status, metrics, caches, pulls, remotes, a model on trial."""
+"""The owner's routes: status, load, unload, reload, stop, metrics, cache, pulls, remotes and the egress ledger."""

@@ -45,7 +45,7 @@ class PullProgress(Shape):
 
 
 class PulledFile(Shape):
-    """A model that is here. `is_current` is false where the hub could not be asked for a newer one."""
+    """A model that is on this machine. `is_current` is false if the hub could not be asked for a newer version."""
 
     id: str
     size_bytes: int
@@ -54,7 +54,7 @@ class PulledFile(Shape):
 
 
 class ModelPull(PulledFile):
-    """What a pull brought; in a stream `model.pull.progress` events come before it."""
+    """What a pull downloaded. In a stream, `model.pull.progress` events come before it."""
 
     object: Literal["model.pull"]
     draft: PulledFile | None
@@ -62,9 +62,9 @@ class ModelPull(PulledFile):
 
 @router.post("/v1/models/pull")
 async def pull(request: Request) -> Response:
-    """Download a model and its draft, or find that they are here; cancelled if the client disconnects.
+    """Download a model and its draft if they are not on this machine. A client that disconnects cancels the download.
 
-    The next pull continues it. One pull runs at a time.
+    The next pull continues an unfinished download. One pull runs at a time.
     """
     asked = validate(PullBody, await read_json_object(request))
     steps = context_of(request).pulls.run(asked.model, with_draft=asked.draft)

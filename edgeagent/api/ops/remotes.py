@@ -24,7 +24,7 @@ router = APIRouter(prefix="/edgeagent/egress")
 
 
 class EndpointReport(Shape):
-    """A remote's base URL; the fields after `region` are of one that is used."""
+    """An endpoint of a remote: its base URL and region. The other fields are there only if the endpoint is in use."""
 
     url: str
     region: str
@@ -38,7 +38,7 @@ class EndpointReport(Shape):
 
 
 class BudgetReport(Shape):
-    """Most that a day (UTC) may take; null: no limit."""
+    """The most that may be spent at a remote on one day (UTC), in total and by each client. null means no limit."""
 
     tokens: int | None
     money: float | None
@@ -57,7 +57,7 @@ class RemoteReport(Shape):
     money_today: float
     budget: BudgetReport
     budget_trouble: str | None
-    """Why its owner's requests may not go there today; null if they may."""
+    """Why the owner's requests may not be sent to the remote today; null if they are allowed."""
     endpoints: list[EndpointReport]
 
 
@@ -68,7 +68,7 @@ class RouteReport(Shape):
     trouble: str | None
     """Why no remote is used; null if nothing is wrong."""
     ledger_trouble: str | None
-    """Why nothing may be sent: no row of the egress ledger can be written."""
+    """Why nothing may be sent: the egress ledger cannot be written. null if it can be written."""
     remotes: list[RemoteReport]
 
 
@@ -99,7 +99,7 @@ class EgressRows(Shape):
 
 
 class EgressPurged(Shape):
-    """The rows of the ledger were deleted: those of `num_days` days."""
+    """The rows of the ledger were deleted. They covered `num_days` days."""
 
     status: Literal["purged"]
     num_days: int
@@ -135,7 +135,7 @@ async def purge_egress(request: Request) -> JSONResponse:
 
 
 def route_report(context: Context) -> RouteReport:
-    """Return where requests may run, and the status of each remote; `trouble` says why none is used."""
+    """Return where requests may run, and the status of each remote. `trouble` says why no remote is used."""
     outside = context.service.outside
     if outside is None:
         return {"mode": RouteMode.LOCAL_ONLY, "trouble": None, "ledger_trouble": None, "remotes": []}

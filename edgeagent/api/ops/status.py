@@ -23,7 +23,7 @@ router = APIRouter(prefix="/edgeagent")
 
 
 class TierReport(Shape):
-    """A tier of the cache: what it holds and what came of it."""
+    """A tier of the cache: what it holds, and how often blocks were found, missed, offered, dropped and evicted."""
 
     num_blocks: int
     num_bytes: int
@@ -38,7 +38,10 @@ class TierReport(Shape):
 
 
 class DraftReport(Shape):
-    """A source of drafts: by their length, how many were chosen, judged, and stood."""
+    """A source of drafts. `num_chosen[n]`: how many drafts of n tokens were made.
+
+    `num_judged[i]` and `num_stood[i]`: how many draft tokens at position i were verified, and how many were accepted.
+    """
 
     source: str
     num_chosen: list[int]
@@ -220,7 +223,7 @@ async def get_status(request: Request) -> JSONResponse:
 
 @router.post("/reload")
 async def reload(request: Request, model: str = "") -> JSONResponse:
-    """Load a model again, also a failed or quarantined one; requests of a running one continue."""
+    """Load a model again, also if it failed or is quarantined. Requests of a running model continue."""
     service = context_of(request).service
     service.reload(model)
     reloading = Reloading(status="reloading", model=model or service.default_model())
@@ -240,7 +243,7 @@ async def load(request: Request, model: str = "", keep_alive: str = "") -> JSONR
 
 @router.post("/unload")
 async def unload(request: Request, model: str = "") -> JSONResponse:
-    """End a model's worker, which frees its memory; one that serves ends with its last request."""
+    """End a model's worker, which frees its memory. A worker that serves requests ends after its last request."""
     service = context_of(request).service
     name = await service.locate(model)
     num_live = await service.unload(name)
@@ -254,7 +257,7 @@ async def unload(request: Request, model: str = "") -> JSONResponse:
 
 @router.post("/stop")
 async def stop(request: Request) -> JSONResponse:
-    """Ask the daemon to finish live requests and stop; answer before that."""
+    """Ask the daemon to finish live requests and stop. The answer comes before the stop."""
     context = context_of(request)
     num_live = context.service.live.num_running
     context.stop()

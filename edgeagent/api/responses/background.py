@@ -1,7 +1,7 @@
 """Background responses: started, run to their end without a connection, stored, and followed by any number of clients.
 
-A follower reads from the response itself (`api.responses.replay`), so a slow follower, or one that leaves, affects
-nothing else.
+A follower reads from the response itself (`api.responses.replay`). So a follower that is slow or leaves affects nothing
+else.
 """
 
 from __future__ import annotations
@@ -42,22 +42,29 @@ def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
 
 
 def follow(live: LiveTurn, after: int) -> Response:
-    """Return the events of a live response after a number, to its end. Raise InvalidRequest if it is not streamed."""
+    """Return the events of a live response whose number is greater than `after`, up to its end.
+
+    Raise InvalidRequest if it is not a background response, or if `after` is greater than its last number so far.
+    """
     _check(live.turn.events.progress, after)
     return sse.EventStream(_follow(live, after))
 
 
 def tell(response: ResponseBody, after: int) -> Response:
-    """Return the events of a finished response after a number. Raise InvalidRequest if it is not streamed."""
+    """Return the events of a finished response whose number is greater than `after`.
+
+    Raise InvalidRequest if it is not a background response, or if `after` is greater than its last number.
+    """
     progress = Progress(response, response["output"])
     _check(progress, after)
     return sse.EventStream(_tell(progress, after))
 
 
 async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
-    """Yield the events until the response is over or the follower's token is revoked, which need not be its maker's.
+    """Yield the events until the response is over, or until the token of the following client is revoked.
 
-    A stream that ends before the response has no terminal event; a request for the rest is told why.
+    Another client may have created the response. If the stream ends before the response, it has no terminal event. The
+    client gets the reason when it asks for the remaining events.
     """
     is_over = is_revoked = False
 

@@ -1,7 +1,7 @@
-"""The body of `response.create` and of POST /v1/responses: every field read once, checked, and turned into our types.
+"""The body of `response.create` and of POST /v1/responses: every field is read once, checked and converted.
 
-Unknown fields are ignored, as are those that a WebSocket makes meaningless (stream, background). A real feature that is
-missing here is refused by name, never ignored in silence if that would change the answer.
+Unknown fields are ignored, and so are fields without a meaning on a WebSocket (stream, background). A feature that is
+missing here is refused by name if the answer would change without it.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from edgeagent.types import (
     ToolChoice,
 )
 
-# What a response repeats of its request is left out beyond this: clients bound a frame at 1 MiB.
+# A response repeats fields of its request up to this size, because clients limit a frame to 1 MiB.
 MAX_ECHO_BYTES = 128 << 10
 MAX_REFERENCES = 1000
 
 
 class Format(Body):
-    """`text.format`; flat, unlike chat's."""
+    """The field `text.format`. The schema is a field of it; in chat completions it is in an object `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "response"
@@ -156,7 +156,7 @@ class ResponseCreate:
     tool_choice: ToolChoice
     format: OutputFormat
     warning: FieldWarning | None = None
-    """A warning to the client about its create."""
+    """The warning about unknown fields of this create; None if it has no unknown fields."""
 
     @property
     def previous_id(self) -> str | None:
@@ -229,7 +229,7 @@ class ResponseCreate:
     def echo(self, defaults: SamplingParams) -> Echo:
         """Return the fields of a response that repeat its request, each with a value; see the API's Response object."""
         body = self.body
-        # Whether they may be repeated is decided without parsing large ones.
+        # Decide whether the fields may be repeated without parsing large ones.
         are_short = sum(len(tool.parameters) for tool in self.tools) <= MAX_ECHO_BYTES
         echo: Echo = {
             "previous_response_id": body.previous_response_id,

@@ -32,7 +32,7 @@ class InputTokens(Shape):
 
 
 class Compaction(Shape):
-    """A conversation made shorter: `output` is the input of a new one."""
+    """A conversation made shorter: `output` is the input of a new conversation."""
 
     id: str
     object: Literal["response.compaction"]
@@ -43,7 +43,7 @@ class Compaction(Shape):
 
 @router.post("/v1/responses/compact")
 async def compact(request: Request) -> Response:
-    """Return a shortened conversation, as the input of a new one."""
+    """Return a shortened conversation, as the input of a new conversation."""
     create = await read_body(request, _read_compaction, KNOWN)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))

@@ -1,6 +1,6 @@
-"""A turn driven to its end, for every answer over HTTP: whole, streamed, or in the background.
+"""Drives a turn to its end, for answers over HTTP: whole, streamed or in the background.
 
-A WebSocket's session drives its own turns, since their events are those of several lanes.
+A WebSocket's session drives its turns itself, because it sends the events of several lanes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from edgeagent.errors import EdgeAgentError
 
 
 async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[tuple[list[Json], float], None]:
-    """Yield the events of a turn, those of a step together with the time when the engine made it (0 if no engine did).
+    """Yield the events of a turn, with the time at which the engine made their step (0 if no engine did).
 
-    A failure is an end like others: the last event tells it. Meanwhile the turn can be found by its id; its response is
-    stored before the terminal event is yielded.
+    A failure raises no error; the last event reports it. While the turn runs, clients find it by its id. Its response
+    is stored before the terminal event is yielded.
     """
     failure: EdgeAgentError | None = None
     turn, events, requests = live.turn, live.turn.events, context.service.live
@@ -52,5 +52,8 @@ async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGene
 
 
 async def _keep(turn: Turn, context: Context) -> None:
-    """Store a turn that is over, unless its client forbade it; from here on it can be continued after a restart too."""
+    """Store a turn that is over, unless its client forbade the storing.
+
+    After that the response can be continued, also after a restart.
+    """
     await context.frontends.get(Responses).store.add(turn.stored(), to_json(turn.events.response))

@@ -31,14 +31,14 @@ class Notes(Shape):
     dropped_items: NotRequired[int]
     """How many items were left out of the prompt, from the front, since `truncation` is `auto`."""
     mode: NotRequired[RouteMode]
-    """Where it may run, if it or a response that it continues says so; it holds for what continues this response."""
+    """Where it may run, if this request or an earlier one of its chain limits it. Continuations inherit the limit."""
 
 
 class ResponseRun(Run, Notes):
     """Where a response was generated and why, the milliseconds of its stages, and warnings about its request."""
 
     num_delivered_tokens: NotRequired[int]
-    """Of a response that failed: how many came before."""
+    """How many tokens were delivered before the response failed. Only a failed response has this field."""
 
 
 class Echo(Shape):
@@ -105,7 +105,7 @@ class ResponseCreated(ServerEvent):
 
 
 class ResponseQueued(ServerEvent):
-    """The response waits for others of this connection."""
+    """The response waits: for other responses of its WebSocket, or, in the background, for its first step."""
 
     type: Literal["response.queued"]
     response: ResponseBody
@@ -119,7 +119,7 @@ class ResponseInProgress(ServerEvent):
 
 
 class ResponseCompleted(ServerEvent):
-    """The response is complete. This event, response.incomplete or response.failed is its last one."""
+    """The response is complete. Each response ends in this event, response.incomplete or response.failed."""
 
     type: Literal["response.completed"]
     response: ResponseBody
@@ -228,7 +228,7 @@ class FunctionCallArgumentsDone(ItemEvent):
 
 
 class CompactionCompacting(ItemEvent):
-    """The conversation before is being summarized, as `context_management` asks."""
+    """The earlier part of the conversation is being summarized, because the request has `context_management`."""
 
     type: Literal["response.compaction.compacting"]
 
@@ -239,7 +239,7 @@ class SteerEcho(Shape):
     previous_response_id: str
     id: NotRequired[str]
     input: NotRequired[Any]
-    """The input, which a refusal gives back."""
+    """The input, if it is returned because it was refused."""
 
 
 class SteerError(Shape):
@@ -251,7 +251,7 @@ class SteerError(Shape):
 
 
 class RequiredInput(Shape):
-    """A call whose result an input waits for."""
+    """A call that needs its result from the client before a waiting input is used."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -275,7 +275,7 @@ class ResponseSteerPending(ServerEvent):
 
 
 class ResponseSteerFailed(ServerEvent):
-    """The input was refused, and is given back."""
+    """The input was refused, and is returned."""
 
     type: Literal["response.steer.failed"]
     error: SteerError

@@ -1,6 +1,6 @@
-"""From deltas to the events of one response, and the response object itself: a pure state machine.
+"""From deltas to the events of one response, and the response object itself: a state machine without I/O.
 
-It does not know sockets, lanes or history. Order and fields are the Responses API's; every item and part that is opened
+It does not know sockets, lanes or history. Order and fields are the Responses API's. Every item and part that is opened
 is closed before the one terminal event.
 """
 
@@ -34,21 +34,21 @@ from edgeagent.types import (
 
 @dataclass(frozen=True, slots=True)
 class Compacting:
-    """The conversation before is being summarized, into an item of this id."""
+    """The earlier part of the conversation is being summarized. The summary becomes the item with this id."""
 
     item_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The item that replaces it."""
+    """The summary is ready: this item replaces the earlier part of the conversation."""
 
     item: CompactionItem
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionStep:
-    """A step of a response's compaction, which comes from no engine."""
+    """A step of a response that summarizes its conversation first. No engine made it."""
 
     deltas: tuple[Compacting | Compacted, ...]
     at_s: float = 0.0
@@ -56,7 +56,7 @@ class CompactionStep:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a response has come: its finished items, and the open one."""
+    """How far a response has come: its finished items, and its open item."""
 
     response: ResponseBody
     output: Sequence[OutputItem]
@@ -98,7 +98,7 @@ def about(kind: str, response: ResponseBody | Json) -> ServerEvent:
 
 
 def set_delivery(terminal: Json, delivery_ms: float) -> None:
-    """Write the measured delivery into a terminal event just before it is sent: it is not known earlier."""
+    """Write the measured delivery into a terminal event just before it is sent, since it is not known earlier."""
     stages = terminal["response"]["edgeagent"]["stages_ms"]
     if stages:
         stages["delivery"] = round(delivery_ms, 3)
@@ -185,12 +185,12 @@ class ResponseEvents:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has events."""
+        """Whether the response has had its first event."""
         return self._num_events > 0
 
     @property
     def is_queued(self) -> bool:
-        """Whether it waits for others of its connection, or for its first step in the background."""
+        """Whether the response waits: for others of its connection, or, in the background, for its first step."""
         return self.response["status"] == "queued"
 
     def so_far(self) -> ResponseBody:
@@ -201,7 +201,7 @@ class ResponseEvents:
         return response
 
     def note(self, event: ServerEvent) -> list[Json]:
-        """Return another event about the response, numbered among its own."""
+        """Give an event the response's next number, and return it."""
         self._emit(event)
         return self._take()
 
@@ -212,7 +212,10 @@ class ResponseEvents:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The part of the output that a continuation inherits: without a call that was cut off, which has no result."""
+        """The part of the output that a continuation inherits.
+
+        A call that was cut off is not part of it, since it has no result.
+        """
         return tuple(_to_item(item) for item in self._output if _is_inherited(item))
 
     def _emit(self, event: ServerEvent) -> None:

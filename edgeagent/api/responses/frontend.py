@@ -1,4 +1,4 @@
-"""What the Responses API keeps: stored responses, and those that are generated in the background."""
+"""What the Responses API keeps: stored responses, and responses that are generated in the background."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ TurnSteps = AsyncGenerator[Step | CompactionStep, None]
 
 
 async def steps_of(turn: Turn, service: Service) -> TurnSteps:
-    """Yield a turn's steps; the last one ends it, or an EdgeAgentError is raised."""
+    """Yield a turn's steps. Either the last step ends the turn, or an EdgeAgentError is raised."""
     if turn.is_empty:
         yield Step((unrun(FinishReason.STOP, "empty prompt"),))
         return
@@ -54,9 +54,9 @@ async def _compact(turn: Turn, service: Service, item_id: str) -> CompactionItem
 
 
 def _split(items: tuple[Item, ...]) -> int:
-    """Return how many items come before the user's last message, which is not summarized.
+    """Return how many items to summarize: all items before the user's last message.
 
-    0 if all of them are a summary already.
+    Return 0 if there are no such items, or if all of them are summaries already.
     """
     said = [index for index, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
     num_old = said[-1] if said else 0

@@ -10,9 +10,9 @@ from edgeagent.service.live_requests import LiveRequest, LiveRequests
 
 
 class LiveTurn(LiveRequest):
-    """A turn that runs or waits. `cancel` begins its end; `over` is set once it has ended and is stored.
+    """A turn that runs or waits. `cancel` asks it to end. `over` is set after it has ended and its response is stored.
 
-    `cancel` must be set before the turn is visible.
+    Set `cancel` before clients can find the turn by its id.
     """
 
     def __init__(self, turn: Turn, cancel: Callable[[], None] = lambda: None) -> None:
@@ -23,25 +23,25 @@ class LiveTurn(LiveRequest):
         self._change: asyncio.Event | None = None
 
     def hidden(self) -> None:
-        """Wake those who wait for its end: from here on the store has it."""
+        """Set `over`, and wake the followers. From now on, clients find the response in the store."""
         self.over.set()
         self.note()
 
     def note(self) -> None:
-        """Wake its followers: it has made progress."""
+        """Wake the followers after progress of the turn."""
         if self._change is not None:
             self._change.set()
             self._change = None
 
     @property
     def change(self) -> asyncio.Event:
-        """Set at its next progress after this call."""
+        """An event that is set at the next progress of the turn."""
         if self._change is None:
             self._change = asyncio.Event()
         return self._change
 
 
 def find_turn(live: LiveRequests, response_id: str, partition: str) -> LiveTurn | None:
-    """Return a response that runs or waits; only the credential that made it finds it."""
+    """Return a response that runs or waits. Only the credential that made the response finds it."""
     found = live.find(response_id, partition)
     return found if isinstance(found, LiveTurn) else None

@@ -45,7 +45,10 @@ Emit = Callable[[ServerEvent], None]
 
 
 class OpenItem(ABC):
-    """An output item between its added and its done event. `num_opening` events open it, `num_closing` close it."""
+    """An output item between its `added` and its `done` event.
+
+    `num_opening`: how many events open it. `num_closing`: how many close it.
+    """
 
     prefix = ""
     num_opening = 2
@@ -59,7 +62,10 @@ class OpenItem(ABC):
         self.num_chars = 0
 
     def again(self, emit: Emit) -> Self:
-        """Return a copy that emits the item's events once more: open it, emit its tail, and close it."""
+        """Return a copy that emits to `emit`.
+
+        To repeat the item's events, call `open`, `emit_tail` and `close` of the copy.
+        """
         twin = copy.copy(self)
         twin._emit = emit
         return twin
@@ -70,7 +76,7 @@ class OpenItem(ABC):
         self.num_chars += len(text)
 
     def tail(self, num_chars: int) -> str:
-        """Return the last characters of its content."""
+        """Return the last characters of the item's content."""
         found: list[str] = []
         for part in reversed(self._parts):
             if num_chars <= 0:
@@ -80,11 +86,11 @@ class OpenItem(ABC):
         return "".join(reversed(found))
 
     def emit_tail(self, num_chars: int) -> None:
-        """Emit the last characters of its content as one delta."""
+        """Emit the last characters of the item's content as one delta."""
         self._emit_delta(self.tail(num_chars))
 
     def open(self) -> None:
-        """Emit the events that open it."""
+        """Emit the events that open the item."""
         added: OutputItemAdded = {
             "type": "response.output_item.added",
             "sequence_number": 0,
@@ -280,7 +286,7 @@ class OpenCall(OpenItem):
 
     def close(self, status: ItemStatus) -> OutputItem:
         """Emit the events that close it, and return the final item."""
-        # Clients parse the arguments of a finished call as JSON; a function without parameters may have none.
+        # Clients parse the arguments of a finished call as JSON, but a call without parameters may have no arguments.
         if status == "completed" and not "".join(self._parts).strip():
             self.add("{}")
         return super().close(status)
@@ -315,7 +321,7 @@ class OpenCompaction(OpenItem):
         self.content = ""
 
     def open(self) -> None:
-        """Emit what opens it, and that it is being written."""
+        """Emit the event that adds the item, and the event that its summary is being written."""
         super().open()
         compacting: CompactionCompacting = {"type": "response.compaction.compacting", **self._at()}
         self._emit(compacting)

@@ -1,9 +1,10 @@
-"""The events of a background response, made from the response itself: any number of times, from any event on.
+"""The events of a background response, made again from the response itself, from any event on.
 
-No events are kept for that. An event's number follows from the response: each event has the next one, but a delta
-advances it by as many as it has characters, so that its own number says how far its text reaches. A client that gives
-the number of the last event it saw gets the rest, perhaps in other pieces: from the response while it is generated,
-from the store afterwards. A client that reads slowly gets fewer and longer deltas.
+No events are stored, since an event's number can be computed from the response. An event's number is 1 greater than the
+number before. A delta is different: its number grows by its characters instead of 1, and so shows how far the text
+reaches. A client sends the number of the last event that it saw, and gets the rest, perhaps in other pieces. A client
+that reads slowly gets fewer and longer deltas. The events are made from the live response while it is generated, and
+from the store afterwards.
 """
 
 from __future__ import annotations

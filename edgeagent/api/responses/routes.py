@@ -69,7 +69,10 @@ async def _collect(live: LiveTurn, steps: TurnSteps, context: Context) -> None:
 
 
 async def _stream(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[bytes, None]:
-    """Yield the events as they come, a failure too. The delivery of a step ends when the next one is asked for."""
+    """Yield the events of a turn as they come, also the event of a failure.
+
+    The delivery time of a step ends when the consumer asks for the next event.
+    """
     delivery_time = DeliveryTime()
     async with aclosing(drive(live, steps, context)) as driven:
         async for events, at_s in driven:

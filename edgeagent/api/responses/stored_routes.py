@@ -46,14 +46,14 @@ class ItemPage(Shape):
 
 
 class EventsQuery(Query):
-    """Whether the events are wanted, and the number behind which they begin."""
+    """`stream`: send the response's events. `starting_after`: send only events with a greater number."""
 
     stream: bool = False
     starting_after: Annotated[int, between(0, MAX_INT32)] | None = None
 
 
 class PageQuery(Query):
-    """The page behind an item."""
+    """Which page of the list to return: at most `limit` items after the item `after`, in this order."""
 
     order: Literal["asc", "desc"] = "desc"
     after: str | None = None
@@ -62,9 +62,9 @@ class PageQuery(Query):
 
 @router.get("")
 async def get_response(request: Request, response_id: str) -> Response:
-    """Return a stored response, or the part of one that is being generated; a background one as a stream too.
+    """Return a response, or what exists of it so far. A background response can also be sent as a stream.
 
-    The stream has the events behind number `starting_after`, all of them without that, up to the response's end.
+    The stream has the events with a number greater than `starting_after`, or all events, up to the response's end.
     """
     after = _starting_after(request)
     live = _live(request, response_id)
@@ -79,7 +79,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 
 def _starting_after(request: Request) -> int | None:
-    """Return the number after which events are wanted, -1 for all of them, None if no stream is wanted."""
+    """Return the number after which events are wanted: -1 for all events, None if no stream is wanted."""
     query = validate(EventsQuery, dict(request.query_params))
     if query.stream:
         return -1 if query.starting_after is None else query.starting_after
@@ -90,7 +90,7 @@ def _starting_after(request: Request) -> int | None:
 
 @router.delete("")
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Delete a stored response; its continuations keep what they inherited. A running one must end first."""
+    """Delete a stored response. Its continuations keep what they inherited. A running response must end first."""
     if _live(request, response_id):
         raise InvalidRequest(f"Response with id '{response_id}' is not over; cancel it before you delete it.")
     if not await _responses(request).store.remove(response_id, client_of(request)):
@@ -100,7 +100,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 @router.post("/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Cancel a response that is being generated on any route, and return it; a finished one does not change."""
+    """Cancel a response that is being generated on any route, and return it. A finished response does not change."""
     live = _live(request, response_id)
     if live is None:
         return await _stored(request, response_id)
@@ -113,7 +113,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 
 @router.get("/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """Return a page of the items that a response answered, those it inherited too; the latest first by default."""
+    """Return a page of the items that a response answered, inherited items too; the latest first by default."""
     live = _live(request, response_id)
     if live is not None:
         items = live.turn.conversation.items

@@ -29,7 +29,7 @@ from edgeagent.types import (
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One response under way. `conversation` is what it answers; it may be shortened later, under the same id."""
+    """One response under way. `conversation` is what it answers. A compaction replaces the conversation, not the id."""
 
     create: ResponseCreate
     request: GenerateRequest
@@ -38,7 +38,7 @@ class Turn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute: a prefill without messages, which no template could render."""
+        """Whether there is nothing to compute: a prefill without messages. No template could render it."""
         prompt = self.request.prompt
         return isinstance(prompt, ChatPrompt) and not prompt.messages
 
@@ -56,7 +56,10 @@ class Turn:
         self.request = replace(shorter, cache=self.request.cache, route=self.request.route)
 
     def stored(self) -> StoredResponse:
-        """Return what a continuation needs, also of cut-off and cancelled answers, whose text the client has."""
+        """Return what a continuation needs.
+
+        An answer that was cut off or cancelled is included, because the client has its text.
+        """
         return StoredResponse(
             id=self.request.id,
             context=self.conversation.items,
@@ -85,8 +88,8 @@ def begin_turn(
 ) -> Turn:
     """Return the turn that a create asks for; raise InvalidRequest or ResponseNotFound.
 
-    `found` is what the store has of the ids that the history did not remember; the response's prompt stays cached until
-    the next one of its `lane`. Without a lane it stays as long as any other prompt.
+    `found`: what the store has of the ids that `history` does not have. `lane`: the response's prompt stays cached
+    until the lane's next response. With an empty `lane` it is cached like any other prompt.
     """
     items = tuple(with_id(item, new_id) for item in create.items)
     conversation = history.continue_from(create.previous_id, items, found)

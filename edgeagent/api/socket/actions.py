@@ -16,7 +16,10 @@ TRY_AGAIN_LATER = 1013
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send an event. `at_s` is when the engine made it (0: not a delta); the last one of a request is terminal."""
+    """Send an event, which is its request's last if `is_terminal`.
+
+    `at_s`: when the engine made the event; 0 if it is not a delta.
+    """
 
     event: Json
     request_id: str = ""

@@ -1,4 +1,4 @@
-"""A text frame as JSON. Pure: the pump reads a large frame in a thread."""
+"""Reads a text frame as JSON. It has no side effects, so a large frame can be read in a thread."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The events that wait to be written to one client: in order, bounded, and merged if the client reads slowly.
 
-It does not know sockets; one writer takes, many push. What an event costs, and which events may become one, the
-protocol says.
+Many tasks add events, and one writer takes them. The protocol (Merging) decides what an event costs and which events
+are merged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Merging(Protocol):
         """Return roughly how many bytes of memory an event takes."""
 
     def merge(self, waiting: Send, entry: Send) -> bool:
-        """Add `entry` to the event that waits before it, if the two may become one; return whether they did."""
+        """Merge `entry` into the event that waits before it, if the two can be merged; return whether they were."""
 
     def append(self, entry: Send) -> None:
         """Note that an entry was not merged and waits by itself."""
@@ -50,7 +50,10 @@ class Outbox:
 
     @property
     def is_flooded(self) -> bool:
-        """Whether there is more than waiting producers can have caused."""
+        """Whether the queue is longer than producers that wait for `room` can make it.
+
+        Then the client caused it, for example by sending bad frames without reading the errors.
+        """
         return self._num_bytes > MAX_FLOOD_BYTES
 
     def push(self, entry: Send | Close) -> None:
@@ -66,7 +69,7 @@ class Outbox:
             self._drained.clear()
 
     async def take(self) -> Send | Close:
-        """Return the next entry, when there is one."""
+        """Wait for the next entry, and return it."""
         while not self._entries:
             self._filled.clear()
             await self._filled.wait()
@@ -78,7 +81,7 @@ class Outbox:
         return entry
 
     async def room(self) -> None:
-        """Return once there is room."""
+        """Wait until there is room."""
         await self._drained.wait()
 
     def _merge(self, entry: Send) -> bool:

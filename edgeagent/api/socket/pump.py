@@ -1,7 +1,7 @@
-"""The pump of a WebSocket: one reader that never waits for a request's work, one writer, and the connection's tasks.
+"""The pump of a WebSocket: one reader that never waits for a request, one writer, and the connection's tasks.
 
-A protocol derives its connection from Pump: it reads frames, answers them with actions, and performs those actions
-that are its own. Security has judged the handshake before this is reached. Pings are the server's.
+A protocol derives its connection from Pump. It reads frames, answers them with actions, and performs its own actions.
+Security has already checked the handshake. The HTTP server sends the pings.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class Pump(ABC, Generic[FrameT, ActionT]):
 
     @abstractmethod
     def read(self, text: str) -> FrameT:
-        """Return what a text frame says. Pure: a large frame is read in a thread."""
+        """Return the content of a text frame. It must have no side effects: a large frame is read in a thread."""
 
     @abstractmethod
     def receive(self, frame: FrameT) -> Iterable[ActionT | Send | Close]:
         """Return the actions that answer a frame."""
 
     def receive_binary(self) -> Iterable[ActionT | Send | Close]:
-        """Return the actions that answer a binary frame; a protocol that has none closes."""
+        """Return the actions that answer a binary frame. A protocol without binary frames closes the connection."""
         return [Close(UNSUPPORTED_DATA, "text frames only")]
 
     @abstractmethod
     def act(self, action: ActionT) -> None:
-        """Perform an action of the protocol's own, without waiting for it."""
+        """Perform an action that only the protocol has, without waiting for it."""
 
     @abstractmethod
     def grow_old(self) -> Iterable[ActionT | Send | Close]:
@@ -77,13 +77,13 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         """Note that an event has been handed to the socket."""
 
     def disconnect(self) -> None:
-        """Forget everything before the connection's tasks are cancelled: no request begins after this."""
+        """Forget everything before the connection's tasks are cancelled. Afterwards no request begins."""
 
     def close(self) -> None:
         """Release what the connection holds, after its tasks have ended."""
 
     async def run(self) -> None:
-        """Accept and serve the socket, and end all its tasks with it; it ends when its token does."""
+        """Accept the socket, serve it until it closes or its token is revoked, and then end all of its tasks."""
         await self.websocket.accept()
         with until_revoked(lambda: self.perform(self.lose_token())):
             await self._serve()
@@ -111,7 +111,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         return self._outbox.is_full
 
     async def room(self) -> None:
-        """Return once there is room in the outbox, or the client has stalled."""
+        """Wait until there is room in the outbox, or the client has stalled."""
         try:
             async with asyncio.timeout(STALL_S):
                 await self._outbox.room()
@@ -206,7 +206,7 @@ class _Stall:
         self._since_s = None
 
     def cancel(self) -> None:
-        """Look no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class DeliveryTime:
-    """A running mean."""
+    """The mean time that the steps of a response take from the engine to the client."""
 
     total_s: float = 0.0
     num: int = 0
@@ -21,5 +21,5 @@ class DeliveryTime:
 
     @property
     def mean_ms(self) -> float:
-        """Milliseconds per step; 0 if there was none."""
+        """Milliseconds per step; 0 if there was no step."""
         return 1000.0 * self.total_s / max(self.num, 1)

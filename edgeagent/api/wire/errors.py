@@ -1,7 +1,7 @@
-"""Which HTTP status, type and headers each error gets, and the OpenAI-shaped body that carries it.
+"""Which HTTP status, type and headers each error gets, and the body that carries it: in OpenAI's form, or in Ollama's.
 
-The table names every class of errors.py (a test proves it complete); a message of an InternalError never leaves the
-daemon, since it is not written for clients.
+LOOKS has a row for each class of errors.py, and a test checks that. The message of an InternalError is not sent to
+clients, because it is not written for them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ DEFAULT_RETRY_AFTER_S = 1.0
 class Look:
     """How a class of error looks on the wire.
 
-    `retry` False tells openai clients not to try a 5xx again; `may_pass` says that trying again after Retry-After may
-    help.
+    `retry`: the value of x-should-retry for OpenAI's clients; None leaves it out. `may_pass`: a later try may succeed,
+    so Retry-After is sent, also if the error has no delay of its own.
     """
 
     status: int
@@ -53,11 +53,11 @@ class Error(Shape):
     param: str | None
     """The field at fault."""
     code: str
-    """One of the codes in this document's description; they stay what they are."""
+    """A code that this document's description lists. A code never changes."""
 
 
 class Refusal(Shape):
-    """The body of every error, but for the Ollama API's."""
+    """The body of every error, except in the Ollama API."""
 
     error: Error
 
@@ -115,7 +115,7 @@ _INTERNAL_MESSAGE = "An internal error occurred; the daemon's log has the detail
 
 
 def error_look(error: EdgeAgentError) -> Look:
-    """Return how an error looks on the wire; a class without its own row takes its nearest ancestor's."""
+    """Return how an error looks on the wire. A class without a row of its own has that of its nearest ancestor."""
     return look_of(type(error))
 
 
@@ -125,7 +125,7 @@ def look_of(error: type[EdgeAgentError]) -> Look:
 
 
 def error_codes() -> dict[str, type[EdgeAgentError]]:
-    """Return the class of each error code: those in the table, and those in modules that are imported already."""
+    """Return the class of each error code: of the table, and of modules that are imported already."""
     classes = list(LOOKS)
     for cls in classes:
         ours = (child for child in cls.__subclasses__() if child.__module__.startswith("edgeagent."))
@@ -173,7 +173,7 @@ def error_answer(path: str, error: EdgeAgentError) -> JSONResponse:
 
 
 def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:
-    """Return the WebSocket's message of a create that began no response."""
+    """Return the WebSocket message for a create that failed before its response began."""
     event: ErrorEvent = {"type": "error", "status": http_status(error), "error": error_body(error)}
     if headers := error_headers(error):
         event["headers"] = headers
@@ -183,7 +183,10 @@ def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:
 
 
 def told(name: str, error: Exception) -> EdgeAgentError:
-    """Return the error that the client gets for a failure. A bug is logged under `name`; it is an InternalError."""
+    """Return the error that is sent to the client for an exception. An unexpected exception becomes an InternalError.
+
+    Its type and place are logged with `name`. Its text is not logged, because it may quote a prompt.
+    """
     if isinstance(error, EdgeAgentError):
         return error
     # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
@@ -198,7 +201,7 @@ def printable(text: str) -> str:
 
 
 def error_headers(error: EdgeAgentError) -> dict[str, str]:
-    """Return the headers an error response carries: when to retry, whether to, and how to authenticate."""
+    """Return the headers of an error response: when to retry, whether to retry, and how to authenticate."""
     headers: dict[str, str] = {}
     if isinstance(error, errors.Unauthorized):
         headers["www-authenticate"] = "Bearer"

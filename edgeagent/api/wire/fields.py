@@ -38,7 +38,7 @@ MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_LOGIT_BIASES = 1024
 MAX_NAME_CHARS = 512
-"""Of a model's name."""
+"""The most characters of a model's name."""
 TOOL_NAME = "[A-Za-z0-9_.:-]{1,128}"
 """The pattern of the names that tools may have."""
 
@@ -53,7 +53,10 @@ ROLES: dict[str, Role] = {
 NOT_SUPPORTED = "not_supported"
 """The type of a validation error that is a NotSupported."""
 TOLD_BY = "told_by_"
-"""With a field's name: the type of the error that a union's model is told by a field, and this one tells none."""
+"""Prefix of the type of a validation error; the name of a union's discriminator field follows.
+
+The error means that the value of this field selects no model of the union.
+"""
 
 _IN_A_TOOL = re.compile(r"(tools|functions)\[\d+\]\.")
 # llama.cpp reads this seed as "choose one at random".
@@ -120,7 +123,10 @@ class Query(Body):
 
 
 class EdgeagentBody(Body):
-    """`edgeagent`: what no other server has a field for. A wrong name in it is refused, since it might be `route`."""
+    """The field `edgeagent`, for what other servers have no field for. An unknown name in it is refused.
+
+    Otherwise a mistyped `route` would be ignored, and the request might leave this machine.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -130,7 +136,7 @@ class EdgeagentBody(Body):
 
 
 def keep_alive_s(duration: float | str) -> float:
-    """Return the seconds that a model stays loaded without use, infinity for a negative one; raise InvalidRequest."""
+    """Return the seconds that a model stays loaded without use, infinity for a negative value; raise InvalidRequest."""
     try:
         return seconds_of(duration)
     except ValueError:
@@ -141,7 +147,7 @@ def keep_alive_s(duration: float | str) -> float:
 
 
 def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:
-    """Return where a request may run: the strictest mode that it names, None if it names none."""
+    """Return where a request may run: the strictest mode that it names; None if it names no mode."""
     return strictest(*(RouteMode(body.route) for body in bodies if body is not None and body.route is not None))
 
 
@@ -229,7 +235,10 @@ def _shown(value: object) -> str:
 
 
 def _untold(details: ErrorDetails) -> ErrorDetails:
-    """Return what is wrong with the field that tells the models of a union apart."""
+    """Return the error of a value that selects no model of a union.
+
+    Either the value is not an object, or its discriminator field is missing, wrong or not supported.
+    """
     value, field = details["input"], details["type"].removeprefix(TOLD_BY)
     if not isinstance(value, dict):
         return {**details, "type": "dict_type"}
@@ -295,7 +304,7 @@ def choose(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoi
 
 
 def tier(service_tier: str | None) -> Tier:
-    """Return the urgency OpenAI's service_tier stands for."""
+    """Return the urgency that OpenAI's service_tier means."""
     match service_tier:
         case "priority":
             return Tier.REALTIME

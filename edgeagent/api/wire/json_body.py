@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 async def read_json_object(request: Request) -> dict[str, object]:
-    """Return the JSON object in a request's body; raise InvalidRequest if there is none."""
+    """Return the JSON object in a request's body; raise InvalidRequest if the body holds something else."""
     return await read_body(request, lambda fields: fields)
 
 
 async def read_body(request: Request, read: Callable[[Json], T], known: KnownFields | None = None) -> T:
     """Parse the JSON object in a request's body and return `read` of it; raise its errors, or InvalidRequest.
 
-    The answer's headers and the log name fields that are not `known`; if that is None, they name none.
+    The answer's headers and the log name the fields that are not `known`. If `known` is None, they name no fields.
     """
     body = await request.body()
 

@@ -1,7 +1,6 @@
 """Unknown fields in a body: a client's typo, or a field of another server.
 
-The request is answered as if they were not there, but a warning tells the client: in a header, or on a WebSocket, which
-has none, in the response object.
+The request is answered without them. A warning names them: in a header, or, on a WebSocket, in the response object.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SCOPE_KEY = "edgeagent.warnings"
 LOG_EVERY_S = 60.0
 MAX_NAMED = 5
 MAX_NAME_CHARS = 64
-# How similar a name must be to a known one to suggest that: `max_token` is to `max_tokens`, `max_length` to none.
+# A known name is suggested if it is at least this similar: `max_tokens` for `max_token`, nothing for `max_length`.
 _LIKENESS = 0.75
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FieldWarning:
-    """`text` is for the client, and quotes it; `logged` does not."""
+    """A warning about unknown fields. `text` is for the client, and quotes field names. `logged` quotes nothing."""
 
     text: str
     logged: str
@@ -38,7 +37,7 @@ class FieldWarning:
 
 @dataclass(frozen=True, slots=True)
 class KnownFields:
-    """The names that a body may have, and those inside its `options` if it has that object."""
+    """The names that a body may have, and the names inside its `options` if it has that object."""
 
     names: frozenset[str]
     options: frozenset[str] = frozenset()
@@ -49,7 +48,7 @@ class KnownFields:
         return cls(frozenset({*body.model_fields, *more}), options)
 
     def warning(self, fields: Mapping[str, object]) -> FieldWarning | None:
-        """Return one line that names the unknown fields, None if there are none."""
+        """Return a warning that names the unknown fields; None if there are no unknown fields."""
         unknown = list(self._unknown(fields))
         if not unknown:
             return None

@@ -39,7 +39,7 @@ _CHAIN: dict[str, Json] = {
     "min_p": {"min_p": 0.0},
     "temperature": {"temperature": 1.0},
 }
-# llama-server's others, which do nothing unless they are given parameters, and here they have none.
+# llama-server's other samplers. They do nothing without parameters, and here they have no parameters.
 _IDLE = ("dry", "top_n_sigma", "typ_p", "typical_p", "xtc")
 
 
@@ -51,7 +51,7 @@ class StreamOptions(Body):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How an answer is to be written. Pings are comments in a silent stream; None means the default interval."""
+    """How an answer is written. A silent stream gets a comment every `ping_interval_s`; None means the default."""
 
     is_streamed: bool
     is_usage_streamed: bool
@@ -150,7 +150,7 @@ def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...
 
 
 def _without(samplers: Sequence[str]) -> Json:
-    """Return the parameters that disable all samplers but these."""
+    """Return the parameters that disable all other samplers."""
     names = [name for name in samplers if name not in _IDLE]
     order = [name for name in _CHAIN if name in names]
     if names != order:

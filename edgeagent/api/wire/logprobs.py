@@ -34,7 +34,7 @@ class ChatLogprobs(Shape):
 
 
 class TextLogprobs(Shape):
-    """Lists side by side; null where nothing comes before a token."""
+    """Log probabilities of tokens, as lists of equal length. A token with nothing before it has null."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -43,7 +43,7 @@ class TextLogprobs(Shape):
 
 
 def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Scored]:
-    """Return tokens with their log-probabilities, and those of each one's likeliest rivals."""
+    """Return tokens with their log probabilities, and the likeliest rivals of each token with theirs."""
     return [{**_body(token), "top_logprobs": [_body(rival) for rival in token.top]} for token in tokens]
 
 
@@ -56,9 +56,9 @@ def _body(token: TokenLogprob) -> Rival:
 
 
 def legacy_logprobs(tokens: Sequence[TokenLogprob], num_rivals: int) -> TextLogprobs:
-    """Return `logprobs` as completions have them: lists side by side, null where nothing comes before a token.
+    """Return `logprobs` in the form of completions: lists of equal length. A token with nothing before it has null.
 
-    The token itself is among its rivals, as it is with OpenAI.
+    The token itself is among its rivals, as in OpenAI's API.
     """
     return {
         "tokens": [_name(token) for token in tokens],
@@ -75,7 +75,10 @@ def _rivals(token: TokenLogprob) -> dict[str, float] | None:
 
 
 def _name(token: TokenLogprob) -> str:
-    """Return a token's text; of a part of a character its bytes, in OpenAI's notation, so that names differ."""
+    """Return a token's text, or `bytes:` and hex codes if its bytes are not whole characters.
+
+    OpenAI does the same. So different tokens have different names.
+    """
     try:
         return token.piece.decode()
     except UnicodeDecodeError:

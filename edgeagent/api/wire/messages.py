@@ -1,6 +1,6 @@
-"""What the bodies of several protocols hold alike: text in parts, JSON schemas, functions, unions told by a field.
+"""Types that the bodies of several protocols share: text in parts, JSON schemas, functions, and unions.
 
-Bodies are made of these models, and so are the documents.
+A union chooses its model by a field, see `told_by`. The documents are made from these types too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from edgeagent.types import Tool
 
 
 def told_by(field: str, tags: Mapping[str, str], default: str = "") -> Discriminator:
-    """Return what tells the models of a union apart: a field's value, by the model's tag, which begins with #."""
+    """Return the discriminator of a union: the value of `field` chooses the model.
+
+    `tags` maps each value to the tag of its model. A tag begins with #. `default` is the value if the field is missing.
+    """
 
     def tag_of(value: Any) -> str | None:
         kind = value.get(field, default) if isinstance(value, dict) else None
@@ -93,7 +96,7 @@ Schema = Annotated[str, PlainValidator(_schema_text, json_schema_input_type=Json
 
 
 def read_schema(schema: object, path: str) -> str:
-    """Return the text of a schema that is not read by a model; raise InvalidRequest."""
+    """Return the text of a schema in a field that no pydantic model reads; raise InvalidRequest."""
     try:
         return _schema_text(schema)
     except PydanticCustomError as error:
@@ -139,4 +142,4 @@ def _only_function(tool: object) -> object:
 
 
 OnlyFunction = BeforeValidator(_only_function)
-"""Refuses a tool of another type before anything else is said about it."""
+"""A validator that refuses a tool whose type is not `function` before other fields are checked."""

@@ -1,6 +1,6 @@
-"""Where an answer comes from, as its client is told before the first token: in headers, and in the first event.
+"""Where an answer comes from. Its client learns it before the first token, from headers and from the first event.
 
-The terminal event says it again, since an answer may have changed its place by then.
+The terminal event says it again, since the answer may have changed its place by then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 class HasDeltas(Protocol):
-    """A step of an answer, or one of a response's compaction, which has no placement."""
+    """A step of an answer or of a compaction. A compaction's step has no placement."""
 
     @property
     def deltas(self) -> Sequence[object]: ...
@@ -29,7 +29,7 @@ ItemT = TypeVar("ItemT", bound=HasDeltas | tuple[int, HasDeltas])
 
 
 def placement_of(step: HasDeltas) -> Placement | None:
-    """Return the placement in a step; None if it has none."""
+    """Return the placement in a step; None if the step has no placement."""
     for delta in step.deltas:
         if isinstance(delta, Started):
             return delta.placement
@@ -43,7 +43,7 @@ class PlacementHeaders:
         self._placement: Placement | None = None
 
     async def noting(self, steps: AsyncGenerator[ItemT, None]) -> AsyncGenerator[ItemT, None]:
-        """Return the same steps; the first placement that they tell is kept."""
+        """Yield the same steps, and keep the first placement in them."""
         async with aclosing(steps):
             async for item in steps:
                 if self._placement is None:

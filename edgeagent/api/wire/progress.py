@@ -11,7 +11,7 @@ from edgeagent.types import Placement, PromptProgress, Started, Step, Timings, U
 
 
 class SoFar:
-    """One generation as it is seen from outside the worker; the end brings the exact numbers."""
+    """The progress of one generation, measured from its steps. Its last step has the exact numbers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,11 +23,11 @@ class SoFar:
 
     @property
     def placement(self) -> Placement | None:
-        """Where it runs, if that is known."""
+        """Where the generation runs; None if that is not known."""
         return self._started.placement
 
     def note(self, step: Step) -> None:
-        """Take a step."""
+        """Count the tokens of a step, and note where the generation runs."""
         at_s = step.at_s or self._clock()
         for delta in step.deltas:
             if isinstance(delta, Started):

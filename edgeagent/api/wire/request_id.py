@@ -1,6 +1,6 @@
-"""The name of the HTTP request or WebSocket that is being served, its trace, and how many edgeagents sent it on.
+"""The id of the request or WebSocket that is being served, its trace, and how many edgeagents forwarded it.
 
-Every log line written meanwhile carries the name; a client's trace goes on where its headers say.
+Every log line of the request has its id. Trace headers of the client are passed on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from edgeagent.types import HOPS_HEADER
 
 MAX_HOPS = 2
-"""The most edgeagents that send a request on: a gateway before a cluster may be one of them."""
+"""How many edgeagents may forward a request. A gateway before a cluster can be one of them."""
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 TRACE_HEADERS: ContextVar[Mapping[str, str]] = ContextVar("trace_headers", default={})  # noqa: B039 never changed

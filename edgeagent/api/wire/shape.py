@@ -1,4 +1,4 @@
-"""The types of JSON on the wire: an object of any form, and the base of those whose fields are known."""
+"""The types of JSON on the wire: an object of any form, and the base of objects whose fields are known."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Json = dict[str, Any]
 
 
 class Shape(TypedDict):
-    """A JSON object that the daemon sends: a plain dict, so it costs nothing. The documents are made of these too.
+    """A JSON object that the daemon sends. It is a plain dict, so it costs nothing.
 
-    Every field is always there, but for those that are NotRequired. Clients must expect fields that are added later.
+    The documents are made of shapes too. Every field is always there, unless it is NotRequired. Clients must expect
+    that fields are added later.
     """
 
 

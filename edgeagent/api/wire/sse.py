@@ -49,7 +49,10 @@ class Stream(Response):
 
 
 class EventStream(Stream):
-    """Sends whole events, and a comment if none came for a while, so that no client takes the silence for an end."""
+    """Sends whole events, and a comment if there was no event for a while.
+
+    Otherwise a client could take the silence for a lost connection.
+    """
 
     media_type = "text/event-stream"
 

@@ -50,7 +50,7 @@ _Ends = TypedDict("_Ends", {"from": str, "to": str})
 
 
 class Handover(_Ends, Shape):
-    """A hand-over: the generation went on with another worker, or at another place."""
+    """A hand-over: the generation continued with another worker, or at another place."""
 
     after_tokens: int
     reason: str
@@ -82,7 +82,7 @@ class Run(Shape):
 
 
 def responses_usage(usage: Usage) -> ResponseUsage:
-    """Return `usage` as the Responses API has it. The computed part of the prompt is what the cache had to write."""
+    """Return `usage` as the Responses API has it. cache_write_tokens is the part of the prompt that was computed."""
     return {
         "input_tokens": usage.num_prompt_tokens,
         "input_tokens_details": {

@@ -274,9 +274,10 @@ class HostTier:
         return True
 
     def _is_needed(self, victim: _Entry) -> bool:
-        """Whether a chosen block must stay. If the block was not in the tier below, offer it there first.
+        """Whether a block chosen for eviction must stay. First, offer it to the tier below, unless it is or was there.
 
-        A block stays until that tier has written it. A block with children also stays if that tier has lost it.
+        A block stays while its write is pending, unless such blocks may be evicted (see `_has_to_give_way`). A block
+        that the tier below has lost stays only if it has children.
         """
         key = victim.block.key
         if victim.is_below and not self._backlog.is_there(key):

@@ -195,7 +195,10 @@ class BlockCache:
         return sum(tier.purge(root) for tier in self._tiers)
 
     def epoch(self, root: BlockKey) -> int:
-        """Return a number that rises with each purge of a partition. A block read before that must not be kept."""
+        """Return a number that rises with each purge of a partition.
+
+        If it has risen since a request looked up a block, the cache must not keep that block.
+        """
         return self._num_purges[None] + self._num_purges[root]
 
     def use(self, references: Sequence[BlockReference]) -> None:

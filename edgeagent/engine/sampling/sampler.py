@@ -45,8 +45,9 @@ _RANDOM_PER_TOKEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The natural log of a token's probability, by the logits without bias, penalties, cuts or temperature.
+    """A token, and the natural log of its probability.
 
+    The probability comes from the model's logits, before bias, penalties, top-k and similar limits, and temperature.
     `top`: the log probabilities of the likeliest tokens, the likeliest first.
     """
 

@@ -1,6 +1,6 @@
 """The JSON of items, on the wire and in the store: the inverse of input_items.read_items.
 
-Every item has an id here, a status, and content in one part, which joins the text of several.
+Every item has an id and a status here. Its content is one part, into which the text of several parts is joined.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class OutputCall(Shape):
 
 
 class OutputCompaction(Shape):
-    """Stands for the conversation before it; clients send it back as it is."""
+    """A summary that replaces the conversation before it. Clients send it back unchanged."""
 
     id: str
     type: Literal["compaction"]
@@ -92,7 +92,7 @@ _PREFIXES: dict[type[Item], str] = {
 
 
 def with_id(item: Item, make_id: Callable[[str], str]) -> Item:
-    """Return the item with an id; make one if the client gave none."""
+    """Return the item with an id, which is made here if the client gave no id."""
     return item if item.id or isinstance(item, ReferenceItem) else replace(item, id=make_id(_PREFIXES[type(item)]))
 
 

@@ -21,7 +21,7 @@ from edgeagent.conversation.items import (
     ReferenceItem,
 )
 
-# Clients send anything as an id. One that is no string is none.
+# Clients send anything as an id. An id that is not a string is ignored.
 ItemId = Annotated[
     str, PlainValidator(lambda value: value if isinstance(value, str) else "", json_schema_input_type=Any)
 ]
@@ -48,7 +48,7 @@ class _Item(Body):
 
 
 class InputMessage(_Item):
-    """A message. `phase` is a client's mark on messages of the assistant, which is kept."""
+    """A message. `phase` is a mark that a client sets on the assistant's messages. It is stored and returned."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -81,7 +81,7 @@ class ReasoningPart(Body):
 
 
 class InputReasoning(_Item):
-    """The model's reasoning, sent back. Its summary counts where it has no content."""
+    """The model's reasoning, as a client sends it back. If it has no `content`, its `summary` is used."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
@@ -96,9 +96,9 @@ class InputReference(Body):
 
 
 class InputCompaction(_Item):
-    """The item that stands for the earlier part of a conversation, sent back.
+    """A summary of the earlier conversation, as a client sends it back.
 
-    What another service encrypted is accepted, but this model cannot read it.
+    A summary that another service encrypted is accepted, but left out, because it cannot be read here.
     """
 
     type: Literal["compaction", "context_compaction"]

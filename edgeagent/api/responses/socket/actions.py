@@ -11,7 +11,7 @@ from edgeagent.conversation.history import Missing, StoredResponse
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Look in the store for what a lane's next create continues, and give it to `fetched`."""
+    """Look up what a lane's next create continues in the store. Then call `Session.fetched` with the result."""
 
     lane: str | None
     missing: Missing
@@ -26,28 +26,31 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a response: feed its steps to `step`, its failure to `failed`, and call `admitted` if neither comes soon."""
+    """Run a response: pass its steps to `step` and its failure to `failed`.
+
+    If neither comes soon, call `admitted`.
+    """
 
     live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel a request politely; its Finished(cancelled) still goes through `step`."""
+    """Cancel a request politely. Its Finished(cancelled) is still passed to `step`."""
 
     live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Close a request's steps before the first has come, or take it from the queue; none is read any more."""
+    """End a request that has no step yet: cancel its task, or take it out of the queue. Its steps are not read."""
 
     live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Note that a response's terminal event follows; store `stored` before that is sent (None: it is not stored)."""
+    """A response's terminal event comes next. Store `stored` before that event is sent; if None, store nothing."""
 
     live: LaneTurn
     stored: StoredResponse | None

@@ -38,12 +38,12 @@ router = APIRouter()
 @router.websocket("/v1/responses")
 @router.websocket("/v1")
 async def serve_socket(websocket: WebSocket) -> None:
-    """Serve one client until it leaves. Some clients use their base URL as it is, hence the second path."""
+    """Serve one client until it disconnects. The path `/v1` is for clients that connect to their base URL unchanged."""
     await Connection(websocket, context_of(websocket)).run()
 
 
 class Connection(Pump[Frame, OwnAction]):
-    """One client's socket: its session decides, and this performs."""
+    """One client's socket. Its session decides what to do, and the connection does it."""
 
     def __init__(self, websocket: WebSocket, context: Context) -> None:
         super().__init__(websocket, TextMerging(), context.config.server.max_websocket_age_s)
@@ -62,7 +62,7 @@ class Connection(Pump[Frame, OwnAction]):
         self._requests: dict[str, LaneTurn | UnwrittenEnd] = {}
 
     def read(self, text: str) -> Frame:
-        """Return what a text frame says."""
+        """Return the content of a text frame."""
         return read_frame(text)
 
     def receive(self, frame: Frame) -> list[Action]:
@@ -72,15 +72,15 @@ class Connection(Pump[Frame, OwnAction]):
         return self._session.receive(frame)
 
     def grow_old(self) -> list[Action]:
-        """Take no more creates, and close once nothing is under way."""
+        """Accept no more creates, because the connection is too old. Close when no request is under way."""
         return self._session.expire(Expiry.by_age(self.max_age_s))
 
     def lose_token(self) -> list[Action]:
-        """Do the same for a token that has ended."""
+        """Accept no more creates, because the token has ended. Close when no request is under way."""
         return self._session.expire(Expiry.by_token())
 
     def act(self, action: OwnAction) -> None:
-        """Perform one of the session's own actions."""
+        """Perform an action that only this protocol has."""
         match action:
             case Queue(live):
                 self._show(live)
@@ -139,12 +139,12 @@ class Connection(Pump[Frame, OwnAction]):
             self._settle(each)
 
     def _count(self, event: Json) -> None:
-        """Count how a create ended: by its response's status, or by that of the error that came instead."""
+        """Count an ended create by the status of its response, or by the HTTP status of its error."""
         outcome = str(event["status"]) if event["type"] == "error" else event["response"]["status"]
         metrics.requests_total.labels(self.websocket.scope["path"], WEBSOCKET, outcome).inc()
 
     def _accept(self, live: LaneTurn) -> None:
-        """Let the stop wait until the end of a request is written."""
+        """Register a request, so that a stopping daemon waits until its terminal event is written."""
         self._live.accept(live)
         self._requests[live.id] = live
 
@@ -155,21 +155,24 @@ class Connection(Pump[Frame, OwnAction]):
         self._accept(live)
 
     def _release(self, live: LaneTurn) -> None:
-        """Note that nothing runs for a request any more."""
+        """Note that no task runs for a request any more."""
         live.task = None
         self._live.hide(live)
         self._forget_ended(live)
         self._shrink(live)
 
     def _shrink(self, live: LaneTurn) -> None:
-        """Keep only what the writer needs of a turn that is over: a client that does not read pins no inputs."""
+        """Free the inputs of a turn that is over, and keep only what is needed to write its terminal event.
+
+        So a client that does not read holds little memory.
+        """
         is_kept = self._requests.get(live.id) is live  # not yet reduced, nor written
         if is_kept and live.is_ending and live.task is None and not live.is_visible:
             unwritten = self._requests[live.id] = UnwrittenEnd(live)
             self._live.accept(unwritten)
 
     def _settle(self, live: LaneTurn | UnwrittenEnd) -> None:
-        """Note that a request's terminal event is written, or is not to come."""
+        """Note that a request's terminal event is written, or will not come."""
         live.is_ending = False
         self._live.deliver(live)
         self._forget_ended(live)
@@ -183,7 +186,7 @@ class Connection(Pump[Frame, OwnAction]):
         self.perform(self._session.fetched(fetch.lane, await self._store.find(fetch.missing, self._partition)))
 
     async def _run_turn(self, live: LaneTurn) -> None:
-        """Carry one request's steps to the client; the session ends it in one terminal event, whatever happens."""
+        """Send one request's steps to the client. The session ends the request in one terminal event in any case."""
         admission = asyncio.get_running_loop().call_later(ADMISSION_S, self._admit, live)
         try:
             async with aclosing(steps_of(live.turn, self._service)) as steps:

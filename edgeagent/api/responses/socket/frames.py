@@ -1,4 +1,7 @@
-"""A client's WebSocket frame as it is read: JSON, and the fields of a create. Pure: a large one is read in a thread."""
+"""Reads a client's WebSocket frame: JSON, and the fields of a create.
+
+It has no side effects, so a large frame can be read in a thread.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from edgeagent.errors import EdgeAgentError
 
 @dataclass(frozen=True, slots=True)
 class RefusedFrame:
-    """A create that will be refused when it is reached, and the response that it wanted to continue."""
+    """A frame that is refused. Its error is sent in the order of the lane, after the answers to earlier creates.
+
+    `previous_id`: the response that it wanted to continue.
+    """
 
     error: EdgeAgentError
     previous_id: object = None
@@ -21,7 +27,10 @@ class RefusedFrame:
 
 @dataclass(frozen=True, slots=True)
 class CreateFrame:
-    """A `response.create`, and the lane that it names. Nothing else of its JSON is kept, which may be a large tree."""
+    """A `response.create`, and the lane that it names.
+
+    The rest of its JSON, which may be a large tree, is not kept.
+    """
 
     asked: ResponseCreate | RefusedFrame
     stream_id: object
@@ -30,7 +39,7 @@ class CreateFrame:
 
     @property
     def warning(self) -> FieldWarning | None:
-        """A warning to the client about its create."""
+        """The warning about unknown fields of this create; None if it has no unknown fields, or is refused."""
         return self.asked.warning if isinstance(self.asked, ResponseCreate) else None
 
 
@@ -45,7 +54,7 @@ Frame = CreateFrame | OtherFrame | RefusedFrame
 
 
 def read_frame(text: str) -> Frame:
-    """Return the content of a frame, or why it is none."""
+    """Return the content of a frame, or a RefusedFrame if it is not a JSON object."""
     try:
         fields = read_object(text)
     except EdgeAgentError as error:

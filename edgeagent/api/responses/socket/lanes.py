@@ -34,7 +34,7 @@ class InvalidStreamId(InvalidRequest):
 
 
 class ConnectionLimitReached(InvalidRequest):
-    """The WebSocket is as old as `server.max_websocket_age_s` allows. Open another one."""
+    """The WebSocket is as old as `server.max_websocket_age_s` allows. Open another WebSocket."""
 
     code = "websocket_connection_limit_reached"
 
@@ -74,7 +74,7 @@ class Expiry:
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A create that no client sent: it answers the steers of the response before it."""
+    """A create that no client sent. It answers the steers of the response before it."""
 
     create: ResponseCreate
     steers: tuple[Steer, ...]
@@ -89,10 +89,11 @@ class Waiting:
 
 
 class LaneTurn(LiveTurn):
-    """A response of a connection: what its session knows of it, and what the connection does for it.
+    """A response of a connection, with what the session and the connection know about it.
 
-    `answers` are the steers that made it a successor; `steers` those that make its own. `is_ending`: its terminal event
-    waits to be written, and before that the storing of its response, which is `kept`.
+    `answers`: the steers that this response answers, if it is a successor. `steers`: the inputs that a successor of
+    this response will answer. `is_ending`: its terminal event is not written yet. `kept`: the storing of the response,
+    which ends before the terminal event is written.
     """
 
     def __init__(self, turn: Turn, lane: Lane, answers: tuple[Steer, ...] = ()) -> None:
@@ -111,12 +112,12 @@ class LaneTurn(LiveTurn):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether its terminal event is still to come."""
+        """Whether the response's terminal event is still to come."""
         return self.lane.live is self
 
 
 class UnwrittenEnd(LiveRequest):
-    """What is left of a turn that is over while its terminal event waits to be written."""
+    """The part of a finished turn that is kept while its terminal event waits to be written."""
 
     def __init__(self, live: LaneTurn) -> None:
         super().__init__(live.id, live.partition)
@@ -128,9 +129,10 @@ class UnwrittenEnd(LiveRequest):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A lane. `fetching` is a create whose parent is being fetched; if it is cancelled meanwhile, it does not run.
+    """A lane: the response or the create that is under way, and the creates that wait.
 
-    `key` tells it apart from all lanes of all connections.
+    `fetching`: the create whose previous response is being looked up in the store. If `is_fetch_cancelled`, it does not
+    run. `key` differs from the keys of all other lanes of all connections.
     """
 
     name: str | None
@@ -147,7 +149,7 @@ class Lane:
 
 
 class Lanes:
-    """The default lane, which has no name, and up to MAX_NAMED_LANES that clients name."""
+    """The default lane, which has no name, and up to MAX_NAMED_LANES lanes with names."""
 
     def __init__(self) -> None:
         self._connection = secrets.token_hex(8)

@@ -1,6 +1,6 @@
-"""How the events of responses wait for a slow client: adjacent text deltas of one item become one.
+"""How the events of responses wait for a slow client: adjacent text deltas of one item are merged into one.
 
-The numbers of a response's later events move up, so that none is missing.
+Later events of the response get smaller numbers, so that the numbers have no gap.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ class TextMerging:
 
     def cost(self, event: Json) -> int:
         """Return roughly how many bytes of memory an event takes."""
-        # A text's end holds the text once more; the events after it share that one.
+        # The event at a text's end holds the text once more. The events after it share that text.
         text = event.get("delta") or event.get("text") or event.get("arguments") or ""
         return _ENTRY_BYTES * (1 + len(event.get("logprobs", ()))) + len(text)
 
     def merge(self, waiting: Send, entry: Send) -> bool:
-        """Add a text delta to one of the same item that waits before it, within the limits of a frame."""
+        """Add a text delta to a waiting delta of the same item, within the limits of a frame.
+
+        Return whether it was added.
+        """
         first, second = waiting.event, entry.event
         if not _is_same_text(first, second):
             return False

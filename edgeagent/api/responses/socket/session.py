@@ -1,8 +1,8 @@
 """One client's WebSocket session without the socket: frames and steps in, actions out.
 
-It owns the lanes, what is live on them, and the rule that every `response.create` ends in exactly one terminal message:
-an error envelope as long as `response.created` was not sent, otherwise one of completed, incomplete and failed. It does
-no I/O and keeps no time; the connection performs its actions in order.
+It owns the lanes and the responses on them. Every `response.create` ends in exactly one terminal message: an error
+envelope if `response.created` was not sent, else `response.completed`, `response.incomplete` or `response.failed`. The
+session does no I/O and keeps no time. The connection performs its actions in order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ MAX_REFUSALS = 1024
 
 
 class Session:
-    """See the module. `default_model` is what the client's URL names; a create's own model takes precedence."""
+    """The session that the module describes.
+
+    `default_model` is the model that the client's URL names. A model that a create names takes precedence.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class Session:
         self._actions: list[Action] = []
 
     def receive(self, frame: Frame) -> list[Action]:
-        """Take a frame."""
+        """Return the actions that answer a frame."""
         match frame:
             case RefusedFrame():
                 # It may have been a create, which must be answered in order.
@@ -98,7 +101,7 @@ class Session:
                 self._refuse_unknown(unknown)
 
     def fetched(self, lane_name: str | None, found: Recalled) -> list[Action]:
-        """Take the store's answer to a Fetch."""
+        """Begin the create for which a Fetch asked the store."""
         lane = self._lanes.find(lane_name)
         if lane is not None and lane.fetching is not None:
             create, lane.fetching = lane.fetching, None
@@ -107,20 +110,20 @@ class Session:
         return self._take()
 
     def admitted(self, live: LaneTurn) -> list[Action]:
-        """Note that a request was not refused at once: its response begins."""
+        """Send the first events of a request that the service did not refuse at once."""
         if live.is_under_way:
             self._begin(live)
         return self._take()
 
     def step(self, live: LaneTurn, step: Step | CompactionStep) -> list[Action]:
-        """Take one step of a live request; after its terminal event there is none."""
+        """Return the actions for one step of a live request. A step after the terminal event is ignored."""
         if live.is_under_way:
             live.has_steps = True
             self._feed(live, step.deltas, step.at_s)
         return self._take()
 
     def failed(self, live: LaneTurn, error: EdgeAgentError) -> list[Action]:
-        """Take the failure of a live request."""
+        """Return the actions for the failure of a live request."""
         if live.is_under_way:
             if live.is_created:
                 events = live.turn.events.fail(error)
@@ -133,17 +136,17 @@ class Session:
         return self._take()
 
     def cancel(self, live: LaneTurn) -> list[Action]:
-        """Cancel a live request, as another connection asked."""
+        """Cancel a live request at the request of another connection."""
         self._cancel_live(live)
         return self._take()
 
     def expire(self, expiry: Expiry) -> list[Action]:
-        """Take no more creates, and close once nothing is under way."""
+        """Accept no more creates, and close when no request is under way."""
         self._expiry = expiry
         return self._take()
 
     def disconnected(self) -> None:
-        """Forget everything: after this no request is started and no event sent."""
+        """Forget everything. Afterwards no request is started and no event is sent."""
         self._queued.clear()
         self._freed.clear()
         self._lanes.clear()
@@ -277,7 +280,10 @@ class Session:
         self._freed.append(live.lane)
 
     def _go_on(self) -> None:
-        """Run creates that waited for a response to end: other lanes' first, or a busy lane would starve them."""
+        """Start creates that waited for a response to end.
+
+        Queued responses of other lanes start first. Otherwise a lane with many creates would keep them waiting.
+        """
         while self._freed or (self._queued and self._num_active < MAX_ACTIVE):
             if self._queued and self._num_active < MAX_ACTIVE:
                 following = self._queued.popleft()
@@ -318,7 +324,7 @@ class Session:
             return
         if live in self._queued:
             self._queued.remove(live)
-        # It may wait for a model or a slot, where no step would tell of its end.
+        # It may wait for a model or a slot. Then no step would report its end.
         self._actions.append(Drop(live))
         self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
 
@@ -339,10 +345,11 @@ class Session:
             self._stop(live)
 
     def _follow(self, live: LaneTurn) -> None:
-        """Bring a response's steers to their end.
+        """Decide what happens to the steers of a response that has ended.
 
-        1. if it failed, or its client cancelled it, they are given back; 2. if it made calls, they wait for the create
-        with the results; 3. otherwise a successor answers them, before other creates on the lane.
+        1. If the response failed or its client cancelled it, the steers are refused and returned to the client.
+        2. If it ended in calls, they wait for the create that has the results.
+        3. Otherwise a successor answers them, before other creates on the lane.
         """
         steers = tuple(live.steers)
         calls = steering.unanswered(live.turn.events.items)
@@ -362,7 +369,7 @@ class Session:
             self._actions.append(Send(self._steers.refused(refusal, lane, steer.previous_id, steer.raw, steer.id)))
 
     def _refuse(self, lane: Lane, error: EdgeAgentError, answers: Sequence[Steer]) -> None:
-        """Send the error of a create that failed before it began. For a successor, return its steers instead."""
+        """Send the error of a create that failed before it began. For a successor, refuse its steers instead."""
         if answers:
             self._return_steers(lane, answers, SteerRefused(steering.NO_SUCCESSOR, str(error_body(error)["message"])))
         else:

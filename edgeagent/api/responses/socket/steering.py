@@ -1,7 +1,7 @@
-"""`response.steer`: an input that a client sends to a response that is under way, and the events about that.
+"""`response.steer`: an input that a client sends to a response that is under way, and the events about this input.
 
-The steered response stops at a token boundary and a successor answers; or, if it ended with calls, the input waits for
-the create that brings their results. It does not know lanes.
+The response stops at a token boundary, and a successor answers. If the response ended with calls, the input waits for
+the create that brings their results. This module does not know lanes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_SUCCESSOR = "successor_creation_failed"
 
 
 class SteerRefused(Exception):
-    """An input is refused; `code` is one of the protocol's."""
+    """An input is refused. `code` is a code of the protocol."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ def pending(steer: Steer, calls: Sequence[CallItem]) -> ResponseSteerPending:
 
 
 def failed(refusal: SteerRefused, previous_id: object, raw: object, steer_id: str | None = None) -> ResponseSteerFailed:
-    """Return the event that gives an input back."""
+    """Return the event that an input was refused. It contains the input."""
     shown_id = previous_id if isinstance(previous_id, str) else ""
     steer: SteerEcho = {"previous_response_id": shown_id, "input": _shown(raw)}
     if steer_id is not None:
@@ -103,7 +103,10 @@ def unanswered(items: Sequence[Item]) -> list[CallItem]:
 
 
 def _shown(raw: object) -> object:
-    """Return an input to give back, unchanged but in the form that typed clients read."""
+    """Return an input in the form that a refusal sends back. Anything but a string or a list becomes "" here.
+
+    In a list, an object without a type gets the type `message`, which typed clients need.
+    """
     match raw:
         case str():
             return raw

@@ -1,6 +1,6 @@
-"""A connection's steers: which are accepted, which wait for the results of calls, and which are given back.
+"""A connection's steers: which are accepted, which wait for the results of calls, and which are refused and returned.
 
-It sends nothing: the session does. `steering` has the form of a steer on the wire.
+The session sends the events. `steering` has the form of a steer on the wire.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgeagent.conversation.history import ConnectionHistory
 
 
 class Steers:
-    """`history` tells a response that is over from one that never was."""
+    """The steers of one connection. `history` says whether an unknown response is over, or never existed."""
 
     def __init__(self, history: ConnectionHistory, make_id: NewId) -> None:
         self._history = history
@@ -25,7 +25,10 @@ class Steers:
         self._num_failures = 0
 
     def read(self, live: LaneTurn | None, previous_id: object, raw: object) -> Steer:
-        """Return a client's accepted input to a response, `live` if that is under way; raise SteerRefused."""
+        """Return the steer that a client sends to the response `previous_id`; raise SteerRefused if it is not accepted.
+
+        `live` is this response if it is under way, else None.
+        """
         if live is None:
             raise self._unsteerable(previous_id)
         items = steering.read_steer_input(raw)
@@ -44,7 +47,10 @@ class Steers:
         self._waiting[live.id] = (live.lane, tuple(live.steers))
 
     def waiting_for(self, previous_id: str | None, lane: Lane) -> tuple[Steer, ...]:
-        """Return the steers that wait for a create like this one; a fork on another lane does not concern them."""
+        """Return the steers that wait for the create that continues `previous_id` on this lane.
+
+        A create on another lane (a fork) does not get them.
+        """
         waiting_lane, steers = self._waiting.get(previous_id or "", (None, ()))
         return steers if waiting_lane is lane else ()
 
@@ -56,7 +62,7 @@ class Steers:
     def refused(
         self, refusal: SteerRefused, lane: Lane | None, previous_id: object, raw: object, steer_id: str | None = None
     ) -> Json:
-        """Return the event that gives an input back."""
+        """Return the event that an input was refused. It contains the input."""
         event = steering.failed(refusal, previous_id, raw, steer_id)
         event["sequence_number"] = self._num_failures
         if lane is not None and lane.name is not None:

@@ -118,7 +118,11 @@ class DiskWriter:
         """Whether to write without pauses, because the process is about to end."""
         self.is_busy: Callable[[], bool] = lambda: False
         self.block_tokens = MAX_BLOCK_TOKENS
-        """Tokens of a full block of the target model. A draft model's block is full at MAX_BLOCK_TOKENS."""
+        """How many tokens make a block of the target model full.
+
+        A block of a draft model counts as full here only at MAX_BLOCK_TOKENS, although full blocks of a draft model may
+        be smaller (`choose_block_tokens`). Such a block waits for _SETTLE_S.
+        """
         self.max_pending_bytes = 256 << 20
         """The writer makes no pauses while at least this many bytes are pending."""
         self.pending: dict[BlockKey, Block] = {}
