@@ -30,11 +30,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Generates the prompts for one server. The same seed and server name give the same prompts.
+    """Generates the prompts for one server. The same seed, server and name of a prompt give the same prompt.
 
-    Each server's prompts begin with other words, so a server never finds the other's prompts in a cache, even if both
-    are the same server. The rest of each prompt depends only on the seed and the name. So both servers get prompts of
-    the same length and kind.
+    Each prompt begins with a word made of these three. So two servers never share a cached prompt, even if both names
+    mean one server. The words after it do not depend on the server, so both servers get prompts of the same length and
+    kind.
     """
 
     seed: int

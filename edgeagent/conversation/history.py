@@ -85,8 +85,8 @@ class Conversation:
 class ConnectionHistory:
     """The responses that one connection may continue without asking the store.
 
-    The rules are OpenAI's WebSocket mode's: unstored responses are reachable here alone, and a continuation that fails
-    on the lane of its parent evicts the parent from this connection (a stored one can still be loaded again).
+    As in OpenAI's WebSocket mode, an unstored response can be continued only on its own connection. If a continuation
+    fails on the lane of its previous response, the connection forgets that response. A stored one can be loaded again.
     """
 
     def __init__(self) -> None:

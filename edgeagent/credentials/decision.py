@@ -74,11 +74,12 @@ def decide(need: Scope | None, asker: Asker) -> Client | EdgeAgentError:
     """Return the asker as a client with its scopes, or the error that refuses it. The first rule that applies decides:
 
     1. a path that needs nothing is open to every request;
-    2. a token of ours that is unknown, or cannot be checked, is refused; so are several keys with one of ours;
+    2. a token of ours that is unknown, or cannot be checked, is refused; so are several keys if one of them is ours;
     3. a known token of ours opens its scopes and nothing else;
     4. where every client needs a token, a request with another key, or without a key, is refused;
-    5. the daemon's own user is the owner, but a request that a web page may have sent can only infer;
-    6. other users of this machine can only infer, and each user is kept apart from all others.
+    5. on the Unix socket, every user but the daemon's own is refused;
+    6. the daemon's own user is the owner, but a request that a web page may have sent can only infer;
+    7. other users of this machine can only infer, and each known user is kept apart from all others.
     """
     if need is None:
         return Client("", frozenset())

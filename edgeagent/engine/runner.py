@@ -154,7 +154,7 @@ class SideContext(Protocol):
     """How many bytes of memory it may take."""
 
     def give(self, chunk: Chunk) -> None:
-        """Pass it the next cells of the prompt that another context has computed."""
+        """Give this context the next cells of its prompt, which another context has computed."""
         ...
 
     def resume(self, until_s: float = math.inf) -> None:

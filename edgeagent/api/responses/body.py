@@ -187,9 +187,9 @@ class ResponseCreate:
     def request(
         self, request_id: str, model: str, items: tuple[Item, ...], partition: str = "", *, is_storable: bool = True
     ) -> GenerateRequest:
-        """Return the generation that continues `items`; raise InvalidRequest if there is nothing to answer.
+        """Return the GenerateRequest that continues `items`. Raise InvalidRequest if there is nothing to answer.
 
-        `is_storable` says whether all of these items may be written to disk; the create's own `store` counts as well.
+        Its prompt is kept on disk only if `is_storable`, and if this create's `store` allows it.
         """
         body = self.body
         messages = to_messages(body.instructions, items)
