@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.step_shape import StepShape
@@ -28,9 +29,9 @@ class StepCosts:
         A rate is 0 if it is unknown. Other threads may read this.
         """
 
-    def shape(self, works: Items[Work], *, with_drafts: bool = True) -> StepShape:
+    def shape(self, works: Items[Work]) -> StepShape:
         """Return the shape of a batch."""
-        num_tokens = sum(work.num_tokens + with_drafts * len(work.drafts) for work in works)
+        num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
         # Rows of logits that score a prompt count as tokens: otherwise their time would be attributed to the chunks of
         # other prompts.
         num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
@@ -43,7 +44,7 @@ class StepCosts:
         """
         if not all(work.sequence.is_decoding for work in works):
             return None
-        return self._prefixes.costs.predict(self.shape(works, with_drafts=False))
+        return self._prefixes.costs.predict(self.shape([replace(work, drafts=()) for work in works]))
 
     def observe(self, shape: StepShape, step_s: float, running: Collection[Sequence]) -> None:
         """Record how long a step took. Update `rates` if due. `running`: the sequences that run now."""
