@@ -58,14 +58,15 @@ def ask(daemon: Daemon, question: str, token: str | None = None, **fields: Any) 
     return answer["choices"][0]["message"]["content"], cached
 
 
-def num_tokens_on_disk(state_dir: Path) -> int:
-    return sum(part.num_tokens for part in cache_folder.list_parts(state_dir / "cache"))
-
-
 def target_parts(folder: Path) -> list[cache_folder.FolderShare]:
     """Return the parts of the model itself. Its draft has parts of its own, once it was tried."""
     parts = cache_folder.list_parts(folder)
     return [part for part in parts if part.about is not None and part.about.model == "builtin"]
+
+
+def num_tokens_on_disk(state_dir: Path) -> int:
+    """Return the number of tokens whose blocks of the model itself are on disk. The draft's blocks do not count."""
+    return sum(part.num_tokens for part in target_parts(state_dir / "cache"))
 
 
 def wait_for_disk(state_dir: Path, num_tokens: int) -> None:
@@ -112,8 +113,8 @@ def test_rounded_blocks_take_half_the_bytes_and_are_found_again(tmp_path: Path) 
             wait_for_disk(state_dir, 256)
         finally:
             kill(daemon)
-        parts = cache_folder.list_parts(state_dir / "cache")
-        bytes_a_token[cache_type] = sum(part.num_bytes for part in parts) / num_tokens_on_disk(state_dir)
+        num_bytes = sum(part.num_bytes for part in target_parts(state_dir / "cache"))
+        bytes_a_token[cache_type] = num_bytes / num_tokens_on_disk(state_dir)
         with serving(state_dir, "builtin", *flags) as daemon:
             again, cached = ask(daemon, "When do you open?")
             assert cached >= 256
@@ -203,7 +204,7 @@ def test_purging_one_client_and_all(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["cache", "list", *folder]) == 0
     assert "them" in capsys.readouterr().out
     assert main(["cache", "purge", *folder]) == 0  # without a daemon, on the folder itself
-    assert num_tokens_on_disk(state_dir) == 0
+    assert not cache_folder.list_parts(state_dir / "cache")
 
 
 def test_two_daemons_on_one_cache_folder_keep_their_own_prompts(tmp_path: Path) -> None:
