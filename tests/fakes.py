@@ -13,6 +13,9 @@ from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.types import CacheStatus, MemoryKind
 
+ALWAYS = 1e9
+"""As a planning share (Drafters): drafts are planned in each step, although a fake's steps take almost no time."""
+
 
 def next_token(prefix: Sequence[int], num_vocab: int) -> int:
     """Return the token that a FakeRunner predicts after a prefix: a fixed function of the whole prefix.

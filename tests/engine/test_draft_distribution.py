@@ -18,7 +18,7 @@ from edgeagent.engine.speculation import proposals
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
-from tests.fakes import FakeRunner
+from tests.fakes import ALWAYS, FakeRunner
 
 NUM_VOCAB = 6
 NUM_TOKENS = 3000
@@ -68,7 +68,7 @@ class Guess(DraftModel):
 
 def drawn(rule: str | None) -> list[int]:
     """Return the tokens of one long sampled answer."""
-    drafters = None if rule is None else Drafters(Guess(rule), max_tokens=4)
+    drafters = None if rule is None else Drafters(Guess(rule), max_tokens=4, planning_share=ALWAYS)
     engine = Engine(Chain(num_vocab=NUM_VOCAB, num_cells=4096, end_token=-1), max_running=1, drafters=drafters)
     sampler = Sampler(ResolvedSampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=11), NUM_VOCAB)
     sequence = engine.add(SequenceSpec("a", [0], sampler, max_tokens=NUM_TOKENS))

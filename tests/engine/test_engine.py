@@ -23,7 +23,7 @@ from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import ContextLengthExceeded, InternalError
 from edgeagent.types import FinishReason, MemoryKind, SamplingParams, Tier
-from tests.fakes import FakeClock, FakeRunner, FakeTier, next_token, warm_costs
+from tests.fakes import ALWAYS, FakeClock, FakeRunner, FakeTier, next_token, warm_costs
 from tests.integrity import check_integrity
 
 END = 0
@@ -100,7 +100,7 @@ def make_engine(
         host = HostTier(host_bytes // 4, below=below)
         keyring = Keyring(b"fake draft", b"s" * 32)
         kept = BlockCache(keyring, host, below, can_cut=True, block_tokens=64, is_draft=True)
-        drafters = Drafters(DraftModel(draft, PrefixStore(draft, kept)), max_tokens=4)
+        drafters = Drafters(DraftModel(draft, PrefixStore(draft, kept)), max_tokens=4, planning_share=ALWAYS)
     prefixes = PrefixStore(runner, blocks, costs)
     return Engine(runner, max_running=max_running, drafters=drafters, prefixes=prefixes)
 

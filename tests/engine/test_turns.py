@@ -19,7 +19,7 @@ from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.engine.turns import TURN_S, AdapterTurns
 from edgeagent.types import MemoryKind
 from tests.engine.test_engine import END, greedy, run
-from tests.fakes import FakeRunner, computed, next_token, warm_costs
+from tests.fakes import ALWAYS, FakeRunner, computed, next_token, warm_costs
 
 ADAPTERS = ("", "1", "2")
 
@@ -47,7 +47,7 @@ class OneAdapterRunner(FakeRunner):
 def make(runner: FakeRunner, host_bytes: int = 1 << 20, draft: FakeRunner | None = None) -> Engine:
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
     blocks = BlockCache(Keyring(b"fake", b"s" * 32), HostTier(host_bytes, can_cut=can_cut), None, can_cut=can_cut)
-    drafters = None if draft is None else Drafters(DraftModel(draft), max_tokens=4)
+    drafters = None if draft is None else Drafters(DraftModel(draft), max_tokens=4, planning_share=ALWAYS)
     costs = warm_costs(runner.max_batch)
     return Engine(
         runner, max_running=4, drafters=drafters, prefixes=PrefixStore(runner, blocks, costs), adapters=("1", "2")

@@ -34,7 +34,7 @@ from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
-from tests.fakes import FakeClock, FakeTier
+from tests.fakes import ALWAYS, FakeClock, FakeTier
 from tests.integration.naive import EXACT_FLOOR, FLOOR, Asked, Naive, Recorder, check
 from tests.integrity import check_integrity
 from tests.models import MEMORIES, make_tiny_model
@@ -286,7 +286,9 @@ def test_drafts_change_nothing(exact_model: ExactModel) -> None:
             return {name: tuple((t + (i % 3 == 2)) % 250 for i, t in enumerate(ts)) for name, ts in drafts.items()}
 
     wrong = Wrong(draft_runner)
-    engine = Engine(runner, max_running=4, drafters=Drafters(wrong, NgramDrafter(), max_tokens=4))
+    engine = Engine(
+        runner, max_running=4, drafters=Drafters(wrong, NgramDrafter(), max_tokens=4, planning_share=ALWAYS)
+    )
     asked = run_schedule(target, engine, runner, random.Random(7), 150)
     check(asked, naive)
     check_integrity(wrong)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Drafts must be expected to raise the rate by this factor. Predictions are not exact enough for smaller gains.
 _MIN_GAIN = 1.02
@@ -32,11 +32,16 @@ class Offer:
     """The tokens that may be drafted for one sequence, and the cost of drafting them.
 
     `chances[i]`: the chance that the first i + 1 tokens are all accepted. `step_s[n]`: the seconds of a draft step for
-    n sequences; empty if drafting costs nothing.
+    n sequences; empty if drafting costs nothing. `start_s`: the seconds that the first draft step takes longer.
     """
 
     chances: Items[float]
     step_s: Items[float] = ()
+    start_s: float = 0.0
+
+    def draft_s(self, num_tokens: int) -> float:
+        """Return the seconds of drafting this many tokens for this sequence alone."""
+        return self.start_s + num_tokens * self.step_s[1] if self.step_s and num_tokens else 0.0
 
 
 def allocate(
@@ -96,6 +101,8 @@ def _best_count(
         if step_s:
             width = widths[position]
             draft_s += step_s[width + 1] - (step_s[width] if width else 0.0)
+            if width == position == 0:
+                draft_s += offers[index].start_s
             widths[position] += 1
         step = target_s[number] + draft_s
         if step > max_s:
@@ -114,16 +121,15 @@ def longest_s(target_s: Items[float], budget_s: float) -> float:
 def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float:
     """Return the most tokens per second of all sequences together, if only this offer is used, or no draft at all."""
     expected, best = float(num_sequences), _rate(num_sequences, target_s[0])
-    draft_s = offer.step_s[1] if offer.step_s else 0.0
     for count, chance in enumerate(offer.chances[: len(target_s) - 1], 1):
         expected += chance
-        best = max(best, _rate(expected, target_s[count] + count * draft_s))
+        best = max(best, _rate(expected, target_s[count] + offer.draft_s(count)))
     return best
 
 
 def could_pay(offer: Offer, target_s: Items[float], num_sequences: int) -> bool:
     """Whether drafts for this offer alone would be worth their time if all of them were accepted."""
-    perfect = Offer((1.0,) * len(offer.chances), offer.step_s)
+    perfect = replace(offer, chances=(1.0,) * len(offer.chances))
     return best_rate(perfect, target_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_s[0])
 
 

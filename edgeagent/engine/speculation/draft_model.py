@@ -32,8 +32,8 @@ _MAX_RESTORE_S = 0.01
 _WAIT_S = 0.005
 # Up to this many missing tokens take no longer than the one token that begins a draft.
 _FEW = 4
-# The weight of the latest measurement in the average of `_pick_s`.
-_PICK_WEIGHT = 0.1
+# The weight of the latest measurement in the averages of `start_s` and `_pick_s`.
+_WEIGHT = 0.1
 
 
 @dataclass(slots=True)
@@ -78,6 +78,11 @@ class DraftModel:
         self.costs = self.prefixes.costs
         """The measured costs of the draft model's steps."""
         self._drafts: dict[str, _Draft] = {}
+        self.start_s = 0.0
+        """How much longer the first step of a draft takes than a further one, on average.
+
+        It also computes the tokens that the draft model lacks.
+        """
         self._pick_s = 0.0  # average time of finding the likeliest token of a row of logits
 
     def steps_s(self, num_sequences: int, depth: int) -> list[float]:
@@ -202,6 +207,7 @@ class DraftModel:
         draft.num_looked_at = draft.num_agreed
 
     def _guess(self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending]) -> dict[str, tuple[int, ...]]:
+        started_s = self._clock()
         depth = max((len(sequence.tokens) for sequence, _ in counts), default=0)
         used = StepShape(0, self.prefixes.num_cells_used, 0.0)
         room = self.costs.max_tokens_within(_MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
@@ -234,6 +240,9 @@ class DraftModel:
         for draft, missing in behind:
             self.prefixes.append(draft.seq_id, missing)
             draft.num_agreed += len(missing)
+        if len(wanted) == len(slices) and max(len(missing) for _, missing in behind) <= _FEW:
+            step_s = self.costs.predict(used.plus(len(wanted), depth)) or 0.0
+            self.start_s += _WEIGHT * (max(0.0, self._clock() - started_s - step_s) - self.start_s)
         return self._draft_on(going_on, wanted, endings)
 
     def _draft_on(
@@ -257,7 +266,7 @@ class DraftModel:
             going_on = [
                 (name, draft) for name, draft in going_on if name not in unsure and len(proposals[name]) < wanted[name]
             ]
-            self._pick_s += _PICK_WEIGHT * ((self._clock() - started_s) / num_rows - self._pick_s)
+            self._pick_s += _WEIGHT * ((self._clock() - started_s) / num_rows - self._pick_s)
             slices = []
             for name, draft in going_on:
                 draft.fed.append(proposals[name][-1])

@@ -20,6 +20,7 @@ from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate
 from edgeagent.engine.speculation.confidence import Confidence, DraftPlan, Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
+from edgeagent.engine.speculation.planning_time import PlanningTime
 from edgeagent.engine.speculation.tally import Tally
 from edgeagent.engine.speculation.trials import Candidate, Trials
 from edgeagent.types.choices import DraftRecord
@@ -40,13 +41,15 @@ _NOTHING = Offer(())
 class Drafters:
     """The sources of proposals. `max_tokens`: the most tokens to draft for a sequence in a step (0: none).
 
-    `are_even`: all sequences of a step get equally many, because different numbers need more passes over the weights.
+    `planning_share`: see PlanningTime. `are_even`: all sequences of a step get equally many, because different numbers
+    need more passes over the weights.
     """
 
     model: DraftModel | None = None
     ngrams: NgramDrafter | None = None
     max_tokens: int = 16
     max_forced: int = 0  # the most tokens forced by a grammar in one step
+    planning_share: float = 0.02
     are_even: bool = False
 
     def within(self, max_tokens: int, *, are_even: bool) -> Drafters:
@@ -86,7 +89,8 @@ class Proposals:
         self._shared: dict[tuple[str, str], SharedAcceptance] = {}  # by source and kind of sampler
         self._confidence: dict[str, Confidence] = {}  # in the draft model's probabilities, by kind of sampler
         self._states: dict[str, _State] = {}
-        self._num_steps = 0
+        self._num_steps = self._looked_up_at = self._planned_at = 0
+        self._planning = PlanningTime(drafters.planning_share)
         self._trials = Trials()
         self._rest = 0  # steps during which the draft model is not asked
         self._times: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
@@ -192,10 +196,13 @@ class Proposals:
     def _drafted(self, free: Items[Sequence], rooms: dict[str, int], plain: StepShape) -> dict[str, tuple[int, ...]]:
         """Return the drafts for a step. `plain`: its shape without drafts."""
         self._num_steps += 1
-        found = [self._find_ngram(sequence, min(rooms[sequence.id], self._max_tokens)) for sequence in free]
+        is_resting, self._rest = self._rest > 0, max(0, self._rest - 1)
         is_fixed = any(sequence.spec.draft_tokens for sequence in free)
-        if self._rest and not any(found) and not is_fixed:
-            self._rest -= 1
+        if not self._planning.allows() and not is_fixed:
+            return {}
+        started_s = self._clock()
+        found = [self._find_ngram(sequence, min(rooms[sequence.id], self._max_tokens)) for sequence in free]
+        if is_resting and not any(found) and not is_fixed:
             return {}
         target_s, steps_s = self._look_up(plain, len(free))
         candidates = []
@@ -223,25 +230,31 @@ class Proposals:
                     proposals[candidate.sequence.id] = candidate.tokens[:count]
                 else:
                     guesses.append((candidate.sequence, count))
+        is_restoring = self._drafters.model is not None and self._drafters.model.is_restoring
+        goes_on = bool(proposals or guesses or is_restoring)
+        self._planning.note(self._clock() - started_s, target_s[0], pays=goes_on)
+        self._planned_at = self._num_steps
         if guesses and self._drafters.model is not None:
             plan = DraftPlan(target_s, steps_s, len(rooms), sum(counts), gain, longest_s(target_s, self._itl_budget_s))
             guesses = self._end_early(guesses, plan)
             endings = {sequence.id: ending for sequence, _ in guesses if (ending := self._states[sequence.id].ending)}
             proposals |= self._drafters.model.draft(guesses, endings)
-        if not proposals and not guesses and not (self._drafters.model and self._drafters.model.is_restoring):
+        if not goes_on:
             self._rest = _REST
         return proposals
 
     def _look_up(self, plain: StepShape, num_free: int) -> tuple[list[float], list[float]]:
         """Return the expected seconds of target steps by number of draft tokens, and of draft steps by sequences."""
-        if self._num_steps % _STEPS_PER_LOOKUP == 0:
+        if self._num_steps - self._looked_up_at >= _STEPS_PER_LOOKUP:
             self._times.clear()
+            self._looked_up_at = self._num_steps
         known = self._times.get((plain.num_tokens, num_free))
         if known is None:
             most = min(MAX_DRAFTED, self._max_tokens * num_free)
             # Before the first measurement, all lengths count as equally expensive.
             depth = plain.num_pairs / plain.num_tokens
             target_s = self._costs.compare(plain, range(most + 1), depth) or [1.0] * (most + 1)
+            target_s[1:] = [step_s + self._planning.plan_s for step_s in target_s[1:]]
             model = self._drafters.model
             known = target_s, [] if model is None else model.steps_s(num_free, int(depth))
             self._times[plain.num_tokens, num_free] = known
@@ -283,7 +296,8 @@ class Proposals:
             candidate.acceptance.num_idle_steps = 0 if count else candidate.acceptance.num_idle_steps + 1
         trial = self._trials.of_unknown(candidates, target_s, num_sequences)
         if trial is None and not any(counts):
-            trial = self._trials.next(candidates, target_s, num_sequences, 1 + _REST)
+            num_plain_steps = self._num_steps - self._planned_at
+            trial = self._trials.next(candidates, target_s, num_sequences, num_plain_steps)
         if trial is None:
             return counts, gain if any(counts) else 0.0
         self._try(candidates, counts, *trial)
@@ -342,7 +356,7 @@ class Proposals:
             return []
         catch_up_s = self._drafters.model.catch_up_s(sequence)
         acceptance = self._acceptance(sequence, MODEL)
-        offer = Offer(acceptance.chances[:max_tokens], steps_s)
+        offer = Offer(acceptance.chances[:max_tokens], steps_s, self._drafters.model.start_s)
         return [Candidate(sequence, MODEL, acceptance, offer, catch_up_s=catch_up_s)] if catch_up_s < math.inf else []
 
     def _acceptance(self, sequence: Sequence, source: str) -> Acceptance:

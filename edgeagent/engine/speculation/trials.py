@@ -31,8 +31,7 @@ class Candidate:
     def trial_s(self, num_tokens: int, target_s: Items[float]) -> float:
         """Return the expected seconds that drafting and verifying up to `num_tokens` adds to a step."""
         count = min(num_tokens, len(self.offer.chances), len(target_s) - 1)
-        draft_s = count * self.offer.step_s[1] if self.offer.step_s else 0.0
-        return target_s[count] - target_s[0] + draft_s + self.catch_up_s
+        return target_s[count] - target_s[0] + self.offer.draft_s(count) + self.catch_up_s
 
 
 class Trials:

@@ -49,6 +49,16 @@ def test_what_does_not_pay_is_left() -> None:
     assert allocate([], TILES_S, 1) == ([], 1.0)
 
 
+def test_the_first_draft_step_counts_with_all_its_time_and_only_once() -> None:
+    step_s = [0.0, 0.001, 0.001]
+    slow_start = Offer(falling(0.9), step_s, start_s=0.100)
+    assert allocate([slow_start], TILES_S, 1) == ([0], 1.0)
+    assert slow_start.draft_s(3) == pytest.approx(0.103)
+    one, flat = Offer(falling(0.9), step_s, start_s=0.020), [0.025] * 65
+    (_, gain), (_, gain_of_both) = allocate([one], flat, 1), allocate([one, one], flat, 2)
+    assert gain_of_both > gain, "two streams share the start of a draft"
+
+
 def test_the_surer_sequence_gets_the_tokens() -> None:
     offers = [Offer(falling(0.3), [0.0, 0.001, 0.001]), Offer(falling(0.9), [0.0, 0.001, 0.001])]
     (unsure, sure), _ = allocate(offers, TILES_S[1:], 2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Items
 
+import pytest
+
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling.params import ResolvedSampling
 from edgeagent.engine.sampling.sampler import Sampler
@@ -85,6 +87,25 @@ class TestDraftModel:
         while not draft.draft([(sequence, 3)]):
             pass
         assert max(sizes) == 32, "200 tokens a second"
+
+    def test_the_start_of_a_draft_takes_longer_by_what_it_lacks(self) -> None:
+        clock = FakeClock()
+
+        class Timed(FakeRunner):
+            def decode(self, slices: Items[Slice]) -> None:
+                clock.advance(0.010 * sum(len(part.tokens) for part in slices))
+                super().decode(slices)
+
+        draft = DraftModel(Timed(), clock=clock)
+        sequence = decoding([5, 6, 7])
+        for _ in range(100):
+            (proposed,) = draft.draft([(sequence, 2)]).values()
+            sequence.tokens.extend([*proposed, 9])  # so that it lacks the second of the proposed tokens
+            if len(sequence.tokens) > 150:
+                draft.release(sequence)
+                sequence = decoding([5, 6, 7])
+        assert draft.start_s == pytest.approx(0.010, rel=0.2)
+        assert draft.steps_s(1, 100)[1] == pytest.approx(0.010, rel=0.2)
 
     def test_cells_of_guesses_that_another_took_meanwhile(self) -> None:
         runner = FakeRunner(num_cells=16)

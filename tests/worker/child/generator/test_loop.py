@@ -63,7 +63,7 @@ from edgeagent.worker.protocol import (
     Submit,
     encode,
 )
-from tests.fakes import FakeRunner, FakeTier, next_token, warm_costs
+from tests.fakes import ALWAYS, FakeRunner, FakeTier, next_token, warm_costs
 from tests.present import present
 from tests.text.fake_vocabulary import FakeVocabulary
 
@@ -110,7 +110,7 @@ class FakeHost:
         self.engine = Engine(
             self.runner,
             max_running=2,
-            drafters=Drafters(DraftModel(draft), max_tokens=num_drafts) if num_drafts else None,
+            drafters=Drafters(DraftModel(draft), max_tokens=num_drafts, planning_share=ALWAYS) if num_drafts else None,
             prefixes=PrefixStore(
                 self.runner,
                 None if below is None else self._make_blocks(below),

@@ -1,0 +1,78 @@
+"""Drafts that are made to learn: short at first, twice as long while all stands, and a small share of the time."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from edgeagent.engine.sampling.params import ResolvedSampling
+from edgeagent.engine.sampling.sampler import Sampler
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance, SharedAcceptance
+from edgeagent.engine.speculation.allocation import Offer
+from edgeagent.engine.speculation.trials import Candidate, Trials
+
+TARGET_S = [0.010, *(0.011 + 0.0001 * number for number in range(64))]
+
+
+def candidate(shared: SharedAcceptance, *, step_s: float = 0.001, catch_up_s: float = 0.0) -> Candidate:
+    sequence = Sequence(SequenceSpec("a", [5], Sampler(ResolvedSampling(), 50)), array("i", [5, 6]), 1, 200, 0)
+    acceptance = Acceptance(shared)
+    return Candidate(sequence, "any", acceptance, Offer((0.5,) * 16, (0.0, step_s)), catch_up_s=catch_up_s)
+
+
+def unknown() -> SharedAcceptance:
+    return SharedAcceptance(16)
+
+
+def refused() -> SharedAcceptance:
+    shared = unknown()
+    shared.add(1, 0)
+    return shared
+
+
+def test_an_unknown_source_is_tried_at_once_and_longer_while_all_stands() -> None:
+    trials, shared = Trials(), unknown()
+    lengths = []
+    while (trial := trials.of_unknown([candidate(shared)], TARGET_S, 1)) is not None:
+        index, count = trial
+        assert index == 0
+        lengths.append(count)
+        shared.add(count, count)
+    assert lengths == [3, 7, 15]
+
+
+def test_a_source_with_a_refused_token_is_known() -> None:
+    assert Trials().of_unknown([candidate(refused())], TARGET_S, 1) is None
+
+
+@pytest.mark.parametrize("wrong", [{"step_s": 0.5}, {"catch_up_s": 0.2}])
+def test_what_cannot_pay_or_takes_long_is_not_tried_at_once(wrong: dict[str, float]) -> None:
+    assert Trials().of_unknown([candidate(unknown(), **wrong)], TARGET_S, 1) is None
+
+
+def test_trials_take_a_small_share_of_the_time() -> None:
+    trials, each = Trials(), candidate(refused())
+    each.acceptance.is_judged = True  # else there is more time for its first trial
+    num_trials = sum(trials.next([each], TARGET_S, 1, 1) is not None for _ in range(2000))
+    share = num_trials * each.trial_s(NUM_FIRST, TARGET_S) / (2000 * TARGET_S[0])
+    assert 0.008 < share <= 0.01
+
+
+def test_a_sequence_without_any_draft_comes_first_else_the_one_that_waits_longest() -> None:
+    trials, shared = Trials(), refused()
+    judged, waiting, new = (candidate(shared) for _ in range(3))
+    judged.acceptance.is_judged = waiting.acceptance.is_judged = True
+    waiting.acceptance.num_idle_steps = 7
+    order = []
+    for each in ([judged, waiting, new], [judged, waiting]):
+        while (trial := trials.next(each, TARGET_S, 1, 1)) is None:
+            pass
+        order.append(trial)
+    assert order == [(2, NUM_FIRST), (1, NUM_FIRST)]
+
+
+def test_nothing_that_cannot_pay_is_tried() -> None:
+    trials, slow = Trials(), candidate(refused(), step_s=0.5)
+    assert all(trials.next([slow], TARGET_S, 1, 100) is None for _ in range(100))
