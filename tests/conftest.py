@@ -23,6 +23,10 @@ TinyModel = Callable[[MemoryKind], Path]
 ROOM = pytest.StashKey[Room]()
 # A CA whose key was discarded. Reading the 140 CAs of a system takes 20 ms for each client and each daemon.
 NOBODY = Path(__file__).parent / "nobody.pem"
+# Keep compiled modules, even where the environment says not to: the tests start hundreds of Python processes, and
+# pytest compiles each test file in each of its own processes.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
