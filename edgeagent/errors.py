@@ -101,6 +101,15 @@ class ModelNotFound(NotFound):
     """No model of this name is served."""
 
     code = "model_not_found"
+    # Whether `for_client` keeps the message as it is, because it already says "model 'NAME' not found".
+    names_model = False
+
+    @classmethod
+    def for_client(cls, name: str, error: EdgeAgentError) -> ModelNotFound:
+        """Return the error for a name that a client sent. `error` has the reason why it could not be resolved."""
+        if isinstance(error, ModelNotFound) and error.names_model:
+            return error
+        return cls(f"model '{name[:256]}' not found: {error.message}", param="model")
 
 
 class ResponseNotFound(NotFound):

@@ -77,8 +77,7 @@ def find_known(
         library.refuse_path(name)
         found = library.local(name)
     except (ModelNotFound, InvalidRequest) as error:  # the latter for a name that no model can have
-        why = error.message if "not found" in error.message else f"model '{name[:256]}' not found: {error.message}"
-        raise ModelNotFound(why, param="model") from None
+        raise ModelNotFound.for_client(name, error) from None
     if found.name in models:
         return models[found.name]
     if found.problem is not None:

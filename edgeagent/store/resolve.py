@@ -144,7 +144,9 @@ class Library:
         A name that the owner gave to a model is allowed, even if it looks like a path.
         """
         if name not in DEFAULT_NAMES and is_path(name) and self._owned(name) is None:
-            raise ModelNotFound(f"model {name[:256]!r} not found: clients name models, not paths", param="model")
+            error = ModelNotFound(f"model {name[:256]!r} not found: clients name models, not paths", param="model")
+            error.names_model = True
+            raise error
 
     def holds(self, name: str) -> bool:
         """Whether this machine has a model, given as NAME or MODEL+ADAPTER. False for a path. No file is verified."""

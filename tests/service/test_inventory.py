@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from edgeagent.config import Config, StoreConfig
-from edgeagent.errors import InvalidRequest
+from edgeagent.errors import InvalidRequest, ModelNotFound
 from edgeagent.service.inventory import KnownModel, find_known, known_models
 from edgeagent.service.removal import plan_removal, refuse_if_used
 from edgeagent.store.names.own import OwnNamesFile, with_alias
@@ -50,6 +51,19 @@ def test_a_client_s_name_is_found(config: Config) -> None:
     for name, found in (("mine", "mine"), ("TWO", "two"), ("two.gguf", "two")):
         assert find_known(config, [], name, lambda name: name).name == found
     assert find_known(config, [served("one")], "default", lambda _: "one").name == "one"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/etc/passwd", "model '/etc/passwd' not found: clients name models, not paths"),
+        ("a/b", "model 'a/b' not found: a/b is not on this machine: run `edgeagent pull a/b`"),
+        ("not found", "model 'not found' not found: 'not found' cannot be a model: "),
+    ],
+)
+def test_an_error_names_the_unknown_model_once_whatever_the_reason(config: Config, name: str, message: str) -> None:
+    with pytest.raises(ModelNotFound, match=f"^{re.escape(message)}"):
+        find_known(config, [], name, lambda name: name)
 
 
 def test_a_removal_concerns_the_models_whose_files_it_deletes(config: Config) -> None:

@@ -292,8 +292,7 @@ class Pool:
         try:
             found = find(name)
         except (ModelNotFound, InvalidRequest) as error:  # InvalidRequest: no model can have this name
-            why = error.message if "not found" in error.message else f"model '{name[:256]}' not found: {error.message}"
-            raise ModelNotFound(why, param="model") from None
+            raise ModelNotFound.for_client(name, error) from None
         return self._prepare(found, name)
 
     def _prepare(self, found: FoundModel, asked: str) -> Preparation:
