@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter
@@ -20,17 +21,25 @@ class Components:
 
         If the type is not a class, or not an object in JSON (for example a list), return the schema itself.
         """
-        schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
-        for name, inner in schema.pop("$defs", {}).items():
+        schema, inner_schemas = _schemas_of(kind)
+        for name, inner in inner_schemas.items():
             self._add(name, inner)
         if not isinstance(kind, type) or schema["type"] != "object":
             return schema
-        self._add(kind.__name__, schema)
+        self._add(kind.__name__, _without_titles(schema))
         return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
     def _add(self, name: str, schema: Json) -> None:
-        known = self.schemas.setdefault(name, _without_titles(schema))
-        assert known == _without_titles(schema), f"two schemas are named {name}"
+        known = self.schemas.setdefault(name, schema)
+        assert known == schema, f"two schemas are named {name}"
+
+
+@functools.cache
+def _schemas_of(kind: Any) -> tuple[Json, dict[str, Json]]:
+    """Return the schema of a type, and the schemas of the types inside it by name. Building them takes milliseconds."""
+    schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
+    inner_schemas = schema.pop("$defs", {})
+    return schema, {name: _without_titles(inner) for name, inner in inner_schemas.items()}
 
 
 def _without_titles(schema: Any) -> Any:
