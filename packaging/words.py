@@ -49,6 +49,9 @@ WORDS = {
 EXEMPT = ("packaging/words.py", "tests/test_words.py", "CHANGELOG.md")
 CHECKED = re.compile(r"(edgeagent/.*\.py|docs/.*\.md|packaging/.*\.(md|py)|models/builtin/README\.md|[A-Z]+\.md)")
 
+# A phrase may continue on the next line.
+_PATTERNS = {re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE): instead for pattern, instead in WORDS.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -66,9 +69,8 @@ class Finding:
 def findings(path: str, text: str) -> Iterator[Finding]:
     """Yield the listed words that a text contains."""
     for first, part in _parts(path, text):
-        for pattern, instead in WORDS.items():
-            # A phrase may continue on the next line.
-            for match in re.finditer(pattern.replace(" ", r"\s+"), part, re.IGNORECASE):
+        for pattern, instead in _PATTERNS.items():
+            for match in pattern.finditer(part):
                 line = first + part.count("\n", 0, match.start())
                 yield Finding(path, line, " ".join(match.group().split()), instead)
 

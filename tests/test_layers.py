@@ -6,6 +6,7 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -189,16 +190,49 @@ def _part(path: Path) -> str:
     return parts[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the tests look at in a module. Its syntax tree is not kept, since all trees together are large.
+
+    `imports`: top-level or in functions, except those for type checking.
+    """
+
+    docstring: str | None
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    functions: tuple[tuple[str, int], ...]
+    """The name and the number of lines of each function."""
+    locks: tuple[str, ...]
+    """Each expression that ends with a lock's name."""
+    is_async: bool
+
+
 @cache
-def _import_nodes(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """Return a module's imports, top-level or in functions, except those for type checking."""
-    tree = _without_type_checking(ast.parse(path.read_text(encoding="utf-8")))
-    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+def _source(path: Path) -> Source:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    locks = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr in ("Lock", "RLock")]
+    return Source(
+        docstring=ast.get_docstring(tree),
+        imports=tuple(_import_nodes(tree)),
+        functions=tuple((node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions),
+        locks=tuple(ast.unparse(node) for node in locks),
+        is_async=any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in nodes),
+    )
+
+
+def _import_nodes(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        yield node
+    is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    for child in node.orelse if isinstance(node, ast.If) and is_for_types else ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from _import_nodes(child)
 
 
 def _imports(path: Path) -> Iterator[str]:
     """Yield the dotted names of a module's imports, top-level or in functions, except those for type checking."""
-    for node in _import_nodes(path):
+    for node in _source(path).imports:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         else:
@@ -209,15 +243,6 @@ def _imports(path: Path) -> Iterator[str]:
                 yield from (f"edgeagent.{alias.name}" for alias in node.names)
             else:
                 yield node.module
-
-
-def _without_type_checking(tree: ast.Module) -> ast.Module:
-    class Prune(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-            return node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
-
-    pruned: ast.Module = Prune().visit(tree)
-    return pruned
 
 
 def _own_part(imported: str) -> str:
@@ -255,12 +280,13 @@ def test_a_room_imports_only_what_is_below_it(part: str, room: str) -> None:
 
 
 def test_the_prefix_cache_has_one_face() -> None:
+    names = {_module_name(path) for path in MODULES}
     for path in MODULES:
         place = path.relative_to(PACKAGE)
         if place.parts[:2] == ("engine", "cache"):
             continue
         allowed = FACE_OF_CACHE | ({"disk"} if place.parts[0] == "worker" else set())
-        for imported in _imported_modules(path, {_module_name(each) for each in MODULES}):
+        for imported in _imported_modules(path, names):
             if imported.startswith("edgeagent.engine.cache."):
                 assert imported.split(".")[3] in allowed, f"{place} imports {imported}"
 
@@ -289,7 +315,7 @@ def _module_name(path: Path) -> str:
 def _imported_modules(path: Path, names: Container[str]) -> set[str]:
     """Return the ones of `names` that a module imports; `from package import module` imports the module."""
     found: set[str] = set()
-    for node in _import_nodes(path):
+    for node in _source(path).imports:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -301,10 +327,9 @@ def _imported_modules(path: Path, names: Container[str]) -> set[str]:
 @pytest.mark.parametrize("part", ["engine", "text"])
 def test_the_engine_and_the_text_are_synchronous(part: str) -> None:
     for path in (PACKAGE / part).rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
         banned = {"asyncio"} if path.relative_to(PACKAGE) in WAIT_FOR_DISKS else {"asyncio", "threading"}
         assert not banned & {name.split(".")[0] for name in _imports(path)}, path
-        assert not [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await)], path
+        assert not _source(path).is_async, path
 
 
 def test_llama_cpp_stays_out_of_the_daemon_process() -> None:
@@ -320,17 +345,14 @@ def test_llama_cpp_stays_out_of_the_daemon_process() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_module_says_what_it_owns(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert docstring, "a module opens with one to five lines: what it owns, what it does not know"
+    assert _source(path).docstring, "a module opens with one to five lines: what it owns, what it does not know"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_modules_and_functions_are_short(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count("\n") <= MAX_MODULE_LINES
-    functions = (each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
-    lines = {each.name: (each.end_lineno or each.lineno) - each.lineno + 1 for each in functions}
-    assert {name: length for name, length in lines.items() if length > MAX_FUNCTION_LINES} == {}
+    assert {name: length for name, length in _source(path).functions if length > MAX_FUNCTION_LINES} == {}
 
 
 def test_most_modules_are_much_shorter() -> None:
@@ -340,9 +362,7 @@ def test_most_modules_are_much_shorter() -> None:
 def test_no_lock_is_taken() -> None:
     """Each piece of state has one owner; others ask the owner to act."""
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr in ("Lock", "RLock"):
-                assert ast.unparse(node) not in ("threading.Lock", "threading.RLock", "asyncio.Lock"), path
+        assert not {"threading.Lock", "threading.RLock", "asyncio.Lock"}.intersection(_source(path).locks), path
 
 
 def test_one_module_opens_connections_to_remotes() -> None:
@@ -390,10 +410,5 @@ def test_the_check_notices_what_it_must(tmp_path: Path) -> None:
 def test_what_only_tests_need_is_not_shipped() -> None:
     modules = {path.stem for path in PACKAGE.rglob("*.py")}
     assert not modules & {"fake", "fakes", "integrity"}
-    methods = {
-        node.name
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+    methods = {name for path in MODULES for name, _ in _source(path).functions}
     assert "check_integrity" not in methods, "the invariants are in tests/integrity.py"

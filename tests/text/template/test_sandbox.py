@@ -139,7 +139,8 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("source", BOMBS)
-def test_bombs_are_refused(source: str) -> None:
+def test_bombs_are_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeagent.text.template.budget._CPU_S", 0.5)
     with pytest.raises(TemplateError):
         render(source)
 
