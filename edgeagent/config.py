@@ -116,7 +116,8 @@ class ServerConfig(Section):
         for host in hosts:
             if set(host) & set("/*@ "):
                 raise ValueError(
-                    f"{host} is not a Host: give a name, with the port if it matters, e.g. box.example:8127"
+                    f"{host} is not a Host: give a name without scheme or path, e.g. box.example (any port) or "
+                    "box.example:8443 (only this port)"
                 )
         return hosts
 
@@ -273,7 +274,7 @@ class RouterConfig(Section):
     flag_prefix: ClassVar[str] = "target-"
 
     realtime_first_token_s: LatencyTarget = 0.5
-    """Seconds within which a realtime request's first token should come. If it is uncertain, a remote is asked too."""
+    """Seconds within which a realtime request's first token should come. If that is unsure, a remote is asked too."""
     realtime_token_s: LatencyTarget = 0.1
     """Seconds from one token of a realtime answer to the next."""
     interactive_first_token_s: LatencyTarget = 3.0
@@ -320,7 +321,7 @@ class Config(BaseSettings):
     )
 
     model: str = "builtin"
-    """The model to serve: builtin, a path to a .gguf, org/repo[:QUANT], or a name of the catalog or your own."""
+    """The model to serve: builtin, a .gguf path, org/repo[:QUANT], a catalog name, or a name that you gave a model."""
     draft: str = "auto"
     """What drafts tokens: auto (the model's partner, if it is here), none, ngram (the text itself) or a model."""
     state_dir: UserPath = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
@@ -345,7 +346,7 @@ class Config(BaseSettings):
         return self
 
     def engine_of(self, name: str) -> EngineConfig:
-        """Return the engine options of a model. Options in `models`, if it has any there, replace the common ones."""
+        """Return the engine options of a model. Its own options in `models`, if any, replace the common ones."""
         own = self.models.get(name)
         if own is None:
             return self.engine_with_drafts

@@ -41,7 +41,7 @@ class PurgeCache(Struct, frozen=True, tag="purge"):
 
 
 class Embed(Struct, frozen=True, tag="embed"):
-    """A query for the embeddings of texts: one vector of length 1 for each text.
+    """A query for the embeddings of texts: for each text a vector, normalized to Euclidean length 1.
 
     truncate: cut a text that is too long instead of refusing it. dimensions: keep only this many of a vector's first
     values.

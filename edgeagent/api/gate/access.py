@@ -83,7 +83,7 @@ _PLAIN = frozenset(template for template in NEEDS if "{" not in template)
 _PATTERNS = [(compile_path(template)[0], template) for template in NEEDS if template not in _PLAIN]
 _PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie"})
 _FETCH_PREFIX = b"sec-fetch-"
-# Quotes come from files of variables that no shell has read.
+# A token may be in quotes if its client read it from a .env file without removing them, as a shell would.
 _QUOTES = b"\"'"
 
 

@@ -36,7 +36,7 @@ class Hosts:
         self._is_beyond_loopback = not server.is_loopback
         if self._is_beyond_loopback:
             self._names |= machine_names()
-            # It may ask the network, and may be slow.
+            # Finding the full name may ask the network, which may be slow.
             self.full_name = threading.Thread(target=self._add_full_name, name="full-name", daemon=True)
             self.full_name.start()
         self._allowed = {bracketed(host.lower()) for host in server.allowed_hosts}

@@ -126,7 +126,7 @@ class Policy:
             if not any(referer == origin or referer.startswith(origin + b"/") for origin in allowed):
                 raise _foreign_page("Referer", referer)
         listed = next((origin for origin in origins if origin in self._origins), None)
-        # A page's <img> or <script> sends neither of the two; this header says that another site sent it.
+        # A page's <img> or <script> may send neither Origin nor Referer. Sec-Fetch-Site says that another site sent it.
         for site in values(scope, b"sec-fetch-site"):
             if listed is None and site not in (b"same-origin", b"none"):
                 raise _foreign_page("Sec-Fetch-Site", site)

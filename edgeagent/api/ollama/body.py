@@ -53,6 +53,12 @@ from edgeagent.types import (
 
 _WHOLE_OPTIONS = ("num_predict", "top_k", "repeat_last_n", "seed")
 _LEVELS = ("low", "medium", "high", "max")
+# Fields of generate that are refused unless they are empty.
+_UNSUPPORTED = {
+    "template": "the field template is not supported; leave it out",
+    "context": "context is not supported; send the earlier turns to /api/chat instead",
+    "images": "the field images is not supported; leave it out",
+}
 
 
 class OptionsBody(SamplingBody):
@@ -174,7 +180,7 @@ class OllamaGenerateBody(OllamaBody):
 
 
 class OllamaModelBody(Body):
-    """The name of a model; `name` is its older form."""
+    """A model's name, in the field `model` or in its older form `name`."""
 
     model: ModelName
 
@@ -198,7 +204,7 @@ class OllamaCopyBody(Body):
     destination: ModelName
 
 
-# With those that are the daemon's to choose, or that only models of another kind have.
+# These include options that the daemon chooses itself, and options that only other kinds of models have.
 OPTIONS = frozenset(
     {
         *OptionsBody.model_fields,
@@ -252,9 +258,9 @@ def read_generate(
 ) -> Asked:
     """Return a checked generation from one prompt. The parameters are as in read_chat."""
     body = validate(OllamaGenerateBody, fields)
-    for name in ("template", "context", "images"):
+    for name, problem in _UNSUPPORTED.items():
         if getattr(body, name):
-            raise NotSupported(f"{name} is not supported; leave it out, or use /api/chat", param=name)
+            raise NotSupported(problem, param=name)
     return _asked(body, _read_prompt(body), request_id, served, partition, may_keep=may_keep)
 
 

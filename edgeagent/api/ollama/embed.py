@@ -24,7 +24,7 @@ router = APIRouter()
 
 
 class OllamaEmbeddingsHead(Shape):
-    """The fields of the answer beside the vectors; durations are in nanoseconds."""
+    """The fields of the answer beside the embeddings. Durations are in nanoseconds."""
 
     model: str
     total_duration: int
@@ -33,13 +33,13 @@ class OllamaEmbeddingsHead(Shape):
 
 
 class OllamaEmbeddings(OllamaEmbeddingsHead):
-    """The vectors, in the order of the texts, each of length 1; durations are nanoseconds."""
+    """The texts' embeddings, in order, each normalized to Euclidean length 1. Durations are in nanoseconds."""
 
     embeddings: list[list[float]]
 
 
 class OllamaEmbedding(Shape):
-    """One text's vector, of length 1."""
+    """The embedding of one text, normalized to Euclidean length 1. It is empty if there is no text."""
 
     embedding: list[float]
 

@@ -55,7 +55,8 @@ class AssistantMessage(Body):
     reasoning_content: str | None = None
     tool_calls: Annotated[list[ChatCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     function_call: Annotated[
-        CalledFunction | None, Field(description="A call in the form of `functions`; without effect beside tool_calls.")
+        CalledFunction | None,
+        Field(description="A call in the older form, for `functions`. It is ignored beside tool_calls."),
     ] = None
     name: Name | None = None
 
@@ -70,7 +71,7 @@ class ToolMessage(Body):
 
 
 class FunctionMessage(Body):
-    """The result of a function that an earlier message calls by this name."""
+    """The result of an earlier `function_call`, the older form of a tool call. `name` is the called function's name."""
 
     role: Literal["function"]
     content: Content

@@ -24,7 +24,7 @@ from edgeagent.service.fan_out import NumberedSteps, run_all
 from edgeagent.service.first_step import begun
 from edgeagent.types import GenerateRequest, PromptText, Step, TextDelta
 
-# Those of a long prompt take tens of milliseconds to write, with their rivals.
+# The log probabilities of a long prompt, with the alternatives, take tens of milliseconds to write.
 _MAX_INLINE_LOGPROBS = 256
 
 

@@ -26,7 +26,7 @@ router = APIRouter()
 
 
 class EmbeddingEntry(Shape):
-    """One text's vector, of length 1: numbers, or little-endian float32 in base64."""
+    """The embedding of one text, normalized to Euclidean length 1: numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"]
     index: int

@@ -34,7 +34,7 @@ class ModelDetails(Shape):
 
 
 class Model(Shape):
-    """A model that is served."""
+    """A model that a request may name."""
 
     id: str
     object: Literal["model"]
@@ -46,7 +46,7 @@ class Model(Shape):
 
 
 class ModelList(Shape):
-    """The models that are served."""
+    """The models that a request may name: those that are served, then those that a request would load."""
 
     object: Literal["list"]
     data: list[Model]
@@ -108,7 +108,7 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
     """Return one model, by any name that a request may use; a name may hold slashes."""
     context = context_of(request)
     if not model_id:
-        raise ModelNotFound("name a model behind the slash; GET /v1/models lists those there are", param="model")
+        raise ModelNotFound("put a model's name after the slash; GET /v1/models lists the models", param="model")
     name = await context.service.locate(model_id)
     status = status_of(context.service, name)
     assert status is not None, "what is located is served"
@@ -150,14 +150,14 @@ def _body(name: str, details: ModelDetails, context: Context) -> Model:
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> JSONResponse:
-    """Say whether the default model is loaded, or was unloaded and is loaded again by the next request.
+    """Say whether the default model is loaded, or was unloaded and will be loaded again by the next request.
 
     The format is llama-server's. Every client may ask.
     """
     service = context_of(request).service
     status = status_of(service, service.default_model())
     state = None if status is None else status.state
-    # One that was unloaded is loaded again by its next request.
+    # An unloaded model is loaded again by its next request.
     if state in (WorkerState.READY, WorkerState.STOPPED) and not service.is_draining:
         return JSONResponse(Health(status="ok"))
     if service.is_draining:

@@ -1,4 +1,4 @@
-"""From deltas to the events of one response, and the response object itself: a state machine without I/O.
+"""Turns deltas into the events of one response, and builds the response object: a state machine without I/O.
 
 It does not know sockets, lanes or history. Order and fields are the Responses API's. Every item and part that is opened
 is closed before the one terminal event.
@@ -48,7 +48,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class CompactionStep:
-    """A step of a response that summarizes its conversation first. No engine made it."""
+    """A step of a response that summarizes its conversation first. It does not come from an engine."""
 
     deltas: tuple[Compacting | Compacted, ...]
     at_s: float = 0.0
@@ -76,7 +76,7 @@ def new_id(prefix: str) -> str:
 
 
 def new_response(response_id: str, model: str, echo: Echo, created_at: int) -> ResponseBody:
-    """Return a response object that has just begun: every field that any client or conformance suite asks for."""
+    """Return the object of a response that has just begun, with every field that a client or test suite needs."""
     own: Json = {
         "id": response_id,
         "object": "response",
@@ -98,7 +98,7 @@ def about(kind: str, response: ResponseBody | Json) -> ServerEvent:
 
 
 def set_delivery(terminal: Json, delivery_ms: float) -> None:
-    """Write the measured delivery into a terminal event just before it is sent, since it is not known earlier."""
+    """Write the measured delivery time into a terminal event just before it is sent, since it is not known earlier."""
     stages = terminal["response"]["edgeagent"]["stages_ms"]
     if stages:
         stages["delivery"] = round(delivery_ms, 3)
@@ -116,7 +116,7 @@ class ResponseEvents:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.response = response
-        # The parts of the response's own object that are known from the first event on.
+        # Parts of the response's `edgeagent` object that are known before its end.
         self.notes: Notes = {}
         self.is_over = False
         self.failure: EdgeAgentError | None = None
@@ -175,7 +175,7 @@ class ResponseEvents:
         self._close_item("incomplete")
         self.response["status"] = "failed"
         self.response["error"] = {"code": _failure_code(error), "message": error_body(error)["message"]}
-        # No timings came with the failure; who failed and why is known.
+        # An error has no timings, but it says who failed and why.
         run: ResponseRun = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
         if error.num_delivered_tokens:
             run["num_delivered_tokens"] = error.num_delivered_tokens
@@ -194,7 +194,7 @@ class ResponseEvents:
         return self.response["status"] == "queued"
 
     def so_far(self) -> ResponseBody:
-        """Return the response object with the output items that are whole."""
+        """Return the response object with its finished output items."""
         response: ResponseBody = {**self.response, "output": list(self._output)}
         if self.notes:
             response["edgeagent"] = cast("Notes", {**self.response.get("edgeagent", {}), **self.notes})
@@ -279,7 +279,8 @@ class ResponseEvents:
                 self.response["incomplete_details"] = {"reason": "steered"}
                 self._end("response.incomplete")
             case FinishReason.CANCELLED:
-                # No literal of incomplete_details.reason fits; clients wait for one of the three terminal types.
+                # A cancel has no terminal event of its own. Clients wait for completed, incomplete or failed, so
+                # `incomplete` is sent. `incomplete_details` stays null: no allowed reason fits.
                 self.response["status"] = "cancelled"
                 self._end("response.incomplete")
             case _:
@@ -294,7 +295,7 @@ class ResponseEvents:
 
 
 def _failure_code(error: EdgeAgentError) -> FailureCode:
-    # A closed literal in strict clients.
+    # Strict clients accept only these codes.
     match error:
         case InvalidRequest():
             return "invalid_prompt"
@@ -304,7 +305,7 @@ def _failure_code(error: EdgeAgentError) -> FailureCode:
 
 
 def _is_inherited(item: OutputItem) -> bool:
-    # A compaction is in the context that it made shorter.
+    # A compaction is already part of the shortened context.
     return bool(item["type"] != "compaction" and (item["type"] != "function_call" or item["status"] == "completed"))
 
 

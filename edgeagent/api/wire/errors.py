@@ -23,7 +23,7 @@ from edgeagent.errors import EdgeAgentError
 logger = logging.getLogger(__name__)
 
 OLLAMA_PREFIX = "/api/"
-# Ollama's own words, two spaces included, which clients look for.
+# Ollama's text, with its two spaces: clients search for it.
 _OLLAMA_BUSY = "server busy, please try again.  maximum pending requests exceeded"
 # openai clients ignore Retry-After over 120 s and then give up altogether.
 MAX_RETRY_AFTER_S = 120.0
@@ -125,7 +125,7 @@ def look_of(error: type[EdgeAgentError]) -> Look:
 
 
 def error_codes() -> dict[str, type[EdgeAgentError]]:
-    """Return the class of each error code: of the table, and of modules that are imported already."""
+    """Return the class of each error code: of LOOKS, and of subclasses in modules that are already imported."""
     classes = list(LOOKS)
     for cls in classes:
         ours = (child for child in cls.__subclasses__() if child.__module__.startswith("edgeagent."))
@@ -150,7 +150,7 @@ def error_body(error: EdgeAgentError) -> Error:
 
 
 def refusal(path: str, error: Error) -> Refusal | OllamaRefusal:
-    """Return the body of an HTTP answer with this error_body; on Ollama's routes its text alone."""
+    """Return the body of an HTTP answer with this error_body; on Ollama's routes only its message."""
     if path.startswith(OLLAMA_PREFIX):
         return OllamaRefusal(error=error["message"])
     return Refusal(error=error)
@@ -189,14 +189,13 @@ def told(name: str, error: Exception) -> EdgeAgentError:
     """
     if isinstance(error, EdgeAgentError):
         return error
-    # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
     places = {"places": "".join(traceback.format_tb(error.__traceback__))}
     logger.error("%s failed: %s", name, type(error).__name__, extra=places)
     return errors.InternalError(type(error).__name__)
 
 
 def printable(text: str) -> str:
-    """Return a text, which may quote a client, without characters that move a terminal's cursor or turn its lines."""
+    """Return a text that may quote a client, with characters escaped that move a terminal's cursor or reverse text."""
     return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 

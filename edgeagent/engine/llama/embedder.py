@@ -182,7 +182,7 @@ class Embedder:
 
 
 def normalized(vector: NDArray[np.float64]) -> Rows:
-    """Return a vector scaled to length 1. A zero vector is unchanged. A sum gives the same result as a mean.
+    """Return a vector scaled to Euclidean length 1. A zero vector is unchanged. A sum gives the same result as a mean.
 
     Raise InternalError if the vector contains NaN or infinity.
     """
@@ -193,7 +193,7 @@ def normalized(vector: NDArray[np.float64]) -> Rows:
 
 
 def shortened(vector: Rows, dimensions: int | None) -> Rows:
-    """Return a vector's first `dimensions` numbers, scaled to length 1. If None, return the whole vector."""
+    """Return a vector's first `dimensions` numbers, scaled to Euclidean length 1; if None, the whole vector."""
     if dimensions is None or dimensions == len(vector):
         return vector
     return normalized(vector[:dimensions].astype(np.float64))

@@ -97,11 +97,11 @@ class Encoder:
             self.encode([tokens], num_threads)
 
     def encode(self, texts: Sequence[Sequence[int]], num_threads: int) -> Rows:
-        """Return a row for each text: its vector, scaled to length 1, or the scores of a ranking model's classes.
+        """Return a row for each text: its vector, or the scores of a ranking model's classes.
 
-        Each text must have 1 to `max_tokens` tokens. Pass at most as many texts as `num_together` returns. Raise
-        DecodeCancelled after `request_abort`, BackendUnavailable if there is not enough memory, or InternalError if
-        llama.cpp fails or returns NaN.
+        A vector is scaled to Euclidean length 1. Each text must have 1 to `max_tokens` tokens. Pass at most as many
+        texts as `num_together` returns. Raise DecodeCancelled after `request_abort`, BackendUnavailable if there is not
+        enough memory, or InternalError if llama.cpp fails or returns NaN.
         """
         num_tokens = sum(map(len, texts))
         if num_tokens > self._num_cells:

@@ -39,7 +39,9 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...
         raise InvalidToolSchema(f"{len(tools)} tools; at most {MAX_TOOLS}", param="tools")
     for index, name in enumerate(names):
         if not _NAME.fullmatch(name):
-            raise InvalidToolSchema(f"tool name {name[:130]!r}: 1 to 128 letters, digits, _ . : / -", param="tools")
+            raise InvalidToolSchema(
+                f"tool name {name[:130]!r} is invalid: use 1 to 128 letters, digits and _ . : / -", param="tools"
+            )
         if name in names[:index]:
             raise InvalidToolSchema(f"two tools are called {name!r}", param="tools")
     if choice.mode == "none":

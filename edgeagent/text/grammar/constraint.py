@@ -131,8 +131,8 @@ class Constraint:
         """Return which tokens may come next, shape (num_tokens,); None if all may. The array is new at each call.
 
         At the start, the answer may be a call or JSON text. If the model's `likeliest` token begins neither, only the
-        text grammar applies. Otherwise the beginning of a call could be more likely than JSON, and the model would call
-        a tool for no reason.
+        text grammar applies. Without this rule, the beginning of a call could be more likely than that of JSON text,
+        and the model would call a tool for no reason.
         """
         num_tokens = self._tokens.vocabulary.num_tokens
         if self._is_over:

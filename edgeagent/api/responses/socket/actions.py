@@ -11,7 +11,7 @@ from edgeagent.conversation.history import Missing, StoredResponse
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Look up what a lane's next create continues in the store. Then call `Session.fetched` with the result."""
+    """Look up in the store what a lane's next create continues. Then call `Session.fetched` with the result."""
 
     lane: str | None
     missing: Missing
@@ -36,7 +36,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel a request politely. Its Finished(cancelled) is still passed to `step`."""
+    """Cancel a request. It still ends in its terminal event: its Finished(cancelled) is passed to `step`."""
 
     live: LaneTurn
 

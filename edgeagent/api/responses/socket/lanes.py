@@ -55,7 +55,7 @@ class StreamLimitReached(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Why a connection takes no more creates, in words for its client, and how it closes."""
+    """Why a connection accepts no more creates: the error for its client, and the code and reason of its close."""
 
     error: EdgeAgentError
     code: int

@@ -81,7 +81,7 @@ class Session:
         """Return the actions that answer a frame."""
         match frame:
             case RefusedFrame():
-                # It may have been a create, which must be answered in order.
+                # The frame may have been a create, which must be answered in order.
                 self._wait(self._lanes.default, Waiting(frame))
             case CreateFrame():
                 self._create(frame)
@@ -174,7 +174,7 @@ class Session:
     def _wait(self, lane: Lane, waiting: Waiting) -> None:
         is_full = len(lane.waiting) >= MAX_WAITING or self._num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
         if is_full and lane.is_busy:
-            # It keeps its place, so that its error comes in order; only its body is dropped.
+            # The request keeps its place, so that its error comes in order. Only its body is dropped.
             most = f"{MAX_WAITING} requests on a lane, {MAX_WAITING_BYTES >> 20} MiB on the connection"
             error = Overloaded(f"too much waits here (at most {most}); wait for answers before you send more")
             waiting = Waiting(RefusedFrame(error))
@@ -324,7 +324,8 @@ class Session:
             return
         if live in self._queued:
             self._queued.remove(live)
-        # It may wait for a model or a slot. Then no step would report its end.
+        # Without steps, the request may still wait for a model or a slot. No step could report the cancel, so its end
+        # is reported here.
         self._actions.append(Drop(live))
         self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
 
