@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import psutil
 
-# Long compared with the operating system's clock ticks (10 ms), short compared with a sentence.
+# The time between two samples: much longer than the operating system's clock ticks (10 ms), but short enough that an
+# answer of a few seconds gets the new number of threads.
 _PERIOD_S = 0.5
 # A thread is removed when other programs use more than half of a core. It is added again when three quarters are free.
 _TAKE = 0.5

@@ -187,7 +187,8 @@ class Scheduler:
             budget_s = max(budget_s, _RESUMING_STEP_S)
         depth = max(sequence.num_computed for sequence in prompts)
         room = min(room, self._prompt_budget(beside, depth, budget_s))
-        # Each sampling sequence needs a row of logits; scoring uses the remaining rows.
+        # Decoding sequences and drafts need rows of logits, and each prompt one for its last token. Scoring uses the
+        # rest.
         num_spare = self._max_outputs - sum(work.num_logits for work in works) - len(prompts)
         for sequence in by_share(prompts):
             num_tokens = min(sequence.num_until_chunk_end, room)

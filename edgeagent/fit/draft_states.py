@@ -12,8 +12,8 @@ from edgeagent.sizes import memory_text
 from edgeagent.types import Choice, FileShape
 
 _STATE_BYTES = 4  # for each value
-# Limits on the memory of the states. They take at most this share of the free memory, and at most _LITTLE_BYTES or this
-# share of the files' size, whichever is more, up to _MAX_BYTES.
+# Three limits on the memory of the states: a share of the free memory; a share of the files' size, or _LITTLE_BYTES if
+# that is more; and _MAX_BYTES.
 _ROOM_SHARE, _WEIGHTS_SHARE, _LITTLE_BYTES, _MAX_BYTES = 1 / 8, 1 / 2, 64 << 20, 1 << 30
 
 

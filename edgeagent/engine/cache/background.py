@@ -47,8 +47,8 @@ class BackgroundWork:
     def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
         """Do the background work that is allowed after a step of `step_s` seconds with `num_tokens` tokens.
 
-        `pause_s`: how long read-outs that pay the debt may delay the next step. The first block may take longer.
-        `is_awaited`: a client waits for a first token.
+        `pause_s`: how many seconds the read-outs that reduce the debt may delay the next step. The first block may take
+        longer. `is_awaited`: whether a client waits for a first token.
         """
         if not self._saver.has_something:
             self._credit_s = self._debt_s = self._num_steps = 0

@@ -161,7 +161,7 @@ class Restorer:
         return seconds
 
     def close(self) -> None:
-        """Stop reading blocks. The tier below stays open."""
+        """Finish the queued reads and end the reading thread. The tier below stays open."""
         if self._loader is not None:
             self._loader.close()
 

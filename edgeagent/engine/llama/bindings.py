@@ -50,7 +50,7 @@ _INTERRUPTIONS = ("failed to compute graph", "graph_compute_async failed", "fail
 
 
 def _log(level: int, text: bytes, _: object) -> None:
-    # Messages below an error describe the model; the daemon logs its own description.
+    # Less severe messages describe the model, and the daemon logs its own description of it.
     if level != _ERROR_LEVEL:
         return
     line = text.decode(errors="replace").strip()

@@ -10,6 +10,7 @@ import numpy as np
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Payload
+from edgeagent.engine.costs.step_shape import FLASH_TILE
 from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.batch_padding import choose_tile, num_to_fill
@@ -36,13 +37,14 @@ KV_TYPES = {  # ggml_type
     "q8_0": 8,
     "bf16": 30,
 }
+_TILED_KV_TYPES = ("auto", "f32", "f16")  # ggml's flash attention in tiles supports these, if K and V have the same
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 # llama.cpp allows 256 sequences per context. With attention, an idle sequence takes no extra memory. With recurrent
 # memory it takes a whole state, so idle states are kept in host memory if possible.
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
 _NUM_IDLE_STATES = 2
 _NUM_IDLE_STATES_WITHOUT_HOST = 8
-_MAX_ROW_COST = 64.0  # of models that consist of little more than a vocabulary
+_MAX_ROW_COST = 64.0  # for models that consist of little more than a vocabulary
 _OUT_OF_CELLS = 1  # of llama_decode
 
 
@@ -112,6 +114,9 @@ class LlamaRunner:
         self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
         self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
         self._tile = choose_tile(model.file_type)
+        has_tiles = config.kv_type_k == config.kv_type_v and config.kv_type_k in _TILED_KV_TYPES
+        is_tiled = self._can_fill and self.attention.flash == "on" and has_tiles
+        self.attention_tile = FLASH_TILE if is_tiled else 0
         self._window = model.window
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
         params = self._context_params(config, num_cells)
@@ -135,7 +140,8 @@ class LlamaRunner:
         # Rows of logits to allocate. llama.cpp's default is n_batch of them, 300 MB at a vocabulary of 150,000.
         num_sampled = max(self.num_sequences, config.num_parallel * (1 + config.draft_tokens))
         self.max_outputs = min(num_sampled + MAX_SCORED, config.batch)
-        # A row multiplies the width by the vocabulary; a token multiplies by the weights of all layers.
+        # The cost of a row of logits, in tokens: a row uses the output weights (vocabulary × width), a token all other
+        # weights.
         row_params = self.model.num_tokens * self.model.embedding_length
         self.row_cost = min(_MAX_ROW_COST, row_params / max(1, self.model.num_params - row_params))
         params.n_outputs_max = max(self.max_outputs, params.n_seq_max)  # llama.cpp asserts that each sequence has one
@@ -201,8 +207,10 @@ class LlamaRunner:
         """Undo `request_abort`. Call it before reading commands, since a command may request a new abort."""
         self.abort_flag.clear()
 
-    def decode(self, slices: Sequence[Slice]) -> None:
+    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         """Compute a batch of at most `max_batch` tokens, and wait until it is computed.
+
+        A batch of fewer than `min_tokens` is padded to that many, if enough cells are free.
 
         Raise OutOfCells (nothing was computed), or InternalError. Raise DecodeCancelled if it was interrupted: parts of
         the batch may be computed, so cut each sequence to its known length.
@@ -214,7 +222,7 @@ class LlamaRunner:
             # The next call overwrites llama.cpp's buffer.
             rows = {seq_id: [self._row_at(row).copy() for row in each] for seq_id, each in rows.items()}
             try:
-                rows |= self._decode_at_once(call)
+                rows |= self._decode_at_once(call, min_tokens)
             except OutOfCells:
                 if is_first:
                     raise
@@ -222,7 +230,7 @@ class LlamaRunner:
         self._past.note(slices)
         self._outputs = [row for part in slices for row in rows[part.seq_id]]
 
-    def _decode_at_once(self, slices: Sequence[Slice]) -> dict[int, list[int | Logits]]:
+    def _decode_at_once(self, slices: Sequence[Slice], min_tokens: int) -> dict[int, list[int | Logits]]:
         """Compute slices in one call of llama_decode. Return each sequence's rows in llama.cpp's buffer of logits."""
         at = 0
         rows: dict[int, list[int | Logits]] = {}
@@ -235,7 +243,7 @@ class LlamaRunner:
             self._flags[end - part.num_logits : end] = 1
             rows[part.seq_id] = [*range(end - part.num_logits, end)]
             at = end
-        status = self._compute(at)
+        status = self._compute(at, min_tokens)
         if status == _OUT_OF_CELLS:
             raise OutOfCells
         if status == 2:
@@ -246,9 +254,12 @@ class LlamaRunner:
         lib.llama_synchronize(self._context)
         return rows
 
-    def _compute(self, num_tokens: int) -> int:
+    def _compute(self, num_tokens: int, min_tokens: int) -> int:
         """Decode the batch's first `num_tokens`, with padding tokens if that is faster. Return llama.cpp's status."""
-        num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch) if self._can_fill else 0
+        num_added = 0
+        if self._can_fill:
+            num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch)
+            num_added = max(num_added, min_tokens - num_tokens)
         end = num_tokens + num_added
         if num_added and end <= self.max_batch:
             added = slice(num_tokens, end)

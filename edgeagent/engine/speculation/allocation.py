@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 # Drafts must be expected to raise the rate by this factor. Predictions are not exact enough for smaller gains.
 _MIN_GAIN = 1.02
-# With drafts, each stream keeps at least this share of its rate. Streams without drafts also wait for longer steps.
+# With drafts, each stream keeps at least this share of its rate. The longer steps also delay streams without drafts.
 _MIN_SHARE = 0.8
 # A step with drafts may take this many times as long as one without, even if that exceeds the streams' budget. On a
 # machine whose plain steps take longer than the budget, drafts are worth most.
@@ -32,7 +32,7 @@ class Offer:
     """The tokens that may be drafted for one sequence, and the cost of drafting them.
 
     `chances[i]`: the chance that the first i + 1 tokens are all accepted. `step_s[n]`: the seconds of a draft step for
-    n sequences; empty if drafting costs nothing. `start_s`: the seconds that the first draft step takes longer.
+    n sequences; empty if drafting costs nothing. `start_s`: the extra seconds of the first draft step.
     """
 
     chances: Items[float]
@@ -114,7 +114,7 @@ def _best_count(
 
 
 def longest_s(target_s: Items[float], budget_s: float) -> float:
-    """Return how long a step with drafts may take: `budget_s`, or three times a step without drafts."""
+    """Return how long a step with drafts may take: the longer of `budget_s` and three times a step without drafts."""
     return max(budget_s, _MAX_STRETCH * target_s[0])
 
 

@@ -26,7 +26,7 @@ from edgeagent.errors import InternalError
 _MAX_CATCH_UP = 256
 _MAX_CATCH_UP_S = 0.1
 _MIN_CATCH_UP = 32
-# Blocks are loaded into the draft's cells for about this long in a step. At least one block is loaded.
+# Blocks are loaded into the draft model's cells for about this long in a step. At least one block is loaded.
 _MAX_RESTORE_S = 0.01
 # How long to wait for a block if there is nothing else to do.
 _WAIT_S = 0.005
@@ -49,7 +49,7 @@ class _Draft:
     seq_id: int
     num_agreed: int
     restoring: Restoring | None = None
-    num_looked_at: int = 0  # up to which length full blocks were already marked for saving
+    num_looked_at: int = 0  # full blocks up to this length are already marked for saving
     fed: list[int] = field(default_factory=list)
 
     def num_stood(self, tokens: Items[int]) -> int:
@@ -74,14 +74,14 @@ class DraftModel:
         self._runner = runner
         self._clock = clock
         self.prefixes = prefixes or PrefixStore(runner, clock=clock)
-        """The prefixes in the draft's cells and blocks."""
+        """The prefixes in the draft model's cells and blocks."""
         self.costs = self.prefixes.costs
         """The measured costs of the draft model's steps."""
         self._drafts: dict[str, _Draft] = {}
         self.start_s = 0.0
         """How much longer the first step of a draft takes than a further one, on average.
 
-        It also computes the tokens that the draft model lacks.
+        The first step also computes the tokens that the draft model lacks.
         """
         self._pick_s = 0.0  # average time of finding the likeliest token of a row of logits
 

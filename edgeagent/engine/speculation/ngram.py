@@ -12,18 +12,18 @@ import numpy as np
 
 from edgeagent.engine.sequence import Sequence
 
-# This many last tokens must have occurred before.
+# A draft is made only if the last _LENGTH tokens occurred before.
 _LENGTH = 3
 _TOKEN_BITS = 20
-# Only this many places where they occurred, the latest ones, are compared, up to this many tokens back.
+# Only the latest _MAX_PLACES places where they occurred are compared, each over at most _MAX_MATCH tokens.
 _MAX_PLACES = 4
 _MAX_MATCH = 32
 # Tokens of a long prompt that are indexed in one step.
 _MAX_INDEXED = 8192
-# Up to this many tokens are indexed without arrays.
+# Up to this many tokens are indexed one by one: for so few, NumPy takes longer.
 _FEW = 16
-# If an answer replaced tokens of the text that it repeats, a draft continues there until this many tokens after the
-# last match. By then the last tokens match again, or the answer does not repeat that text.
+# If an answer repeats an earlier text with some tokens replaced, drafts continue from that text up to this many tokens
+# after the last match. By then the last tokens match again, or the answer does not repeat that text.
 _MAX_REPLACED = 4
 
 
@@ -54,7 +54,7 @@ class NgramIndex:
         return self._num_indexed >= len(tokens) - 1
 
     def find(self, tokens: Items[int]) -> tuple[int, int]:
-        """Return where the longest run that equals the last tokens ended, and its length; (0, 0) if there is none."""
+        """Return where the longest earlier run that equals the last tokens ended, and its length; (0, 0) if none."""
         if len(tokens) <= _LENGTH:
             return 0, 0
         best = (0, 0)
@@ -99,7 +99,7 @@ class _Text:
 
 
 class NgramDrafter:
-    """Proposes from the sequences' own tokens."""
+    """Proposes tokens from the sequences' own texts."""
 
     def __init__(self) -> None:
         self._texts: dict[str, _Text] = {}
@@ -107,8 +107,8 @@ class NgramDrafter:
     def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
         """Return the tokens that followed an earlier occurrence of the last tokens, and how many tokens matched.
 
-        If an answer replaced a token or two of the text that it repeats, the draft continues behind them in that
-        text. Then the number of matching tokens is 0.
+        If the answer repeats an earlier text, but has just replaced a few of its tokens, the draft continues in that
+        text after them. Then the number of matching tokens is 0.
         """
         text, tokens = self._texts.setdefault(sequence.id, _Text()), sequence.tokens
         if not text.index.extend(tokens):
@@ -128,7 +128,7 @@ class NgramDrafter:
 
 
 def _continues(tokens: Items[int], distance: int) -> bool:
-    """Whether the tokens, but for the last few, equal those `distance` tokens earlier."""
+    """Whether the tokens before the last few equal those `distance` tokens earlier."""
     end = len(tokens)
     for replaced in range(1, _MAX_REPLACED + 1):
         later, earlier = end - replaced, end - replaced - distance

@@ -53,7 +53,7 @@ class Drafters:
     are_even: bool = False
 
     def within(self, max_tokens: int, *, are_even: bool) -> Drafters:
-        """Return drafters for a memory that can take back `max_tokens` of a sequence; with 0 they draft nothing."""
+        """Return drafters for a memory that can remove only `max_tokens` of a sequence; with 0 they draft nothing."""
         if max_tokens == 0:
             return Drafters(max_tokens=0)
         most, forced = min(self.max_tokens, max_tokens), min(self.max_forced, max_tokens)
@@ -65,7 +65,7 @@ class _State:
     """The drafting state of a decoding sequence."""
 
     acceptances: dict[str, Acceptance] = field(default_factory=dict)
-    source: str = ""  # of this step's drafts; "" if it has none, or a grammar's tokens
+    source: str = ""  # of this step's drafts; "" if it has none, or only tokens that a grammar forces
     is_awaited: bool = False  # the draft model first computes the tokens that it lacks, and drafts later
     ending: Ending | None = None  # of the draft model's draft of this step
 
@@ -173,7 +173,7 @@ class Proposals:
             ending, num_judged = state.ending, num_proposed
             if ending is not None:
                 self._confidence_of(sequence).observe(ending.probabilities, num_accepted)
-                num_judged += ending.is_early  # the next place gave nothing, as if refused
+                num_judged += ending.is_early  # the place after an early end counts as refused
             state.acceptances[state.source].observe(num_judged, num_accepted)
 
     @property
@@ -182,7 +182,10 @@ class Proposals:
         return any(state.source for state in self._states.values())
 
     def note_step(self, num_sequences: int, step_s: float, plain_s: float) -> None:
-        """Note how long a step of decoding sequences took, without drafting, and would have taken without drafts."""
+        """Note the time of a step of decoding sequences: `step_s`, in which drafting is not included.
+
+        `plain_s`: how long the step would have taken without drafts.
+        """
         self.tally.add_step(num_sequences, self._num_accepted, step_s + self._draft_s, plain_s)
 
     def release(self, sequence: Sequence) -> None:
@@ -244,7 +247,7 @@ class Proposals:
         return proposals
 
     def _look_up(self, plain: StepShape, num_free: int) -> tuple[list[float], list[float]]:
-        """Return the expected seconds of target steps by number of draft tokens, and of draft steps by sequences."""
+        """Return two lists of expected seconds: of a target step with n drafts, and of a draft step for n sequences."""
         if self._num_steps - self._looked_up_at >= _STEPS_PER_LOOKUP:
             self._times.clear()
             self._looked_up_at = self._num_steps
@@ -279,9 +282,9 @@ class Proposals:
     def _choose(
         self, candidates: Items[Candidate], target_s: Items[float], num_sequences: int
     ) -> tuple[list[int], float]:
-        """Return how many tokens each candidate may draft in this step, and the factor on the tokens per second.
+        """Return how many tokens each candidate may draft in this step, and the factor by which that raises the rate.
 
-        The factor is 0 without drafts, and if they are a trial.
+        The rate is in tokens per second. The factor is 0 if there are no drafts, or if they are a trial.
         """
         if self._num_steps % _PLAIN_EVERY == 0:
             return [0] * len(candidates), 0.0
@@ -328,8 +331,8 @@ class Proposals:
     def _decide_catching_up(self, candidates: Items[Candidate], counts: Items[int], saved_s: float) -> None:
         """Choose the sequences for which the draft model should catch up, so that it can draft for them.
 
-        If it did for all, `counts` tokens would be drafted, and each stream's time per token would fall by `saved_s`.
-        An answer is expected to get as many further tokens as it has now.
+        If it caught up for all of them, `counts` tokens would be drafted, and each stream's time per token would fall
+        by `saved_s`. An answer is expected to get as many further tokens as it has now.
         """
         num_drafting = max(1, sum(map(bool, counts)))
         for candidate, count in zip(candidates, counts, strict=True):
@@ -368,5 +371,5 @@ class Proposals:
         return known[source]
 
     def _forced(self, sequence: Sequence) -> tuple[int, ...]:
-        # They are verified like drafts: the same text may have other tokens, and the sampler decides.
+        # They are verified like drafts: other tokens may give the same text, and the sampler decides.
         return tuple(sequence.spec.sampler.forced()[: self._drafters.max_forced])

@@ -9,11 +9,11 @@ from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance
 from edgeagent.engine.speculation.allocation import Offer, could_pay
 
-# If drafts do not pay, this part of the time is spent on trying whether they do by now.
+# While drafts do not pay, this share of the time is spent on trials, which show whether they pay by now.
 _SHARE_OF_TRIALS = 0.01
-# Together, the first trials of sequences may take this part of the time.
+# Together, the first trials of all sequences may take this share of the time.
 _SHARE_OF_FIRST_TRIALS = 0.02
-# A source of which little is known, also from earlier processes, is tried at once if that takes no longer.
+# A source of which little is known, also from earlier processes, is tried at once if that takes at most this long.
 _UNKNOWN_TRIAL_S = 0.1
 
 
@@ -37,7 +37,7 @@ class Candidate:
 class Trials:
     """Saves up time for trials, and says which candidate to try with how many tokens.
 
-    A candidate is tried only if drafts would pay with all of their tokens accepted.
+    A candidate is tried only if its draft would pay if all of its tokens were accepted.
     """
 
     def __init__(self) -> None:

@@ -30,8 +30,8 @@ MAX_STREAMS = 8
 _MAX_ROUNDS = 3
 _NUM_REPEATS_OF_SHORT = 3
 _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
-# _FORM_SHARE of the time is for the form of attention, the rest for the micro-batch. The number of layers is chosen so
-# that the planned share of the time should suffice for two rounds of the former and one of the latter.
+# _FORM_SHARE of the time is for choosing the form of attention, the rest for choosing the micro-batch. So many layers
+# are measured that _PLANNED_SHARE of the time should suffice for two rounds of the form and one of the micro-batch.
 _FORM_SHARE, _PLANNED_SHARE = 0.8, 0.5
 # A sample counts if the threads had cores for at least the share _UNDISTURBED of its time. Threads wait for each other,
 # so one thread without a core slows all of them. Systems measure CPU time in ticks of up to 10 ms, so a sample shorter

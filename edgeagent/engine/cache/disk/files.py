@@ -106,7 +106,7 @@ class Files:
         if os.utime not in os.supports_fd:
             os.utime(self.folder / name, (used_s, used_s))
             return
-        # On an open file, since a worker's sandbox forbids it on a path.
+        # The times are set through an open file, since a worker's sandbox forbids setting them by path.
         descriptor = os.open(self.folder / name, _OLD)
         try:
             os.utime(descriptor, (used_s, used_s))

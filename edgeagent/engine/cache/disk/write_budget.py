@@ -73,7 +73,7 @@ class WriteBudget:
         self._allowance_left, self._looked_at_s = 1.0, 0.0
         self._latest: _State | None = None  # this process's own, in case the file cannot be written
         self.obstacle: str | None = None
-        """Why the shared state cannot be saved or locked: a folder has a file's name. None if none has."""
+        """Why the shared state cannot be saved or locked: a folder has a file's name. None if it can be."""
         self.read_bytes_per_s = 0.0
 
     @property
@@ -99,7 +99,7 @@ class WriteBudget:
         )
 
     def open(self) -> bool:
-        """Continue the store's time from the file.
+        """Read the file, so that the store's time continues from the time that was saved there.
 
         Return False if there is no valid file. The ages of blocks are then unknown.
         """
