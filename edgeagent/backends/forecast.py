@@ -18,7 +18,8 @@ _MAX_BEGINNINGS = 8192
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 # Rendering, tokenizing and the transfer through pipes.
 _OVERHEAD_S = 0.005
-# The assumed speed of an idle worker doubles after each period of this length, at most this many times.
+# An idle worker measures nothing. Its assumed speed doubles every _DOUBT_S seconds of idling, at most _MOST_DOUBLINGS
+# times.
 _DOUBT_S = 30.0
 _MOST_DOUBLINGS = 5.0
 

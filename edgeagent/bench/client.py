@@ -133,7 +133,7 @@ class WebSocketConnection:
 
 @dataclass(frozen=True, slots=True)
 class HttpConnection:
-    """/v1/chat/completions, streamed, on a connection that is kept alive."""
+    """An HTTP connection that is kept alive, and on which /v1/chat/completions streams its answers."""
 
     server: Server
     http: httpx.AsyncClient

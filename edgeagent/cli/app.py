@@ -15,7 +15,7 @@ import typer
 
 from edgeagent.cli.display import complain
 from edgeagent.cli.help import PlainCommand
-from edgeagent.errors import ConfigError, EdgeAgentError
+from edgeagent.errors import EdgeAgentError
 
 # The variables in which typer's completion scripts for the shells put the words typed so far.
 COMPLETE_VARIABLE = "_EDGEAGENT_COMPLETE"
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _completing():
             app = build_app(_command_asked_for(arguments))
-            # In this mode the app returns the status of typer.Exit, or a command function's result, which is None here.
+            # With standalone_mode=False the app returns the status of typer.Exit, or the command's result, here None.
             return int(app(arguments, prog_name="edgeagent", standalone_mode=False) or 0)
     except typer.TyperException as error:
         # Imported only when needed, since its regular expressions take a while to compile.
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except EdgeAgentError as error:
         complain(error.message)
-        return 2 if isinstance(error, ConfigError) else 1
+        return error.exit_status
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except SystemExit as leaving:

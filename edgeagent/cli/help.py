@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
 
-_TYPE = re.compile(r" <[^>]*>$")  # an argument's metavar says enough
+_TYPE = re.compile(r" <[^>]*>$")  # the type of an argument; its name is enough
 _CHOICES = re.compile(r"<([^<>]*)>$")
 _RANGES = (
     (re.compile(r"(\S+)<=x<=(\S+)\]$"), r"\1 to \2]"),

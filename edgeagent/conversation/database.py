@@ -148,7 +148,10 @@ class ResponseDatabase:
         return _inflate(row[2]) if row else None
 
     def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
-        """Return the items with these ids in responses of the partition, and the strictest route of these responses."""
+        """Return the partition's items that have these ids, by id, and a route. Unknown ids are left out.
+
+        The route is the strictest one of the responses in which the items were found; None if none of them sets one.
+        """
         found: dict[str, Item] = {}
         route: RouteMode | None = None
         for item_id in item_ids:

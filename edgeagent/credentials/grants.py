@@ -1,7 +1,8 @@
 """The requests and sockets that tokens have opened, so that each ends with its token.
 
-The server checks ten times a second whether the tokens still hold (`Grants.check`). Work for a token registers how to
-end it with its grant. The grant is in the context of the request's task, which the tasks that it starts share.
+The server checks ten times a second whether the tokens still hold (`Grants.check`). Work for a token registers a
+function that ends the work with the token's grant. The grant is in a context variable (GRANT) of the request's task;
+tasks that it starts inherit the variable.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
-# How long the daemon waits for a worker after a second signal. A worker ends anyway when its pipe closes.
+# How long the daemon waits for a worker after a second signal. A worker ends anyway when its pipe closes, so it need
+# not be waited for.
 FORCED_STOP_S = 0.5
 # How long the protocols may take to close. Their data is already on disk, so only a disk that hangs takes longer.
 FRONTENDS_CLOSE_S = 2.0
@@ -99,7 +100,7 @@ def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callab
         return error.exit_code
     except EdgeAgentError as error:
         reporter.error(error.message)
-        return ExitCode.FAILED
+        return error.exit_status
     except KeyboardInterrupt:
         return ExitCode.OK
     return ExitCode.OK

@@ -39,19 +39,24 @@ def listening(server: ServerConfig) -> Iterator[Listeners]:
 
 def _check_tls(server: ServerConfig) -> None:
     if (server.tls_certificate is None) is not (server.tls_key is None):
-        raise StartError("server.tls_certificate and server.tls_key go together; one of them is missing")
+        raise StartError(
+            "server.tls_certificate and server.tls_key go together; one of them is missing", ExitCode.WRONG_SETTING
+        )
     if server.tls_certificate is not None:
         try:
             context = server_context(server.tls_certificate, server.tls_key)
             trouble = trouble_with(context, server.tls_certificate)
         except OSError as error:
-            raise StartError(f"cannot use the certificate {server.tls_certificate} with its key: {error}") from error
+            raise StartError(
+                f"cannot use the certificate {server.tls_certificate} with its key: {error}", ExitCode.WRONG_SETTING
+            ) from error
         if trouble is not None:
             logger.warning("%s", trouble)
     elif not server.is_loopback and not server.plaintext:
         raise StartError(
             f"{server.host or 'every address'} is reached from other machines, and without TLS the token could be read "
-            "on the way: give --tls-certificate and --tls-key, or --plaintext, or listen on 127.0.0.1"
+            "on the way: give --tls-certificate and --tls-key, or --plaintext, or listen on 127.0.0.1",
+            ExitCode.WRONG_SETTING,
         )
 
 

@@ -22,10 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class ExitCode(IntEnum):
-    """The exit status of the daemon. Status 2 is left out, since it means a wrong command line."""
+    """The exit status of the daemon. A service manager should restart it after FAILED only."""
 
     OK = 0
     FAILED = 1
+    WRONG_SETTING = 2
     PORT_TAKEN = 3
     ALREADY_RUNNING = 4
 
@@ -66,13 +67,17 @@ def _make_private(state_dir: Path) -> None:
             return
         status = state_dir.stat()
         if status.st_uid != os.getuid():
-            raise StartError(f"the state folder {state_dir} belongs to another user; choose one with --state-dir")
+            raise StartError(
+                f"the state folder {state_dir} belongs to another user; choose one with --state-dir",
+                ExitCode.WRONG_SETTING,
+            )
         if status.st_mode & 0o077:
             # Other programs may have files in this folder, and making it private could break them.
             if not (state_dir / LOCK_FILE).exists() and any(state_dir.iterdir()):
                 raise StartError(
                     f"the state folder {state_dir} is open to other users and holds other things; "
-                    "choose a folder of its own with --state-dir"
+                    "choose a folder of its own with --state-dir",
+                    ExitCode.WRONG_SETTING,
                 )
             state_dir.chmod(0o700)  # fails on a read-only file system
     except OSError as error:

@@ -50,11 +50,11 @@ class Spending:
                 self._count(line.remote, line.client, line.num_tokens, line.money)
 
     def of(self, remote: str) -> Spent:
-        """Return what all clients have spent at a remote, or at ALL."""
+        """Return what all clients have spent at a remote, or with ALL at all remotes together."""
         return self._by_remote.get(remote) or Spent()
 
     def of_client(self, remote: str, client: str) -> Spent:
-        """Return what a client has spent at a remote, or at ALL."""
+        """Return what a client has spent at a remote, or with ALL at all remotes together."""
         return self._by_client.get((remote, client)) or Spent()
 
     def clients(self, remote: str) -> list[str]:

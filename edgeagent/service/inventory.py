@@ -65,7 +65,7 @@ def find_known(
     `served_name` returns the service's name of a model by a client's name.
     """
     models = {model.name: model for each in known_models(config, served) for model in each}
-    # It may be served under another name than the client's, or not at all.
+    # The model may be served under another name than the client's, or not at all.
     for known in (served_name(name), name):
         if known in models:
             return models[known]
@@ -76,7 +76,7 @@ def find_known(
     try:
         library.refuse_path(name)
         found = library.local(name)
-    except (ModelNotFound, InvalidRequest) as error:  # the latter for a name that no model can have
+    except (ModelNotFound, InvalidRequest) as error:  # InvalidRequest: no model can have this name
         raise ModelNotFound.for_client(name, error) from None
     if found.name in models:
         return models[found.name]

@@ -1,6 +1,6 @@
-"""The service as the wires have it: each generation is registered, measured and logged without its content.
+"""The service as the wires see it: each generation is registered, measured and logged without its content.
 
-Once the daemon drains, no request begins.
+While the daemon drains, new requests are refused.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class LiveService(ServiceDecorator):
         self._is_draining = True
 
     def cancel_all(self) -> None:
-        """Cancel every live request politely. Each request still ends in its terminal event."""
+        """Cancel every live request. Each of them still ends in its terminal event."""
         for request in self.live.running():
             self._service.cancel(request.id)
 

@@ -1,4 +1,4 @@
-"""What the wires ask of the part that generates: the router in the daemon, a fake in tests."""
+"""What the wires need from the part that generates: the router in the daemon, a fake in tests."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Service(Protocol):
         """Run a request; closing the generator cancels it."""
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text by a model's own tokenizer and template; cancelling the task ends it."""
+        """Answer a question about text with a model's own tokenizer and template; cancelling the task ends it."""
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a live request politely; an unknown or finished id is ignored."""
+        """Cancel a live request, which still ends in its terminal event. An unknown or finished id is ignored."""
 
     def models(self) -> list[ModelStatus]:
         """Return the models that are served, loaded or not."""
@@ -38,7 +38,7 @@ class Service(Protocol):
         """Return the name of the model for requests that name no model."""
 
     def find_model(self, name: str) -> str:
-        """Return the canonical name of a model that has several; raise ModelNotFound or BackendUnavailable."""
+        """Return a model's canonical name, given any of its names; raise ModelNotFound or BackendUnavailable."""
 
     async def locate(self, name: str) -> str:
         """Like `find_model`, but also find a model on this machine that no request has named yet. Loads nothing."""
@@ -46,7 +46,7 @@ class Service(Protocol):
     async def unload(self, model: str) -> int:
         """End a model's worker and return 0; if it is serving, return how many requests must end first.
 
-        Raise ModelNotFound, or NotSupported for a model elsewhere.
+        Raise ModelNotFound, or NotSupported for a remote model.
         """
 
 

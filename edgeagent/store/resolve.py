@@ -74,7 +74,7 @@ class Found:
     """A model's files, not yet verified. `sha256` is another program's record of the first file's hash.
 
     `draft` is the catalog's name of its draft model. `name` is the model's canonical name on this machine. A model that
-    was given by path is named after its file. A file that has no name but aliases is named by the first alias.
+    was given by path is named after its file. A file that has only aliases is named by the first of them.
     """
 
     name: str

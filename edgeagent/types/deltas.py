@@ -109,7 +109,7 @@ class PromptProgress(Struct, frozen=True, tag="progress"):
 
 
 class PromptText(Struct, frozen=True, tag="prompt"):
-    """More text of the prompt itself, sent before the answer. Sent only if `echo` is set."""
+    """The next piece of the prompt's text. Sent before the answer, and only if `echo` is set."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -120,7 +120,7 @@ def is_file_name(name: str) -> bool:
 def is_repo_name(name: str) -> bool:
     """Whether this is a repository name (org/repo) by the hub's rules."""
     match = _REPO.fullmatch(name)
-    # The hub forbids both; "--" also separates the parts of a cache folder's name.
+    # The hub forbids "--" and "..". "--" also separates the parts of a cache folder's name.
     return match is not None and match["quant"] is None and "--" not in name and ".." not in name
 
 

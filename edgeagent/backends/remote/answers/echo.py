@@ -40,7 +40,10 @@ class EchoGuard:
         return passed
 
     def release(self) -> list[Delta]:
-        """Return the held deltas, and hold no more. Call this once they are known to be new, or at the answer's end."""
+        """Stop holding text back, and return the deltas that were held.
+
+        Call this as soon as they are known to be new, and at the end of the answer.
+        """
         self._is_decided = True
         held, self._held = self._held, []
         return list(held)

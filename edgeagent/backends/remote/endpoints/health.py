@@ -85,7 +85,7 @@ class Breaker:
         self._heard_s = now_s
 
     def finish(self) -> None:
-        """Note an answer's successful end.
+        """Note that an answer has ended successfully.
 
         Ignore it while the breaker is open after a hang, because the answer may have begun before the hang.
         """
@@ -93,7 +93,7 @@ class Breaker:
             self.succeed()
 
     def succeed(self) -> None:
-        """Note an answer's first content."""
+        """Note that the first content of an answer has arrived."""
         self._num_failures = self._num_openings = 0
         self._open_until_s = None
         self._is_trying = self._is_down = False

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from edgeagent.types import Delta, PromptText, TextDelta
 from edgeagent.worker.protocol import StepItem, StepResult
 
-# Limit of log probabilities in one frame. Text that was held back (long white space, for example) has many at once.
+# The most log probabilities of one text delta in a frame; the rest goes into further deltas. Text that was held back
+# (long white space, for example) has many at once.
 _MAX_LOGPROBS = 128
 
 

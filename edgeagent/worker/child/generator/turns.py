@@ -16,9 +16,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._arrived: SimpleQueue[Submit] = SimpleQueue()
-        self._waiting: list[
-            Submit
-        ] = []  # in order of arrival; only the thread that calls `get` uses this and the next fields
+        # In order of arrival. Only the thread that calls `get` uses this and the next two fields.
+        self._waiting: list[Submit] = []
         self._served_at: dict[str, int] = {}  # by partition, while requests wait
         self._num_served = 0
 

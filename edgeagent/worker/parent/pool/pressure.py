@@ -6,7 +6,8 @@ import psutil
 
 _MIN_FREE_SHARE = 0.03
 _MIN_FREE_BYTES = 256 << 20
-# In °C below a sensor's critical temperature, at which the system slows its processors down.
+# The machine is too hot from this many °C below a sensor's critical temperature on. At the critical temperature the
+# system slows its processors down.
 _HOT_MARGIN = 3.0
 
 

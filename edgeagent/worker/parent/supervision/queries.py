@@ -79,7 +79,7 @@ class Queries:
         return [query for kind, query in first.items() if kind not in sent]
 
     def discard(self, query: Query) -> bool:
-        """Drop a question if it is still open; return True if the worker has it and must be told."""
+        """Drop a question if it is still open; return True if it was sent, so the worker must be told."""
         return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
 
     def on_answer(self, answer: AnswerPart) -> None:
@@ -100,7 +100,7 @@ class Queries:
             self._settle(query, from_code(failed.code, failed.message, param=failed.param))
 
     def fail_sent(self, error: EdgeAgentError) -> None:
-        """End the questions that were sent to the worker with an error."""
+        """Fail the questions that were sent to the worker, with this error."""
         for query in [query for query in self._open.values() if query.sent_at_s is not None]:
             self._settle(query, error)
 

@@ -31,7 +31,7 @@ class Refusal:
         return max(0.0, self.until_s - now_s)
 
     def check(self, now_s: float) -> None:
-        """Raise the error with the remaining seconds, unless the time is over."""
+        """Raise the error, with the time that is left as `retry_after_s` (at least 1 s). Do nothing after `until_s`."""
         if now_s < self.until_s:
             raise renewed(self.error, self.until_s - now_s)
 
