@@ -43,6 +43,8 @@ class EdgeAgentError(Exception):
     """
 
     code: ClassVar[str] = "internal_error"
+    exit_status: ClassVar[int] = 1
+    """The exit status of a command that this error ends: 2 if an argument or a setting must be corrected, else 1."""
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class InvalidRequest(EdgeAgentError):
     """The request is wrong. `param` names the field."""
 
     code = "invalid_value"
+    exit_status = 2
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -95,6 +98,7 @@ class NotFound(EdgeAgentError):
     """The requested object does not exist."""
 
     code = "not_found"
+    exit_status = 2
 
 
 class ModelNotFound(NotFound):
@@ -212,6 +216,7 @@ class ConfigError(EdgeAgentError):
     """A setting is wrong."""
 
     code = "config_error"
+    exit_status = 2
 
 
 class StoreError(EdgeAgentError):

@@ -72,9 +72,9 @@ def command_page() -> str:
     """Return the page of commands."""
     parts = [
         "# Command line",
-        "`--help` works after every command. Exit statuses: 0 success, 1 failure, 2 a wrong argument or setting, "
-        "130 interrupted. `edgeagent serve` also exits with 3 if the port is taken, and with 4 if another daemon uses "
-        "the state folder.",
+        "`--help` works after every command. Exit statuses: 0 success, 1 failure, "
+        "2 a wrong argument or setting, such as the name of a model that is not there, 130 interrupted. "
+        "`edgeagent serve` also exits with 3 if the port is taken, and with 4 if another daemon uses the state folder.",
         table(["command", "what it does"], ([f"[`{n}`](#{n})", c.summary] for n, c in COMMANDS.items())),
     ]
     for name in COMMANDS:

@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 import edgeagent
+from edgeagent.daemon import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,6 +68,8 @@ def test_the_service_units_say_serve() -> None:
     (calls,) = [line for line in unit.splitlines() if line.startswith("SystemCallFilter=")]
     assert {f"landlock_{name}" for name in ("create_ruleset", "add_rule", "restrict_self")} < set(calls.split())
     assert "seccomp" in calls.split()
+    corrected_by_hand = (ExitCode.WRONG_SETTING, ExitCode.PORT_TAKEN, ExitCode.ALREADY_RUNNING)
+    assert f"RestartPreventExitStatus={' '.join(str(int(code)) for code in corrected_by_hand)}\n" in unit
     agent = plistlib.loads((ROOT / "packaging/launchd/edgeagent.plist").read_bytes())
     assert agent["ProgramArguments"][1:] == ["serve"]
 

@@ -15,7 +15,7 @@ import typer
 from edgeagent import __version__
 from edgeagent.cli import app
 from edgeagent.cli.app import COMMANDS, Command, main
-from edgeagent.errors import BackendUnavailable, ConfigError
+from edgeagent.errors import BackendUnavailable, ConfigError, InvalidRequest, ModelNotFound
 
 HEAVY = (
     "prompt_toolkit",
@@ -154,6 +154,8 @@ def test_wrong_usage_is_one_line_and_status_2(
     [
         (BackendUnavailable("no daemon runs"), 1, "error: no daemon runs\n"),
         (ConfigError("bad option"), 2, "error: bad option\n"),
+        (InvalidRequest("bad name"), 2, "error: bad name\n"),
+        (ModelNotFound("no such model"), 2, "error: no such model\n"),
         (KeyboardInterrupt(), 130, ""),
         (typer.Exit(7), 7, ""),
     ],
@@ -172,6 +174,33 @@ def test_expected_errors_have_no_traceback(
     monkeypatch.setattr(app, "_resolve", lambda target: fail)
     assert main(["fail"]) == status
     assert capsys.readouterr().err == printed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "nosuch"],
+        ["serve", "--draft", "/none.gguf"],
+        ["serve", "--host", "0.0.0.0"],
+        ["serve", "--tls-certificate", "x"],
+        ["serve", "--tls-certificate", "x", "--tls-key", "y"],
+        ["run", "nosuch", "-p", "hi"],
+        ["show", "nosuch"],
+        ["fit", "nosuch"],
+        ["rm", "nosuch"],
+        ["cp", "builtin", "/x"],
+        ["cp", "nosuch", "x"],
+        ["quantize", "nosuch", "q4_0"],
+        ["pull", "nosuch"],
+    ],
+)
+def test_what_must_be_corrected_has_status_2(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEAGENT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("EDGEAGENT_SERVER__PORT", "0")
+    assert main(arguments) == 2
+    assert "error: " in capsys.readouterr().err
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

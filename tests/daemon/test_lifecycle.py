@@ -163,7 +163,7 @@ def test_a_taken_port(tmp_path: Path) -> None:
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with daemon(tmp_path, "unfindable") as process:
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (ExitCode.FAILED, "")
+    assert (process.returncode, out) == (ExitCode.WRONG_SETTING, "")
     assert err == "error: there is no model at /nowhere.gguf; pull one with `edgeagent pull`\n"
 
 

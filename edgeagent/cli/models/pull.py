@@ -8,6 +8,7 @@ import typer
 
 from edgeagent.cli.completion import catalog_names
 from edgeagent.cli.models.options import ConfigFile, ModelsDir, StateDir, settings_of
+from edgeagent.errors import EdgeAgentError
 
 if TYPE_CHECKING:
     from edgeagent.store.hub.pull import PulledModel, Puller
@@ -49,27 +50,27 @@ def pull(
         return
     puller = Puller(settings.store, settings.state_dir, offline=offline)
     wanted = list(dict.fromkeys(names))
-    num_failed = 0
+    failures = []
     for name in wanted:
         pulled = _pull(puller, name, as_json=as_json)
-        num_failed += pulled is None
-        if pulled is not None and pulled.draft is not None and not no_draft and pulled.draft not in wanted:
+        if isinstance(pulled, EdgeAgentError):
+            failures.append(pulled.exit_status)
+        elif pulled.draft is not None and not no_draft and pulled.draft not in wanted:
             wanted.append(pulled.draft)
-    if num_failed:
-        raise typer.Exit(1)
+    if failures:
+        raise typer.Exit(min(failures))  # 2 only if every name must be corrected
 
 
-def _pull(puller: Puller, name: str, *, as_json: bool) -> PulledModel | None:
-    """Pull one model and show the progress. Return None if it failed."""
+def _pull(puller: Puller, name: str, *, as_json: bool) -> PulledModel | EdgeAgentError:
+    """Pull one model and show the progress. Return the error if it failed."""
     from edgeagent.cli.models.pull_display import pull_display
-    from edgeagent.errors import EdgeAgentError
 
     with pull_display(name, as_json=as_json) as display:
         try:
             pulled = puller.pull(name, display.progress)
         except EdgeAgentError as error:
             display.failed(error)
-            return None
+            return error
         except KeyboardInterrupt:
             display.interrupted()
             raise typer.Exit(130) from None

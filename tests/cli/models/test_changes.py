@@ -87,7 +87,7 @@ def test_cp_then_rm_of_the_alias(run: Run, store: StoreConfig) -> None:
     assert run("show", "casa")[0] == 0
     status, out, err = run("rm", "--yes", "home")
     assert (status, out) == (0, "0 B are free again.\n") and "no file is deleted" in err
-    assert names(run) == {"household"} and run("show", "home")[0] == 1
+    assert names(run) == {"household"} and run("show", "home")[0] == 2
     status, _, err = run("cp", "household", "a/b")
     assert status == 1 and "cannot be a model's name" in err
     status, _, err = run("cp", "household", "builtin")
