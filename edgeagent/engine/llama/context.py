@@ -10,7 +10,6 @@ import numpy as np
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Payload
-from edgeagent.engine.costs.step_shape import FLASH_TILE
 from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.batch_padding import choose_tile, num_to_fill
@@ -37,7 +36,6 @@ KV_TYPES = {  # ggml_type
     "q8_0": 8,
     "bf16": 30,
 }
-_TILED_KV_TYPES = ("auto", "f32", "f16")  # ggml's flash attention in tiles supports these, if K and V have the same
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 # llama.cpp allows 256 sequences per context. With attention, an idle sequence takes no extra memory. With recurrent
 # memory it takes a whole state, so idle states are kept in host memory if possible.
@@ -114,9 +112,6 @@ class LlamaRunner:
         self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
         self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
         self._tile = choose_tile(model.file_type)
-        has_tiles = config.kv_type_k == config.kv_type_v and config.kv_type_k in _TILED_KV_TYPES
-        is_tiled = self._can_fill and self.attention.flash == "on" and has_tiles
-        self.attention_tile = FLASH_TILE if is_tiled else 0
         self._window = model.window
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
         params = self._context_params(config, num_cells)
@@ -207,10 +202,8 @@ class LlamaRunner:
         """Undo `request_abort`. Call it before reading commands, since a command may request a new abort."""
         self.abort_flag.clear()
 
-    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+    def decode(self, slices: Sequence[Slice]) -> None:
         """Compute a batch of at most `max_batch` tokens, and wait until it is computed.
-
-        A batch of fewer than `min_tokens` is padded to that many, if enough cells are free.
 
         Raise OutOfCells (nothing was computed), or InternalError. Raise DecodeCancelled if it was interrupted: parts of
         the batch may be computed, so cut each sequence to its known length.
@@ -222,7 +215,7 @@ class LlamaRunner:
             # The next call overwrites llama.cpp's buffer.
             rows = {seq_id: [self._row_at(row).copy() for row in each] for seq_id, each in rows.items()}
             try:
-                rows |= self._decode_at_once(call, min_tokens)
+                rows |= self._decode_at_once(call)
             except OutOfCells:
                 if is_first:
                     raise
@@ -230,7 +223,7 @@ class LlamaRunner:
         self._past.note(slices)
         self._outputs = [row for part in slices for row in rows[part.seq_id]]
 
-    def _decode_at_once(self, slices: Sequence[Slice], min_tokens: int) -> dict[int, list[int | Logits]]:
+    def _decode_at_once(self, slices: Sequence[Slice]) -> dict[int, list[int | Logits]]:
         """Compute slices in one call of llama_decode. Return each sequence's rows in llama.cpp's buffer of logits."""
         at = 0
         rows: dict[int, list[int | Logits]] = {}
@@ -243,7 +236,7 @@ class LlamaRunner:
             self._flags[end - part.num_logits : end] = 1
             rows[part.seq_id] = [*range(end - part.num_logits, end)]
             at = end
-        status = self._compute(at, min_tokens)
+        status = self._compute(at)
         if status == _OUT_OF_CELLS:
             raise OutOfCells
         if status == 2:
@@ -254,12 +247,9 @@ class LlamaRunner:
         lib.llama_synchronize(self._context)
         return rows
 
-    def _compute(self, num_tokens: int, min_tokens: int) -> int:
+    def _compute(self, num_tokens: int) -> int:
         """Decode the batch's first `num_tokens`, with padding tokens if that is faster. Return llama.cpp's status."""
-        num_added = 0
-        if self._can_fill:
-            num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch)
-            num_added = max(num_added, min_tokens - num_tokens)
+        num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch) if self._can_fill else 0
         end = num_tokens + num_added
         if num_added and end <= self.max_batch:
             added = slice(num_tokens, end)
