@@ -130,7 +130,8 @@ def http_page() -> str:
         "schema of each body and answer. `edgeagent serve --docs` serves it at `/openapi.json`, and a page to read at "
         "`/docs`.",
         "**Scope** says what a token must allow. [Access](../access.md) says who needs a token. [Errors](errors.md) "
-        "lists the codes. Unknown fields are ignored, and named in the header `x-edgeagent-warning`.",
+        "lists the codes. Unknown fields are ignored, and named in the header `x-edgeagent-warning`. The routes under "
+        "`/edgeagent/` refuse them. Where the query and the body have the same fields, send each field in either.",
     ]
     grouped: dict[str, list[list[str]]] = {}
     for path, methods in document["paths"].items():
@@ -139,10 +140,11 @@ def http_page() -> str:
                 continue
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             scope = operation.get("x-scope")
-            row = [f"`{method.upper()} {path}`", scope or "none", _schema_link(body), operation["summary"]]
+            query = ", ".join(f"`{each['name']}`" for each in operation.get("parameters", ()) if each["in"] == "query")
+            row = [f"`{method.upper()} {path}`", scope or "none", query, _schema_link(body), operation["summary"]]
             grouped.setdefault(operation["tags"][0], []).append(row)
     for tag, rows in grouped.items():
-        parts += [f"## {TAGS.get(tag, tag)}", table(["route", "scope", "body", "what it does"], rows)]
+        parts += [f"## {TAGS.get(tag, tag)}", table(["route", "scope", "query", "body", "what it does"], rows)]
     parts += ["## Bodies"]
     schemas = document["components"]["schemas"]
     for name in _bodies(document):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, get_args, get_type_hints
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from edgeagent.api.wire.shape import Json
 
@@ -28,6 +28,12 @@ class Components:
             return schema
         self._add(kind.__name__, _without_titles(schema))
         return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+    def fields(self, kind: type[BaseModel]) -> dict[str, Json]:
+        """Return the schemas of a type's fields, by name."""
+        schema, _ = _schemas_of(kind)
+        fields: dict[str, Json] = _without_titles(schema).get("properties", {})
+        return fields
 
     def _add(self, name: str, schema: Json) -> None:
         known = self.schemas.setdefault(name, schema)

@@ -22,7 +22,7 @@ from edgeagent.api.ollama import models as ollama_models
 from edgeagent.api.ollama import pull as ollama_pull
 from edgeagent.api.ollama import routes as ollama_routes
 from edgeagent.api.openai import chat_answer, chat_body, embeddings, embeddings_body, models, text_answer, text_body
-from edgeagent.api.ops import cache, model_pulls, remotes, status
+from edgeagent.api.ops import cache, model_pulls, owner_fields, remotes, status
 from edgeagent.api.responses import body as create_body
 from edgeagent.api.responses import compaction_routes, event_json, stored_routes
 from edgeagent.api.routers import ROUTERS
@@ -38,8 +38,8 @@ class Operation:
     """How the document describes a route, in addition to the path and the summary.
 
     `body` and `answer` are the types of the JSON. `streams`: the media type of a streamed answer. `text`: the media
-    type of an answer that is not JSON. `unavailable`: the type of the answer with status 503. `query`: the names of the
-    query parameters.
+    type of an answer that is not JSON. `unavailable`: the type of the answer with status 503. `query`: the type of the
+    query parameters. `fields`: the type of fields that are in the query or in an optional body.
     """
 
     tag: str
@@ -49,7 +49,8 @@ class Operation:
     text: str = ""
     status: HTTPStatus = HTTPStatus.OK
     unavailable: type | None = None
-    query: tuple[str, ...] = ()
+    query: type[BaseModel] | None = None
+    fields: type[BaseModel] | None = None
 
 
 _MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=OllamaRefusal)
@@ -61,11 +62,13 @@ OPERATIONS: dict[str, Operation] = {
         "openai", create_body.CreateResponseBody, compaction_routes.InputTokens
     ),
     "GET /v1/responses/{response_id}": Operation(
-        "openai", answer=event_json.ResponseBody, streams=SSE, query=("stream", "starting_after")
+        "openai", answer=event_json.ResponseBody, streams=SSE, query=stored_routes.EventsQuery
     ),
     "DELETE /v1/responses/{response_id}": Operation("openai", answer=stored_routes.ResponseDeleted),
     "POST /v1/responses/{response_id}/cancel": Operation("openai", answer=event_json.ResponseBody),
-    "GET /v1/responses/{response_id}/input_items": Operation("openai", answer=stored_routes.ItemPage),
+    "GET /v1/responses/{response_id}/input_items": Operation(
+        "openai", answer=stored_routes.ItemPage, query=stored_routes.PageQuery
+    ),
     "POST /v1/chat/completions": Operation("openai", chat_body.ChatBody, chat_answer.ChatCompletion, SSE),
     "POST /v1/completions": Operation("openai", text_body.CompletionBody, text_answer.TextCompletion, SSE),
     "POST /v1/embeddings": Operation("openai", embeddings_body.EmbeddingsBody, embeddings.Embeddings),
@@ -82,14 +85,14 @@ OPERATIONS: dict[str, Operation] = {
     "GET /edgeagent/status": Operation("daemon", answer=status.Status),
     "POST /edgeagent/stop": Operation("daemon", answer=status.Stopping, status=HTTPStatus.ACCEPTED),
     "POST /edgeagent/reload": Operation(
-        "daemon", answer=status.Reloading, status=HTTPStatus.ACCEPTED, query=("model",)
+        "daemon", answer=status.Reloading, status=HTTPStatus.ACCEPTED, fields=owner_fields.ModelChoice
     ),
-    "POST /edgeagent/load": Operation("daemon", answer=status.Loaded, query=("model", "keep_alive")),
-    "POST /edgeagent/unload": Operation("daemon", answer=status.Unloaded, query=("model",)),
+    "POST /edgeagent/load": Operation("daemon", answer=status.Loaded, fields=status.LoadBody),
+    "POST /edgeagent/unload": Operation("daemon", answer=status.Unloaded, fields=owner_fields.ModelChoice),
     "GET /edgeagent/cache": Operation("daemon", answer=cache.CacheReport),
-    "POST /edgeagent/cache/purge": Operation("daemon", cache.PurgeBody, cache.Purged),
+    "POST /edgeagent/cache/purge": Operation("daemon", answer=cache.Purged, fields=cache.PurgeBody),
     "POST /edgeagent/cache/warm": Operation("daemon", cache.WarmBody, cache.Warmed),
-    "GET /edgeagent/egress": Operation("daemon", answer=remotes.EgressRows, query=("since_s", "limit")),
+    "GET /edgeagent/egress": Operation("daemon", answer=remotes.EgressRows, query=remotes.EgressQuery),
     "POST /edgeagent/egress/purge": Operation("daemon", answer=remotes.EgressPurged),
     "POST /tokenize": Operation("llama-server", text_tools.TokenizeBody, text_tools.Tokens),
     "POST /detokenize": Operation("llama-server", text_tools.DetokenizeBody, text_tools.Content),
@@ -124,8 +127,8 @@ AsyncAPI.
 
 Every client needs a token where `server.token_required` is set or the daemon listens beyond this machine. Elsewhere \
 the routes with the scopes `models` and `admin` need one, but not from the user that the daemon runs as. A token opens \
-the routes of its scopes (`x-scope`). Unknown fields are ignored, and named in `x-edgeagent-warning`. Every \
-error has one of these codes, and a `Retry-After` where trying again may help.
+the routes of its scopes (`x-scope`). Unknown fields are ignored, and named in `x-edgeagent-warning`; the routes under \
+`/edgeagent/` refuse them. Every error has one of these codes, and a `Retry-After` where trying again may help.
 
 | code | status | type |
 |---|---|---|
@@ -195,11 +198,11 @@ def _operation(route: RouteInfo, components: Components) -> Json:
         "tags": [known.tag],
         "responses": responses,
     }
-    if parameters := [*_parameters(route.path, known.query)]:
+    if parameters := [*_parameters(route.path, known.query or known.fields, components)]:
         operation["parameters"] = parameters
-    if known.body is not None:
-        body = components.ref(known.body)
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    if kind := known.body or known.fields:
+        content = {"application/json": {"schema": components.ref(kind)}}
+        operation["requestBody"] = {"required": known.body is not None, "content": content}
     if scope := NEEDS[route.template]:
         operation["x-scope"] = scope.value
     if scope not in (None, Scope.INFER):
@@ -207,11 +210,11 @@ def _operation(route: RouteInfo, components: Components) -> Json:
     return operation
 
 
-def _parameters(path: str, query: tuple[str, ...]) -> Iterator[Json]:
+def _parameters(path: str, query: type[BaseModel] | None, components: Components) -> Iterator[Json]:
     for name in re.findall(r"{(\w+)}", path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    for name in query:
-        yield {"name": name, "in": "query", "schema": {"type": "string"}}
+    for name, schema in ({} if query is None else components.fields(query)).items():
+        yield {"name": name, "in": "query", "schema": schema}
 
 
 def _answer(operation: Operation, components: Components, *, is_empty: bool) -> Json:

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from edgeagent import cache_folder
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.openai.chat_body import read_chat
+from edgeagent.api.openai.chat_body import KNOWN, read_chat
+from edgeagent.api.ops.owner_fields import OwnerBody, read_fields
 from edgeagent.api.wire.fields import Body, ModelName, validate
-from edgeagent.api.wire.json_body import read_body, read_json_object
 from edgeagent.api.wire.shape import Json, Shape, shaped
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import CachePolicy, Finished, GenerateRequest, PurgeCache, TextPrompt, WorkerState, replace
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/edgeagent/cache")
 Name = Annotated[str, Field(max_length=64)]
 
 
-class PurgeBody(Body):
+class PurgeBody(OwnerBody):
     """`client`: the client whose prompts to forget; "" is the owner. Without the field: all clients."""
 
     client: Name | None = None
@@ -39,6 +39,10 @@ class WarmBody(Body):
     pin: bool = False
     prompt: Annotated[str, Field(min_length=1)] | None = None
     model: ModelName | None = None
+
+
+# The fields of a prompt, and those of a chat completion, which other servers' clients send with it.
+_WARM_NAMES = frozenset({*WarmBody.model_fields, *KNOWN.names})
 
 
 class CachePart(Shape):
@@ -75,6 +79,7 @@ class Warmed(Shape):
 @router.get("")
 async def get_cache(request: Request) -> JSONResponse:
     """List what the cache folder holds, by model and client; counts of the running tiers are in the status."""
+    await read_fields(request, partial(validate, OwnerBody))
     folder = context_of(request).config.cache_dir
     try:
         parts = await asyncio.to_thread(cache_folder.list_parts, folder)
@@ -86,7 +91,7 @@ async def get_cache(request: Request) -> JSONResponse:
 @router.post("/purge")
 async def purge(request: Request) -> JSONResponse:
     """Delete cached prompts in memory and on disk; running requests continue."""
-    body = validate(PurgeBody, await read_json_object(request))
+    body = await read_fields(request, partial(validate, PurgeBody))
     context = context_of(request)
     await _purge_workers(context, body.client)
     folder = context.config.cache_dir
@@ -102,7 +107,7 @@ async def purge(request: Request) -> JSONResponse:
 async def warm(request: Request) -> JSONResponse:
     """Compute a prompt and keep it, so that the first request finds it cached."""
     service = context_of(request).service
-    warming = await read_body(request, partial(read_warming, default_model=service.default_model()))
+    warming = await read_fields(request, partial(_read_known_warming, default_model=service.default_model()))
     async with aclosing(service.generate(warming)) as steps:
         async for step in steps:
             for delta in step.deltas:
@@ -124,6 +129,13 @@ def read_warming(fields: Json, default_model: str) -> GenerateRequest:
         )
     chat = read_chat(fields, completion_id=request_id, default_model=default_model).requests[0]
     return replace(chat, cache=cache, prefill_only=True)
+
+
+def _read_known_warming(fields: Json, default_model: str) -> GenerateRequest:
+    for name in fields:
+        if name not in _WARM_NAMES:
+            raise InvalidRequest(f"{name[:64]} is unknown", param=name)
+    return read_warming(fields, default_model)
 
 
 async def _purge_workers(context: Context, client: str | None) -> None:

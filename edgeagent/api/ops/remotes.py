@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from functools import partial
 from typing import Annotated, Literal, NotRequired
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from pydantic import ConfigDict
 
 from edgeagent.api.context import Context, context_of
+from edgeagent.api.ops.owner_fields import OwnerBody, read_fields
 from edgeagent.api.wire.fields import Query, between, validate
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.egress import Row
@@ -108,6 +111,8 @@ class EgressPurged(Shape):
 class EgressQuery(Query):
     """The newest rows since a time, in seconds since 1970."""
 
+    model_config = ConfigDict(extra="forbid")
+
     since_s: Annotated[float, between(0, 1e11)] = 0.0
     limit: Annotated[int, between(1, 1000)] = 100
 
@@ -115,7 +120,7 @@ class EgressQuery(Query):
 @router.get("")
 async def get_egress(request: Request) -> JSONResponse:
     """Return rows of the ledger since a time, the oldest first: what left this machine, without its content."""
-    query = validate(EgressQuery, dict(request.query_params))
+    query = await read_fields(request, partial(validate, EgressQuery))
     folder = folder_of(context_of(request).config.state_dir)
     try:
         rows: deque[Row] = await asyncio.to_thread(lambda: deque(read_rows(folder, query.since_s), query.limit))
@@ -127,6 +132,7 @@ async def get_egress(request: Request) -> JSONResponse:
 @router.post("/purge")
 async def purge_egress(request: Request) -> JSONResponse:
     """Delete every row of the ledger; what was spent today still counts."""
+    await read_fields(request, partial(validate, OwnerBody))
     try:
         num_days = await asyncio.to_thread(purge, folder_of(context_of(request).config.state_dir), time.time())
     except ConfigError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from functools import partial
 from http import HTTPStatus
 from typing import Literal
 
@@ -13,13 +14,20 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
+from edgeagent.api.ops.owner_fields import ModelChoice, OwnerBody, read_fields
 from edgeagent.api.ops.remotes import RouteReport, route_report
-from edgeagent.api.wire.fields import keep_alive_s
+from edgeagent.api.wire.fields import keep_alive_s, validate
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.types import CacheStatus, Choice, MemoryKind, ModelInfo, ModelStatus, WorkerState, WorkerStatus
 
 router = APIRouter(prefix="/edgeagent")
+
+
+class LoadBody(ModelChoice):
+    """`keep_alive`: how long the model stays loaded without use, from now on: seconds, or a duration such as 5m."""
+
+    keep_alive: float | str | None = None
 
 
 class TierReport(Shape):
@@ -198,6 +206,7 @@ class Unloaded(Shape):
 @router.get("/status")
 async def get_status(request: Request) -> JSONResponse:
     """Return what runs: models and their workers, live requests, tokens a second, devices, connections."""
+    await read_fields(request, partial(validate, OwnerBody))
     context = context_of(request)
     service = context.service
     models = service.models()
@@ -222,30 +231,33 @@ async def get_status(request: Request) -> JSONResponse:
 
 
 @router.post("/reload")
-async def reload(request: Request, model: str = "") -> JSONResponse:
+async def reload(request: Request) -> JSONResponse:
     """Load a model again, also if it failed or is quarantined. Requests of a running model continue."""
-    service = context_of(request).service
+    asked = await read_fields(request, partial(validate, ModelChoice))
+    service, model = context_of(request).service, asked.model or ""
     service.reload(model)
     reloading = Reloading(status="reloading", model=model or service.default_model())
     return JSONResponse(reloading, HTTPStatus.ACCEPTED)
 
 
 @router.post("/load")
-async def load(request: Request, model: str = "", keep_alive: str = "") -> JSONResponse:
+async def load(request: Request) -> JSONResponse:
     """Load a model and answer when it is ready. `keep_alive`: how long it stays without use, from now on."""
+    asked = await read_fields(request, partial(validate, LoadBody))
     context = context_of(request)
-    seconds = keep_alive_s(keep_alive) if keep_alive else None
+    seconds = None if asked.keep_alive in (None, "") else keep_alive_s(asked.keep_alive)
     began_s = time.monotonic()
-    loading = context.service.load(model, f"load-{secrets.token_hex(12)}", seconds)
+    loading = context.service.load(asked.model or "", f"load-{secrets.token_hex(12)}", seconds)
     name = await unless_disconnected(request.receive, loading)
     return JSONResponse(Loaded(status="loaded", model=name, took_s=round(time.monotonic() - began_s, 3)))
 
 
 @router.post("/unload")
-async def unload(request: Request, model: str = "") -> JSONResponse:
+async def unload(request: Request) -> JSONResponse:
     """End a model's worker, which frees its memory. A worker that serves requests ends after its last request."""
+    asked = await read_fields(request, partial(validate, ModelChoice))
     service = context_of(request).service
-    name = await service.locate(model)
+    name = await service.locate(asked.model or "")
     num_live = await service.unload(name)
     unloaded: Unloaded = {
         "status": "unloading" if num_live else "unloaded",
@@ -258,6 +270,7 @@ async def unload(request: Request, model: str = "") -> JSONResponse:
 @router.post("/stop")
 async def stop(request: Request) -> JSONResponse:
     """Ask the daemon to finish live requests and stop. The answer comes before the stop."""
+    await read_fields(request, partial(validate, OwnerBody))
     context = context_of(request)
     num_live = context.service.live.num_running
     context.stop()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+import pytest
+
 from edgeagent.errors import ModelDamaged
 from edgeagent.types import ModelStatus, TextDelta, WorkerState, WorkerStatus, replace
 from tests.api.services import INFO, OneModel
@@ -81,6 +83,57 @@ async def test_load_and_unload() -> None:
             assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
         reply = await daemon.http.post(f"{daemon.url}/edgeagent/load?model=b&keep_alive=soon")
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "keep_alive")
+
+
+async def test_the_owners_fields_may_be_in_the_query_or_the_body() -> None:
+    backend = FakeBackend(models=("a", "b"))
+    async with running(backend) as daemon:
+        at = f"{daemon.url}/edgeagent"
+        reply = await daemon.http.post(f"{at}/load", json={"model": "b", "keep_alive": 300})
+        assert (reply.status_code, reply.json()["model"]) == (200, "b")
+        reply = await daemon.http.post(f"{at}/load?model=b", json={"model": "b", "keep_alive": "5m"})
+        assert [each.keep_alive_s for each in backend.requests] == [300, 300]
+        assert (await daemon.http.post(f"{at}/reload", json={"model": "b"})).json()["model"] == "b"
+        assert (await daemon.http.post(f"{at}/unload", json={"model": "b"})).json()["model"] == "b"
+        assert (await daemon.http.post(f"{at}/unload", json={"model": None})).json()["model"] == "a"
+        reply = await daemon.http.post(f"{at}/unload", json={"model": "c"})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    assert (backend.reloaded, backend.unloaded) == (["b"], ["b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("POST unload?modle=b", None, "modle"),
+        ("POST unload", {"modle": "b"}, "modle"),
+        ("POST unload", {"keep_alive": "x"}, "keep_alive"),
+        ("POST unload", {"model": 3}, "model"),
+        ("POST unload?model=a&model=b", None, "model"),
+        ("POST unload?model=a", {"model": "b"}, "model"),
+        ("POST load", {"keep_alive": "soon"}, "keep_alive"),
+        ("POST load", {"keep_alive": True}, "keep_alive"),
+        ("POST load?keepalive=5", None, "keepalive"),
+        ("POST reload", {"name": "b"}, "name"),
+        ("POST stop", {"force": True}, "force"),
+        ("POST cache/purge?client=kiosk", {"client": ""}, "client"),
+        ("POST cache/purge", {"clients": "kiosk"}, "clients"),
+        ("POST cache/warm", {"prompt": "a", "clients": "kiosk"}, "clients"),
+        ("POST egress/purge", {"client": "kiosk"}, "client"),
+        ("GET egress?since=9", None, "since"),
+        ("GET status?model=a", None, "model"),
+        ("GET cache?client=kiosk", None, "client"),
+    ],
+)
+async def test_a_field_that_an_owners_route_does_not_know_is_refused(
+    route: str, body: dict[str, object] | None, param: str
+) -> None:
+    backend = FakeBackend(models=("a", "b"))
+    async with running(backend) as daemon:
+        method, path = route.split()
+        reply = await daemon.http.request(method, f"{daemon.url}/edgeagent/{path}", json=body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+        assert not daemon.stop.is_requested
+    assert not (backend.reloaded or backend.unloaded or backend.requests or backend.queries)
 
 
 class WithAdapter(FakeBackend):

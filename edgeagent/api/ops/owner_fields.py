@@ -1,0 +1,56 @@
+"""The fields of the owner's routes: in the query, in a JSON body, or in both. Unknown fields are refused.
+
+If a mistyped `model` or `client` were ignored, the route would act on the default model, or on all clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+from fastapi import Request
+from pydantic import ConfigDict, Field
+
+from edgeagent.api.wire.fields import MAX_NAME_CHARS, Body
+from edgeagent.api.wire.json_body import read_body
+from edgeagent.api.wire.shape import Json
+from edgeagent.errors import InvalidRequest
+
+T = TypeVar("T")
+
+
+class OwnerBody(Body):
+    """The fields of an owner's route. Without fields of its own, it refuses every field."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelChoice(OwnerBody):
+    """`model`: a name of the model; without it, the default model."""
+
+    model: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+
+
+async def read_fields(request: Request, read: Callable[[Json], T]) -> T:
+    """Return `read` of the fields in a request's query and body; raise its errors, or InvalidRequest.
+
+    The body may be empty. A field with two values is refused.
+    """
+    query: Json = {}
+    for name, value in request.query_params.multi_items():
+        _add(query, name, value)
+    if not await request.body():
+        return read(query)
+    return await read_body(request, lambda body: read(_merged(body, query)))
+
+
+def _merged(body: Json, query: Json) -> Json:
+    fields = dict(body)
+    for name, value in query.items():
+        _add(fields, name, value)
+    return fields
+
+
+def _add(fields: Json, name: str, value: str) -> None:
+    if fields.setdefault(name, value) != value:
+        raise InvalidRequest(f"{name[:64]} has two values; give it once, in the query or in the body", param=name)
