@@ -16,6 +16,10 @@ _MIDDLE_COLLECTIONS = 100  # until a full collection; cycles are rare here, and 
 
 
 def keep_collections_short() -> None:
-    """Exclude all existing objects from garbage collection, and keep each collection small. Call it after start-up."""
+    """Exclude all existing objects from garbage collection, and keep each collection small. Call it after start-up.
+
+    It also enables garbage collection, which may be disabled during the start-up.
+    """
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS, _YOUNG_COLLECTIONS, _MIDDLE_COLLECTIONS)
+    gc.enable()

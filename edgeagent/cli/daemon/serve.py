@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -23,12 +24,18 @@ def _serve(
 
     MODEL is a path to a .gguf, org/repo[:QUANT] of a model that was pulled, or builtin.
     """
-    # Imported here, since help and errors about flags do not need fastapi and uvicorn.
-    from edgeagent.daemon import serve
+    # Importing leaves almost no garbage, and looking for it takes a tenth of the imports' time. The daemon collects
+    # garbage from the moment when it listens; see short_collections.
+    gc.disable()
+    try:
+        # Imported here, since help and errors about flags do not need fastapi and uvicorn.
+        from edgeagent.daemon import serve
 
-    if until_stdin_closes:
-        threading.Thread(target=_stop_at_end_of_input, name="stdin", daemon=True).start()
-    raise typer.Exit(serve(loaded.config) or 0)
+        if until_stdin_closes:
+            threading.Thread(target=_stop_at_end_of_input, name="stdin", daemon=True).start()
+        raise typer.Exit(serve(loaded.config) or 0)
+    finally:
+        gc.enable()
 
 
 def _stop_at_end_of_input() -> None:
