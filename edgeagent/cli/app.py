@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -74,8 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _completing():
             app = build_app(_command_asked_for(arguments))
+            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set in __main__ for the time of the imports
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             # With standalone_mode=False the app returns the status of typer.Exit, or the command's result, here None.
-            return int(app(arguments, prog_name="edgeagent", standalone_mode=False) or 0)
+            status = int(app(arguments, prog_name="edgeagent", standalone_mode=False) or 0)
+            sys.stdout.flush()
+            return status
     except typer.TyperException as error:
         # Imported only when needed, since its regular expressions take a while to compile.
         from edgeagent.cli.usage import usage_message
@@ -93,9 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         raise
     except BrokenPipeError:
-        # The reader of the output has gone, outside of a command. Keep the interpreter's flush at exit from failing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the output has gone, outside of a command.
+        _discard_output()
         return 0
+    except OSError as error:
+        if _can_print():
+            raise
+        _discard_output()
+        complain(f"cannot write the output: {error.strerror}")
+        return 1
 
 
 def build_app(wanted: str | None) -> typer.Typer:
@@ -116,6 +127,19 @@ def build_app(wanted: str | None) -> typer.Typer:
         else:
             app.command(name, cls=PlainCommand, short_help=command.summary)(target)
     return app
+
+
+def _can_print() -> bool:
+    try:
+        print(flush=True)  # noqa: T201
+    except OSError:
+        return False
+    return True
+
+
+def _discard_output() -> None:
+    """Keep the interpreter's flush at exit from failing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_missing_streams() -> None:

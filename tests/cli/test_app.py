@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import edgeagent
 from edgeagent import __version__
 from edgeagent.cli import app
 from edgeagent.cli.app import COMMANDS, Command, main
@@ -117,6 +119,38 @@ def test_a_reader_that_has_left_is_no_failure() -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["config", "show", "--json"]])
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str], buffering: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "edgeagent", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=_environment() | {"PYTHONUNBUFFERED": buffering},
+        )
+    assert (done.returncode, done.stderr) == (1, b"error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("module", ["typer", "pydantic"])
+def test_an_interrupt_during_the_imports_is_quiet(module: str, tmp_path: Path) -> None:
+    """The module that is being imported interrupts the process, and loses the exception as pydantic may."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(10)\n"
+        "except KeyboardInterrupt:\n    raise RuntimeError('interrupted here') from None\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "edgeagent", "config", "path"],
+        capture_output=True,
+        env=_environment() | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(edgeagent.__file__).parents[1]}"},
+    )
+    # A shell shows the end by this signal as status 130.
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
