@@ -20,7 +20,14 @@ from websockets.http11 import Response
 
 from edgeagent.client.address import Address, address_of_daemon, is_loopback
 from edgeagent.client.answer import Answer, Event
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, Forbidden, PayloadTooLarge, Unauthorized
+from edgeagent.errors import (
+    BackendUnavailable,
+    EdgeAgentError,
+    Forbidden,
+    InvalidRequest,
+    PayloadTooLarge,
+    Unauthorized,
+)
 
 OPEN_TIMEOUT_S = 10.0
 CANCEL_TIMEOUT_S = 5.0
@@ -104,7 +111,7 @@ class Client:
         if self._socket is None:
             raise _closed_under_response()
         try:
-            await self._socket.send(json.dumps(event, ensure_ascii=False))
+            await self._socket.send(_encoded(event), text=True)
         except ConnectionClosed as closed:
             raise self._lost(closed) from None
 
@@ -198,6 +205,14 @@ class Reply:
             self._is_sent = False
             await asyncio.sleep(delay)
         raise AssertionError("the last attempt returns or raises")
+
+
+def _encoded(event: Event) -> bytes:
+    """Return an event as JSON. Raise InvalidRequest before anything is sent if a text in it is not Unicode."""
+    try:
+        return json.dumps(event, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("a text holds half of a surrogate pair (\\ud800 to \\udfff alone)") from None
 
 
 def _closed_under_response() -> BackendUnavailable:

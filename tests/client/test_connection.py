@@ -12,6 +12,7 @@ from edgeagent.errors import (
     ContextLengthExceeded,
     Forbidden,
     InternalError,
+    InvalidRequest,
     PayloadTooLarge,
     Unauthorized,
 )
@@ -42,6 +43,14 @@ async def test_sends_nothing_before_it_is_iterated() -> None:
         assert (await reply.cancel()).status == "cancelled"
         assert [event async for event in reply] == []
     assert stub.received == []
+
+
+async def test_text_that_is_not_unicode_is_refused_before_it_is_sent() -> None:
+    async with running_stub(sending(text_events("resp_1", "ok"))) as stub, connect(stub.url) as client:
+        with pytest.raises(InvalidRequest, match="half of a surrogate pair"):
+            await client.ask("a\ud800b")
+        assert (await client.ask("é")).text == "ok", "the connection goes on"
+    assert [request["input"] for request in stub.received] == ["é"]
 
 
 async def test_a_tool_call_is_answered_and_continued() -> None:

@@ -91,11 +91,16 @@ def is_open(text: str) -> bool:
 
 
 def unquoted(text: str) -> str:
-    """Return text without surrounding blanks, and without the three quotes around a question of several lines."""
-    text = text.strip()
+    """Return whole text without surrounding blanks, and without the three quotes around a question of several lines."""
+    text = whole(text).strip()
     if text.startswith(QUOTES) and text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES):
         text = text[len(QUOTES) : -len(QUOTES)].strip()
     return text
+
+
+def whole(text: str) -> str:
+    """Return text with "?" for each byte that is not UTF-8. Python decodes such a byte as a lone surrogate."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _keys() -> KeyBindings:
@@ -142,7 +147,7 @@ def _history(file: Path | None) -> History:
 
         def store_string(self, string: str) -> None:
             with contextlib.suppress(OSError):
-                super().store_string(string)
+                super().store_string(whole(string))
 
     # If the file cannot be written, the chat works, but the lines of this session are not kept.
     if file is None or not _is_ready(file):

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import typer
 
 from edgeagent.cli.chat.conversation import Chat
-from edgeagent.cli.chat.line_reader import make_reader
+from edgeagent.cli.chat.line_reader import make_reader, whole
 from edgeagent.cli.chat.model_or_prompt import check_model, split_arguments
 from edgeagent.cli.chat.passing_line import PassingLine
 from edgeagent.cli.completion import model_names
@@ -99,7 +99,7 @@ def run(
     if question is None and not _is_typed():
         raise typer.BadParameter("no PROMPT was given, and the piped text is empty")
     options = {
-        "instructions": None if system is None else _whole(system),
+        "instructions": None if system is None else whole(system),
         "temperature": temperature,
         "max_output_tokens": max_tokens,
         "edgeagent": None if route is None else {"route": route},
@@ -146,7 +146,7 @@ def _served_here(settings: Config) -> set[str]:
 
 def _question(*parts: str | None) -> str | None:
     piped = "" if _is_typed() else _piped()
-    return _whole("\n\n".join(part for part in (*parts, piped) if part)) or None
+    return whole("\n\n".join(part for part in (*parts, piped) if part)) or None
 
 
 def _is_typed() -> bool:
@@ -157,11 +157,6 @@ def _piped() -> str:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     return sys.stdin.read().strip()
-
-
-def _whole(text: str) -> str:
-    """Return text with "?" for each byte that is not UTF-8. Python decodes such a byte as a lone surrogate."""
-    return text.encode("utf-8", "replace").decode()
 
 
 @contextlib.contextmanager
@@ -202,7 +197,7 @@ def _served_name(address: Address, model: str | None) -> str | None:
     if any(entry["id"] == model for entry in entries):
         return model
     try:
-        return str(ask(address, f"/v1/models/{quote(model)}")["id"])
+        return str(ask(address, f"/v1/models/{quote(model, errors='replace')}")["id"])
     except (ModelNotFound, InvalidRequest):
         return None
 

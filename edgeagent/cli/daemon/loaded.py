@@ -48,7 +48,7 @@ def load(
 ) -> None:
     """Load a model into the running daemon, beside its other models. Returns when the model is ready."""
     query = {"model": model} | ({"keep_alive": keep_alive} if keep_alive else {})
-    path = f"/edgeagent/load?{urlencode(query)}"
+    path = f"/edgeagent/load?{urlencode(query, errors='replace')}"
     try:
         answer = ask(_daemon(state_dir, config), path, "POST", timeout_s=LOAD_TIMEOUT_S)
     except KeyboardInterrupt:
@@ -59,7 +59,7 @@ def load(
 
 def unload(model: Model, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """End a model's process, which frees its memory. Its next request loads it again."""
-    path = f"/edgeagent/unload?{urlencode({'model': model})}"
+    path = f"/edgeagent/unload?{urlencode({'model': model}, errors='replace')}"
     answer = ask(_daemon(state_dir, config), path, "POST", accept=frozenset({200, 202}), timeout_s=LOAD_TIMEOUT_S)
     if as_json:
         typer.echo(json.dumps(answer))

@@ -92,7 +92,7 @@ def reload(
     found = find_daemon(state_dir)
     if found is None:
         raise no_daemon(state_dir)
-    path = f"/edgeagent/reload?{urlencode({'model': model})}" if model else "/edgeagent/reload"
+    path = f"/edgeagent/reload?{urlencode({'model': model}, errors='replace')}" if model else "/edgeagent/reload"
     answer = ask(address_of(found), path, "POST", accept=frozenset({202}))
     typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows the progress.")
 

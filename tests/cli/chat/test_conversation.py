@@ -70,6 +70,15 @@ def test_a_conversation_goes_on_from_the_last_answer(
     assert capsys.readouterr().out == "Hello\n\nAgain\n\n\n"
 
 
+def test_a_byte_that_is_not_utf_8_is_sent_as_a_question_mark(
+    start_stub: StartStub, start_chat: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "ok")))
+    _typing(monkeypatch, b"caf\xe9!".decode("utf-8", "surrogateescape"))
+    start_chat(stub).repl(PlainReader())
+    assert [event["input"] for event in stub.received] == ["caf?!"]
+
+
 def test_commands(
     start_stub: StartStub,
     start_chat: Callable[..., Chat],

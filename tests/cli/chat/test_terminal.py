@@ -70,7 +70,7 @@ class Terminal:
         self._seen = 0
 
     def type(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
+        os.write(self._master, keys.encode("utf-8", "surrogateescape"))
 
     def wait_for(self, text: str) -> None:
         """Wait until a text appears after the last one that was waited for."""
@@ -201,6 +201,17 @@ def test_lines_are_remembered_over_sessions(start_stub: StartStub, terminals: li
     again.type(" again\r")
     again.wait_for("TWO")
     assert inputs(stub) == ["a question", "a question again"]
+
+
+def test_a_byte_that_is_not_utf_8_is_sent_and_kept_as_a_question_mark(
+    start_stub: StartStub, terminals: list[Terminal], tmp_path: Path
+) -> None:
+    stub = start_stub(*answers("ONE"))
+    terminal = chat(terminals, stub, tmp_path / "history")
+    terminal.type("caf\udce9!\r")
+    terminal.wait_for("ONE")
+    assert inputs(stub) == ["caf?!"]
+    assert "+caf?!\n" in (tmp_path / "history").read_text()
 
 
 def test_a_dumb_terminal_is_talked_to_in_lines(

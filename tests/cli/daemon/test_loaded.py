@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.cli.daemon import loaded
+from edgeagent.cli.daemon import loaded, status
 from tests.cli.daemon.test_status import REPORT, _address, daemon
 
 __all__ = ["daemon"]
@@ -42,6 +42,18 @@ def test_ps_lists_what_is_loaded_and_until_when(capsys: pytest.CaptureFixture[st
     assert rows["builtin"].split()[1] == "ready" and "2048" in rows["builtin"] and "in 8 min" in rows["builtin"]
     assert "never (pinned)" in rows["kept"] and "when there is no room" in rows["lasting"]
     assert "loading 42%" in rows["big"] and rows["big"].endswith(" -")
+
+
+@pytest.mark.parametrize("command", ["load", "unload", "reload"])
+def test_a_name_that_is_not_utf_8_is_unknown(
+    command: str, daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "find_daemon", lambda _: _address(daemon))
+    monkeypatch.setattr(status, "address_of", lambda found: found)
+    error = {"code": "model_not_found", "message": "no model is called caf?!"}
+    daemon.answers[f"/edgeagent/{command}?model=caf%3F%21"] = (404, {"error": error})
+    assert main([command, b"caf\xe9!".decode("utf-8", "surrogateescape")]) == 2
+    assert capsys.readouterr().err == "error: no model is called caf?!\n"
 
 
 def test_ps_json(capsys: pytest.CaptureFixture[str]) -> None:
