@@ -26,7 +26,7 @@ from edgeagent.cli.options import ConfigFile
 from edgeagent.client import Address, Answer, Client
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
-from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, PayloadTooLarge
 from edgeagent.runtime_file import find_daemon
 from edgeagent.store.last_use import LastUse
 from edgeagent.store.names.parsing import is_path
@@ -124,7 +124,7 @@ def _model_and_question(arguments: list[str], prompt: str | None, settings: Conf
     if model is not None:
         library = Library.of(settings)
         check_model(model, question, _served_here(settings) | library.short_names(), library.means_a_model)
-    return None if model == DEFAULT_MODEL else model, _question(prompt, question)
+    return None if model == DEFAULT_MODEL else model, _question(prompt, question, settings.server.max_frame_bytes)
 
 
 def _answer(chat: Chat, question: str, *, as_json: bool) -> None:
@@ -144,19 +144,25 @@ def _served_here(settings: Config) -> set[str]:
     return names
 
 
-def _question(*parts: str | None) -> str | None:
-    piped = "" if _is_typed() else _piped()
-    return whole("\n\n".join(part for part in (*parts, piped) if part)) or None
+def _question(prompt: str | None, typed: str | None, max_bytes: int) -> str | None:
+    piped = "" if _is_typed() else _piped(max_bytes)
+    return whole("\n\n".join(part for part in (prompt, typed, piped) if part)) or None
 
 
 def _is_typed() -> bool:
     return sys.stdin is None or sys.stdin.isatty()
 
 
-def _piped() -> str:
+def _piped(max_bytes: int) -> str:
+    """Return the piped text. Raise PayloadTooLarge if it cannot fit into a message; a pipe may never end."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
-    return sys.stdin.read().strip()
+    text = sys.stdin.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise PayloadTooLarge(
+            f"the piped text is larger than the daemon accepts ({max_bytes} bytes; server.max_frame_bytes)"
+        )
+    return text.strip()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +117,25 @@ def test_piped_text_is_part_of_the_prompt(
     monkeypatch.setattr("sys.stdin", io.StringIO(piped))
     assert main(["run", "builtin", *prompt]) == 0
     assert stub.received[0]["input"] == question
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="`yes` of POSIX")
+def test_a_pipe_that_never_ends_is_refused(tmp_path: Path) -> None:
+    environment = os.environ | {"EDGEAGENT_STATE_DIR": str(tmp_path), "EDGEAGENT_SERVER__MAX_FRAME_BYTES": "100000"}
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "edgeagent", "run", "-p", "Sum up"],
+                stdin=endless.stdout,
+                capture_output=True,
+                text=True,
+                env=environment,
+                timeout=60,
+            )
+        finally:
+            endless.kill()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the piped text is larger than the daemon accepts (100000 bytes;")
 
 
 def test_bytes_that_are_no_text_are_question_marks(start_stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
