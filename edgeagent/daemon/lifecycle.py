@@ -240,12 +240,28 @@ class Stop:
 
     def __init__(self) -> None:
         self._num_requests = 0
+        self._wake: Callable[[], object] | None = None
         self.is_failure = False
         """Whether an error stops the daemon. The error is raised and says why."""
 
     def request(self) -> None:
         """Ask the daemon to stop. This is safe in a signal handler."""
         self._num_requests += 1
+        if self._wake is not None:
+            self._wake()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return once the daemon is asked to stop, or after this time. Only one task may wait."""
+        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(asked.set)
+        try:
+            if not self.is_requested:
+                async with asyncio.timeout(timeout_s):
+                    await asked.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._wake = None
 
     def fail(self) -> None:
         """Request the stop because of an error. The caller raises the error itself."""
@@ -273,7 +289,7 @@ def _signals(stop: Stop) -> Iterator[None]:
         del number, frame
         stop.request()
 
-    # Windows has no loop.add_signal_handler, so these are plain handlers. The server checks `stop` ten times a second.
+    # Windows has no loop.add_signal_handler, so these are plain handlers.
     before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield

@@ -39,7 +39,7 @@ CANCEL_GRACE_S = 2.0
 FORCED_CANCEL_GRACE_S = 0.25
 CLOSE_GRACE_S = 2
 POLL_S = 0.05
-# How long uvicorn sleeps between its ticks.
+# The time between two ticks, as in uvicorn.
 TICK_S = 0.1
 
 
@@ -195,11 +195,15 @@ class Server(uvicorn.Server):
         make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
-    async def on_tick(self, counter: int) -> bool:
-        """Check whether to stop, measure the event loop's lag, and end revoked tokens' access.
+    async def main_loop(self) -> None:
+        """Call `on_tick` ten times a second until the daemon is asked to stop."""
+        counter = 0
+        while not await self.on_tick(counter):
+            counter += 1
+            await self._stop.wait(TICK_S)
 
-        uvicorn calls this ten times a second.
-        """
+    async def on_tick(self, counter: int) -> bool:
+        """Check whether to stop, measure the event loop's lag, and end revoked tokens' access."""
         now_s = asyncio.get_running_loop().time()
         if counter:
             self._lag.observe(max(0.0, now_s - self._ticked_at_s - TICK_S))
