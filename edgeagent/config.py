@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,13 +21,14 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
-from edgeagent.config_values import AdapterName, Duration, LatencyTarget, Numbers, Strings, UserPath
+from edgeagent.config_values import AdapterName, Draft, Duration, LatencyTarget, Numbers, Strings, UserPath
 from edgeagent.durations import seconds_of
 
 ENV_PREFIX = "EDGEAGENT_"
@@ -41,6 +43,15 @@ DEFAULT_PARALLEL = 4
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
 
+class ModelOptionError(ValueError):
+    """A wrong value in the engine table of one model. `problem` is pydantic's description of it."""
+
+    def __init__(self, model: str, problem: Mapping[str, Any]) -> None:
+        super().__init__(f'[models."{model}"] engine: {problem["msg"]}')
+        self.model = model
+        self.problem = problem
+
+
 class Section(BaseModel):
     """A group of options. It is immutable and rejects unknown names."""
 
@@ -48,6 +59,15 @@ class Section(BaseModel):
 
     flag_prefix: ClassVar[str] = ""
     """The prefix of the flags of its options; empty if the options' own names are clear enough."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_of_its_kind(cls, value: object, info: ValidationInfo) -> object:
+        """Reject a switch for a number and a number for a switch. pydantic would convert them: true to 1, 1 to true."""
+        is_switch = cls.model_fields[info.field_name or ""].annotation is bool
+        if isinstance(value, bool | int | float) and isinstance(value, bool) is not is_switch:
+            raise PydanticCustomError("wrong_kind", "must be a switch" if is_switch else "must be no switch")
+        return value
 
     @field_validator("*")
     @classmethod
@@ -180,7 +200,7 @@ class EngineConfig(Section):
     draft_tokens: Annotated[int, Field(ge=0, le=32)] = 16
     """Most tokens to draft at a time. The number is chosen at each step (0: no speculation)."""
     draft_ngrams: bool = False
-    """Without a draft model, draft what followed the same words earlier in the text. With one this is always done."""
+    """Draft what followed the same words earlier in the text, even if draft is none. A draft model always adds this."""
     max_waiting: Annotated[int, Field(ge=0)] = 64
     """Requests that may wait for a free sequence; more are refused with 429."""
     load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
@@ -232,7 +252,7 @@ class ModelConfig(Section):
     """How long the model stays loaded without use."""
     preload: bool = False
     """Load the model at the start and keep it loaded."""
-    draft: str = "auto"
+    draft: Draft = "auto"
     """What drafts tokens, as for the default model."""
     engine: dict[str, Any] = {}
     """Options of [engine] that differ for this model."""
@@ -322,7 +342,7 @@ class Config(BaseSettings):
 
     model: str = "builtin"
     """The model to serve: builtin, a .gguf path, org/repo[:QUANT], a catalog name, or a name that you gave a model."""
-    draft: str = "auto"
+    draft: Draft = "auto"
     """What drafts tokens: auto (the model's partner, if it is here), none, ngram (the text itself) or a model."""
     state_dir: UserPath = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
     """Folder for the token, the runtime file and caches; private to the user."""
@@ -353,9 +373,7 @@ class Config(BaseSettings):
         try:
             engine = EngineConfig.model_validate(self.engine_with_drafts.model_dump() | own.engine)
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise ValueError(f'[models."{name}"] engine.{where}: {problem["msg"]}') from None
+            raise ModelOptionError(name, error.errors()[0]) from None
         return engine.model_copy(update={"draft_ngrams": True}) if own.draft == "ngram" else engine
 
     @property

@@ -18,7 +18,7 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from edgeagent.config import ENV_PREFIX, Config, ModelConfig, Section
+from edgeagent.config import ENV_PREFIX, Config, ModelConfig, ModelOptionError, Section
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 
@@ -211,31 +211,41 @@ def _meant(name: str, known: Mapping[str, object]) -> str | None:
 def _complaints(
     error: ValidationError, sources: Mapping[str, str], options: Mapping[str, Option], file: Path
 ) -> Iterator[str]:
-    for problem in error.errors(include_url=False, include_context=False):
-        if not problem["loc"] or problem["loc"][0] in TABLES:
+    for problem in error.errors(include_url=False):
+        if isinstance(own := problem.get("ctx", {}).get("error"), ModelOptionError):
+            name = ".".join(("engine", *map(str, own.problem["loc"])))
+            option = next((name for name in (name, name.rpartition(".")[0]) if name in options), name)
+            fault = _fault(own.problem, options.get(option), is_part=name != option)
+            yield f'{file}: [models."{own.model}"] {name}: {fault}'
+            continue
+        if problem["loc"][0] in TABLES:
             yield f"{file}: {_complaint_of_table(problem)}"
             continue
         path = ".".join(str(part) for part in problem["loc"])
         name = next((option for option in options if path == option or path.startswith(f"{option}.")), path)
         where = _where(name, sources.get(name, ""))
-        if problem["type"] == "value_error":  # raised by one of our own validators, whose message is complete
-            yield f"{where}: {problem['msg'].removeprefix('Value error, ')}"
-        elif name not in options:
-            yield f"{where}: {problem['msg']}"
-        elif path != name:
-            yield f"{where}: each must be a number, not {problem['input']!r:.80}"
-        elif problem["type"] == "finite_number":
-            yield f"{where}: must be a finite number, not {problem['input']!r:.80}"
-        else:
-            yield f"{where}: must be {options[name].wanted}, not {problem['input']!r:.80}"
+        yield f"{where}: {_fault(problem, options.get(name), is_part=path != name)}"
+
+
+def _fault(problem: Mapping[str, Any], option: Option | None, *, is_part: bool) -> str:
+    """Return what is wrong with the value of an option, or with one of its values if `is_part`."""
+    if problem["type"] == "value_error":  # raised by one of our own validators, whose message is complete
+        return str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        return "there is no such option"
+    if option is None:
+        return str(problem["msg"])
+    wanted = option.wanted
+    if is_part:
+        wanted = "text" if problem["type"] == "string_type" else "a number"
+    elif problem["type"] == "finite_number":
+        wanted = "a finite number"
+    return f"{'each ' if is_part else ''}must be {wanted}, not {problem['input']!r:.80}"
 
 
 def _complaint_of_table(problem: Mapping[str, Any]) -> str:
     """Return what is wrong with a model's table in the file."""
     where = problem["loc"]
-    if not where:
-        what = str(problem["msg"]).replace("Value error, ", "").replace("Input should be", "must be")
-        return what.replace("Extra inputs are not permitted", "there is no such option")
     if len(where) < 3:
         return f'tables of models look like [models."NAME"], not {problem["input"]!r:.80}'
     key = ".".join(map(str, where[2:]))

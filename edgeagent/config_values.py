@@ -23,6 +23,14 @@ def _duration(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
+def _draft(value: str) -> str:
+    """Refuse an empty name, which would mean the model itself."""
+    if not value:
+        raise ValueError("must be auto, none, ngram or the name of a model, not empty")
+    return value
+
+
+Draft = Annotated[str, AfterValidator(_draft)]
 Duration = Annotated[str, BeforeValidator(_duration)]
 Strings = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]

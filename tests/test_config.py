@@ -186,6 +186,11 @@ def test_a_quantized_v_cache_without_flash_attention_is_refused_before_anything_
         ("server.allowed_hosts", "a b", "--allowed-hosts: a b is not a Host"),
         ("model", ["a"], "--model: must be text, not ['a']"),
         ("state_dir", 5, "--state-dir: must be text, not 5"),
+        ("draft", "", "--draft: must be auto, none, ngram or the name of a model, not empty"),
+        ("server.allowed_origins", ["http://x", 5], "--allowed-origins: each must be text, not 5"),
+        ("server.port", True, "--port: must be a whole number from 0 to 65535, not True"),
+        ("engine.itl_budget_ms", True, "--itl-budget-ms: must be a number of more than 0, not True"),
+        ("server.token_required", 1, "--token-required: must be true or false, not 1"),
     ],
 )
 def test_what_is_wrong_with_a_value_is_said_in_our_words(option: str, value: object, words: str) -> None:
@@ -270,8 +275,12 @@ def test_the_file_has_options_of_single_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ("engine = {ctx = -1}", r'\[models."a"\] engine.ctx: must be greater than or equal to 0$'),
-        ('engine = {ctx = "x"}', r"engine.ctx: must be a valid integer"),
+        ("engine = {ctx = -1}", r'\[models."a"\] engine.ctx: must be a whole number from 0 to \d+, not -1$'),
+        ('engine = {ctx = "x"}', r"engine.ctx: must be a whole number from 0 to \d+, not 'x'$"),
+        ("engine = {mmap = 1}", r"engine.mmap: must be true or false, not 1$"),
+        ("engine = {tensor_split = [1, 'x']}", r"engine.tensor_split.1: each must be a number, not 'x'$"),
+        ("draft = ''", r"draft: must be auto, none, ngram or the name of a model, not empty$"),
+        ("preload = 1", r"preload: must be true or false, not 1$"),
         ("engine = {cxt = 1}", r'\[models."a"\] engine.cxt: there is no such option$'),
         ("engine = 5", "engine: must be a table of options, .* not 5$"),
         ("preload = 'maybe'", "preload: must be true or false, not 'maybe'$"),

@@ -40,7 +40,8 @@ class ModelInfo(Struct, frozen=True):
     `num_parallel` requests run at a time. `num_gpu_layers` is the number of layers on GPUs (-1: all). `num_gpu_bytes`
     is about the memory that the model takes there. `sandbox` says in words what the worker's process may not do.
     `embedding_length` is the number of values in an embedding; 0 if the model gives none. `can_generate`: the model
-    answers prompts. Otherwise it only embeds texts or, with `can_rank`, only ranks documents.
+    answers prompts. Otherwise it only embeds texts or, with `can_rank`, only ranks documents. `draft` is the file of
+    the draft model, "ngram" if only the text itself gives drafts, or None.
     """
 
     name: str

@@ -102,7 +102,7 @@ class Host:
         """Notes on this load for the daemon's log."""
         for name in self._adapters.unusable.keys() - load.unusable_adapters.keys():
             self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
-        self._draft_path: str | None = None
+        self._draft: str | None = None
         self.engine = self._make_engine(load, config, costs, on_try)
         self._lessons.teach_engine(self.engine)
         self._open_text(config, make)
@@ -306,6 +306,8 @@ class Host:
             return Drafters(max_tokens=0)
         model = None if load.draft_path is None else self._make_draft_model(load.draft_path, load.path, config, on_try)
         ngrams = NgramDrafter() if config.draft_ngrams or model is not None else None
+        if ngrams is not None and model is None:
+            self._draft = "ngram"
         if model is not None or ngrams is not None:
             measure_small_steps(self._runner, costs)
         return Drafters(model, ngrams, max_tokens=config.draft_tokens, max_forced=config.draft_tokens)
@@ -338,7 +340,7 @@ class Host:
         costs = CostModel(runner.max_batch)
         self._lessons.teach_draft(costs, Path(path))
         measure_small_steps(runner, costs)
-        self._draft_path = path
+        self._draft = path
         keyring = self._block_keys.make_of_draft(Path(path), runner, config, choose_block_tokens(token_bytes))
         prefixes = make_prefix_store(
             runner,
@@ -377,7 +379,7 @@ class Host:
             num_gpu_layers=model.num_gpu_layers,
             num_gpu_bytes=self._num_gpu_bytes,
             num_layers=model.num_layers,
-            draft=self._draft_path,
+            draft=self._draft,
             llama_cpp_commit=commit(),
             system_description=system_description(),
             sandbox=sandbox,

@@ -224,6 +224,12 @@ class TestLoad:
         assert f"removed from a {kind} memory" in choice.why
         assert not [each for each in load(tiny_model(kind), draft_tokens=0).info.choices if each.name == "drafts"]
 
+    def test_the_status_names_the_text_as_the_draft(self, tiny_model: TinyModel) -> None:
+        path = tiny_model(MemoryKind.FULL_ATTENTION)
+        assert load(path, draft_ngrams=True).info.draft == "ngram"
+        assert load(path).info.draft is None
+        assert load(path, draft_ngrams=True, draft_tokens=0).info.draft is None
+
     def test_a_draft_changes_no_answer(self, host: Host, tiny_model: TinyModel) -> None:
         path = tiny_model(MemoryKind.FULL_ATTENTION)
         paired = load(path, path)
