@@ -24,7 +24,7 @@ from edgeagent.cli.daemon.private import load_in_progress, private_daemon, wait_
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
 from edgeagent.client import Address, Answer, Client
-from edgeagent.config import Config
+from edgeagent.config import MAX_INT32, Config
 from edgeagent.config_sources import load_config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, PayloadTooLarge
 from edgeagent.runtime_file import find_daemon
@@ -53,7 +53,7 @@ Temperature = Annotated[
     typer.Option("--temperature", min=0, max=2, metavar="N", help="0 always takes the most probable token."),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="The most tokens in an answer.")
+    int | None, typer.Option("--max-tokens", min=1, max=MAX_INT32, metavar="N", help="The most tokens in an answer.")
 ]
 Route = Annotated[
     Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None,

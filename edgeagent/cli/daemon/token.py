@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from edgeagent.cli.display import table
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir
 from edgeagent.config_sources import load_config
 from edgeagent.credentials.keys import Scope, add_client, clients, remove_client, rotate_token
+from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE
 from edgeagent.types import RouteMode
 
@@ -86,7 +86,8 @@ def _folder(state_dir: Path | None, config: Path | None) -> Path:
 
 
 def _made(folder: Path) -> Path:
-    # If the folder cannot be created, writing the file in it fails, and that error says why.
-    with contextlib.suppress(OSError):
+    try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot create the state folder {folder}: {error.strerror}") from None
     return folder

@@ -103,8 +103,11 @@ def _show(rows: Sequence[Row], since: str) -> None:
     money = f", {totals.money:,.4g} money" if totals.money else ""
     counts = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
     left_out = f" (the last {MAX_SHOWN} are shown)" if len(rows) > MAX_SHOWN else ""
-    requests = "1 request" if totals.num_rows == 1 else f"{totals.num_rows} requests"
-    sent = f"{size_text(totals.num_bytes)} sent, {totals.num_tokens:,} tokens{money}"
+    num_requests = len({row.request for row in rows})  # a request has a row for each attempt to send it
+    requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
+    if totals.num_rows > num_requests:
+        requests += f" in {totals.num_rows} attempts"
+    sent = f"at most {size_text(totals.num_bytes)} sent, {totals.num_tokens:,} tokens{money}"
     typer.echo(wrapped(f"{requests} since {since}{left_out}: {sent}; {counts}"))
 
 

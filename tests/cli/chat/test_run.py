@@ -77,6 +77,11 @@ def test_a_prompt_is_answered_by_the_running_daemon(
     assert stub.authorizations == ["Bearer secret"]
 
 
+def test_a_bound_that_no_daemon_accepts_is_refused_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-p", "Hi", "--max-tokens", "99999999999"]) == 2
+    assert capsys.readouterr().err.startswith("error: --max-tokens: ")
+
+
 def test_an_answer_from_elsewhere_says_so(
     start_stub: StartStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

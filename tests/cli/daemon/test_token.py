@@ -53,6 +53,14 @@ def test_a_token_that_is_replaced_is_told(tmp_path: Path, capsys: Output) -> Non
     assert output.err == "kiosk had a token, which is refused from now on; this one replaces it.\n"
 
 
+def test_a_folder_that_cannot_be_created_is_told(tmp_path: Path, capsys: Output) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "state"
+    assert main(["token", "add", "kiosk", "--state-dir", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot create the state folder {folder}: "), error
+
+
 def test_looking_makes_no_folder(tmp_path: Path, capsys: Output) -> None:
     assert main(["token", "list", "--state-dir", str(tmp_path / "none")]) == 0
     assert capsys.readouterr().out == "No client has a token of its own.\n"

@@ -43,11 +43,18 @@ def test_rows_are_shown_with_their_sums(tmp_path: Path, capsys: Output) -> None:
     assert len(lines) == 4
     cells = "gpu gpu.example meta/llama kiosk queue_full 2.0 kB 100 50 completed"
     assert lines[1].split()[2:] == cells.split()
-    assert lines[3] == "2 requests since 24h: 4.0 kB sent, 300 tokens, 0.1 money; 2 completed"
+    assert lines[3] == "2 requests since 24h: at most 4.0 kB sent, 300 tokens, 0.1 money; 2 completed"
     assert main(["egress", "--since", "7d", "--state-dir", str(tmp_path)]) == 0
     assert "owner" in (output := capsys.readouterr().out) and "3 requests since 7d" in output
     assert main(["egress", "--since", "2100-01-01", "--state-dir", str(tmp_path)]) == 0
     assert "Nothing has left" in capsys.readouterr().out
+
+
+def test_attempts_are_not_counted_as_requests(tmp_path: Path, capsys: Output) -> None:
+    fill(tmp_path, 60, 30)
+    fill(tmp_path, 20, 10)
+    assert main(["egress", "--state-dir", str(tmp_path)]) == 0
+    assert "2 requests in 4 attempts since 24h: at most 8.0 kB sent" in capsys.readouterr().out
 
 
 def test_all_rows_are_exported_into_a_private_file(tmp_path: Path, capsys: Output) -> None:
