@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -219,6 +220,7 @@ def test_expected_errors_have_no_traceback(
         ["serve", "--tls-certificate", "x"],
         ["serve", "--tls-certificate", "x", "--tls-key", "y"],
         ["run", "nosuch", "-p", "hi"],
+        ["run", "org/nosuch", "-p", "hi"],
         ["show", "nosuch"],
         ["fit", "nosuch"],
         ["rm", "nosuch"],
@@ -233,6 +235,7 @@ def test_what_must_be_corrected_has_status_2(
 ) -> None:
     monkeypatch.setenv("EDGEAGENT_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("EDGEAGENT_SERVER__PORT", "0")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     assert main(arguments) == 2
     assert "error: " in capsys.readouterr().err
 

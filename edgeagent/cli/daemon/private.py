@@ -16,7 +16,7 @@ import psutil
 
 from edgeagent.cli.link import address_of, ask
 from edgeagent.client import Address
-from edgeagent.errors import BackendUnavailable, EdgeAgentError
+from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError
 from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon
 from edgeagent.store.lent_records import lend_records
@@ -130,7 +130,8 @@ def _wait_until_ready(
                 if _is_ready(address, progress):
                     return address
         time.sleep(POLL_S)
-    raise BackendUnavailable(_last_words(log) or f"the daemon ended with status {daemon.returncode}")
+    kind = ConfigError if daemon.returncode == ConfigError.exit_status else BackendUnavailable
+    raise kind(_last_words(log) or f"the daemon ended with status {daemon.returncode}")
 
 
 def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
