@@ -95,6 +95,18 @@ Schema = Annotated[str, PlainValidator(_schema_text, json_schema_input_type=Json
 """A JSON schema as text, checked for size and depth. The worker checks if it can become a grammar."""
 
 
+def _parameters_text(schema: object) -> str:
+    kind = schema.get("type", "object") if isinstance(schema, dict) else "object"
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        told = "must describe an object: its type is {kind}, not 'object'"
+        raise PydanticCustomError("schema", told, {"kind": repr(kind)[:40]})
+    return _schema_text(schema)
+
+
+Parameters = Annotated[str, PlainValidator(_parameters_text, json_schema_input_type=Json)]
+"""A JSON schema of a function's arguments, which are always an object."""
+
+
 def read_schema(schema: object, path: str) -> str:
     """Return the text of a schema in a field that no pydantic model reads; raise InvalidRequest."""
     try:
@@ -109,7 +121,8 @@ class PlainFunction(Body):
     name: Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
     description: str | None = None
     parameters: Annotated[
-        Schema | None, Field(description="A JSON schema of the arguments, at most 64 KiB and 32 levels deep.")
+        Parameters | None,
+        Field(description="A JSON schema of the arguments, an object. At most 64 KiB and 32 levels deep."),
     ] = None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
-from edgeagent.text.schema.check import SchemaError, followable, parse_schema
+from edgeagent.text.schema.check import SchemaError, followable, object_schema, parse_schema
 from edgeagent.text.schema.closing import Effort
 from edgeagent.text.tool_format import (
     HERMES_CLOSE,
@@ -60,9 +60,8 @@ def tool_schemas(tools: Sequence[Tool]) -> list[Grammar]:
     effort = Effort()
     for index, tool in enumerate(tools):
         try:
-            schema = parse_schema(tool.parameters)
             # Arguments are always an object, whether or not the schema says so.
-            schema = {"type": "object", **schema} if "$ref" not in schema else schema
+            schema = object_schema(parse_schema(tool.parameters))
             schema = followable(schema, lenient=not tool.strict, effort=effort)
         except SchemaError as error:
             raise InvalidToolSchema(f"parameters of tool {tool.name!r}: {error}", param="tools") from error

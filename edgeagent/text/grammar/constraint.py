@@ -20,6 +20,8 @@ from edgeagent.text.tool_format import REASONING, ReasoningMarkers
 from edgeagent.text.vocabulary import Vocabulary
 
 _SPACE = b" \t\r\n"
+# llguidance's error for a grammar that matches no text.
+_NO_TEXT = "NoExtensionBias"
 
 
 class TokenTools(Protocol):
@@ -268,6 +270,8 @@ def reason(text: str) -> str:
     """
     lines = text.strip().splitlines() or ["unknown reason"]
     reason = lines[0]
+    if reason == _NO_TEXT:
+        return "no value fits it; see whether its `$ref` leads in a circle"
     if reason.endswith(":") and len(lines) > 1:
         reason = f"{reason} {lines[-1].removeprefix('error: ')}"
     return reason[:300]

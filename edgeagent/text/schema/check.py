@@ -6,7 +6,15 @@ import json
 from typing import Any
 
 from edgeagent.text.schema.choices import choices_as_any_of
-from edgeagent.text.schema.closing import Effort, Schema, TooManyReferencesError, close_objects, map_schemas
+from edgeagent.text.schema.closing import (
+    MAX_CHAIN,
+    Effort,
+    Schema,
+    TooManyReferencesError,
+    close_objects,
+    map_schemas,
+    resolve,
+)
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
@@ -19,6 +27,8 @@ _FORMATS: dict[str, int | None] = {
     "duration": 32,
     **dict.fromkeys(("date", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")),
 }
+# Keywords without effect on the values that fit a schema.
+_ANNOTATIONS = frozenset({"$schema", "$id", "$defs", "definitions", "title", "description"})
 # One blank, or one line break and an indentation: the forms in which models have seen JSON. Without a limit a small
 # model may write blanks forever.
 GAP = r"\x20|\n(\x20{0,16}|\t{1,4})"
@@ -44,6 +54,28 @@ def parse_schema(text: str) -> dict[str, Any]:
     _check_depth(schema)
     checked: Schema = _checked(schema)
     return checked
+
+
+def object_schema(schema: Schema) -> Schema:
+    """Return the schema of the same objects that allows nothing but objects. Raise SchemaError if it allows none."""
+    chain = [schema]
+    while True:
+        kind = chain[-1].get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            raise SchemaError(f"they must describe an object, not {str(kind)[:40]!r}")
+        if "$ref" not in chain[-1]:
+            break
+        if len(chain) > MAX_CHAIN:
+            raise SchemaError(f"`$ref` at # leads in a circle, or through more than {MAX_CHAIN} schemas")
+        found = resolve(schema, chain[-1]["$ref"])
+        if not isinstance(found, dict):
+            return schema
+        chain.append(found)
+    rest = {key: value for key, value in schema.items() if key != "$ref"}
+    if len(chain) == 2 and not rest.keys() & chain[1].keys() - _ANNOTATIONS:
+        # The schema may refer to itself. The compiler cannot follow that through a $ref beside other keywords.
+        return {**chain[1], **rest, "type": "object"}
+    return {**schema, "type": "object"}
 
 
 def followable(schema: Schema, *, lenient: bool, effort: Effort | None = None) -> Schema:

@@ -345,6 +345,10 @@ class TestChat:
             ({"messages": "hi"}, "messages"),
             ({"messages": HI, "tools": [{"type": "function"}]}, "tools[0]"),
             ({"messages": HI, "tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+            (
+                {"messages": HI, "tools": [{"function": {"name": "a", "parameters": {"type": "string"}}}]},
+                "tools[0].function.parameters must describe an object",
+            ),
             ({"messages": HI, "format": "yaml"}, "format"),
             ({"messages": HI, "think": "hard"}, "think"),
             ({"messages": HI, "keep_alive": "soon"}, "keep_alive"),

@@ -144,6 +144,7 @@ def test_what_is_ignored() -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].name", ["required"]),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name", ["a b"]),
         ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters", ["JSON schema"]),
+        ({"tools": [{**TOOL, "parameters": {"type": "array"}}]}, "tools[0].parameters", ["must describe an object"]),
         ({"tools": [TOOL, TOOL]}, "tools[1]", ["'f'"]),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", ["web_search", "function"]),
         ({"tool_choice": "required"}, "tool_choice", ["no tools"]),

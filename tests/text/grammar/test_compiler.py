@@ -372,6 +372,9 @@ def test_schemas_that_look_like_bombs_compile_or_are_refused(schema: object) -> 
     "tools",
     [
         (Tool("get", "", '{"type": 123}'),),
+        (Tool("get", "", '{"type": "string"}'),),
+        (Tool("get", "", '{"type": ["string", "null"]}'),),
+        (Tool("get", "", '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}'),),
         (Tool("get", "", '{"properties": {"a": {"pattern": "("}}}'),),
         (Tool("get", "", "[]"),),
         (Tool("get", "", "{"),),
@@ -388,6 +391,35 @@ def test_tools_that_cannot_be_followed_are_refused(tools: tuple[Tool, ...], mode
     with pytest.raises(InvalidToolSchema) as error:
         constraint(tools=tools, mode=mode)
     assert error.value.param == "tools"
+
+
+NODE = {"type": "object", "properties": {"x": {"type": "integer"}, "n": {"$ref": "#"}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**NODE, "type": ["object", "null"]},
+        {"properties": {"x": {"type": "integer"}}},
+        {"$ref": "#/$defs/a", "$defs": {"a": NODE}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {**NODE, "type": ["null", "object"]}}, "title": "a"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"properties": {"x": {"type": "integer"}}}}},
+        {"anyOf": [{"type": "string"}, {"type": "null"}, NODE]},
+    ],
+)
+def test_arguments_are_objects_whatever_else_the_schema_allows(schema: object) -> None:
+    tools = (Tool("f", "", json.dumps(schema)),)
+    for value, expected in (('{"x": 1}', True), ("null", False), ('"a"', False), ("[]", False)):
+        text = f'<tool_call>{{"name": "f", "arguments": {value}}}</tool_call>'
+        assert accepts(constraint(tools=tools), text) is expected
+
+
+def test_a_circle_of_references_is_named() -> None:
+    assert refused({"$ref": "#"}).message == (
+        "the schema cannot be followed: no value fits it; see whether its `$ref` leads in a circle"
+    )
+    with pytest.raises(InvalidToolSchema, match="circle"):
+        constraint(tools=(Tool("f", "", '{"$ref": "#"}'),))
 
 
 def test_a_choice_without_its_tool_is_refused() -> None:
