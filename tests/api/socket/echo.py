@@ -117,7 +117,8 @@ async def echoing(max_age_s: float = 0.0) -> AsyncIterator[str]:
         try:
             yield f"ws://127.0.0.1:{listener.getsockname()[1]}/"
         finally:
-            server.should_exit = server.force_exit = True
+            server.force_exit = True
+            server.stop()
             await serving
 
 
