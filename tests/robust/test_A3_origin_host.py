@@ -178,6 +178,7 @@ async def test_other_hosts_are_refused(daemon: Running, host: str) -> None:
     for target in ("/v1/models", "/health", "/nothing"):
         reply = await get(daemon, f"Host: {host}", target=target)
         assert (reply.status, reply.error()["code"]) == (403, "forbidden")
+        assert f"use 127.0.0.1:{daemon.port}, or" in str(reply.error()["message"])
     assert (
         await get(daemon, f"Host: {host}", f"Origin: {PAGE}", "Access-Control-Request-Method: POST", method="OPTIONS")
     ).status == 403

@@ -13,7 +13,8 @@ import pytest_asyncio
 from edgeagent.api.gate.access import NEEDS
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
-from tests.backends.fake import FakeBackend
+from edgeagent.errors import ModelDamaged
+from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running
 from tests.robust.raw import get, upgrade
 from tests.robust.test_A1_every_route import concrete, every_route
@@ -61,6 +62,24 @@ async def test_a_token_opens_the_routes_of_its_scopes(
             if not is_open:
                 assert reply.status == 403
                 assert b"scope" in reply.body
+
+
+async def test_only_who_manages_models_is_told_paths(tmp_path: Path) -> None:
+    path = tmp_path / "my models" / "tiny.gguf"
+    backend = FakeBackend(failing(ModelDamaged(f"{path} cannot be loaded: it holds no tensors", param="model")))
+    config = Config(server=ServerConfig(token_required=True))
+    body = {"model": "fake", "input": "hi", "messages": [{"role": "user", "content": "hi"}]}
+    owner = ensure_token(tmp_path)
+    manager = add_client(tmp_path, "manager", frozenset({Scope.INFER, Scope.MODELS}))
+    user = add_client(tmp_path, "user", frozenset({Scope.INFER}))
+    async with running(backend, config, KeyRing(tmp_path)) as daemon:
+        for token, is_told in ((owner, True), (user, False), (manager, True)):
+            headers = {"authorization": f"Bearer {token}"}
+            for route in ("/v1/chat/completions", "/v1/responses", "/api/chat"):
+                reply = await daemon.http.post(f"{daemon.url}{route}", json=body, headers=headers)
+                assert (str(path) in reply.text) is is_told, reply.text
+                assert ("my models" in reply.text) is is_told
+                assert is_told or "edgeagent list" in reply.text
 
 
 @pytest.mark.parametrize(

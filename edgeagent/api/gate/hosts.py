@@ -50,6 +50,11 @@ class Hosts:
         # A host that is allowed without a port is allowed with any: a proxy before the daemon has ports of its own.
         return name in self._allowed or host.lower() in self._allowed or self._is_served(name, port, scope)
 
+    def example(self, scope: Scope) -> str:
+        """Return a value of the Host header that this connection accepts."""
+        server = scope.get("server")
+        return f"127.0.0.1:{server[1]}" if server and not is_unix(scope) else "localhost"
+
     def own_origin(self, host: str, scope: Scope) -> bytes | None:
         """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if there are no pages.
 

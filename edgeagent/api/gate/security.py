@@ -24,10 +24,11 @@ from edgeagent import metrics
 from edgeagent.api.gate.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, is_browser, template_of, values
 from edgeagent.api.gate.hosts import Hosts
 from edgeagent.api.gate.refusal_log import RefusalLog
-from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_body, error_headers, http_status, refusal
+from edgeagent.api.wire.errors import OLLAMA_PREFIX, TELLS_PATHS, error_body, error_headers, http_status, refusal
 from edgeagent.config import ServerConfig
 from edgeagent.credentials.grants import GRANT, Grant, Grants
 from edgeagent.credentials.keys import NOTHING_SHOWN, OWNER, Client, Keys, Shown
+from edgeagent.credentials.keys import Scope as KeyScope
 from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest
 
 _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
@@ -108,7 +109,8 @@ class Policy:
             raise RefusalError(Forbidden(f"a request needs exactly one Host header, not {len(hosts)}"))
         host = hosts[0].decode("latin-1")
         if not self._hosts.is_own(host, scope):
-            error = f"the Host {host[:128]!r} is not this daemon's; use 127.0.0.1, or add it to server.allowed_hosts"
+            own = self._hosts.example(scope)
+            error = f"the Host {host[:128]!r} is not this daemon's; use {own}, or add it to server.allowed_hosts"
             raise RefusalError(Forbidden(error), subject=f"the Host {host[:128]!r}")
         return self._hosts.own_origin(host, scope) if self._has_pages else None
 
@@ -204,6 +206,7 @@ class Security:
         # Set for every request, also to None: a connection's next request starts in the context of the request before.
         grant = self._grants.open(admission.shown)
         GRANT.set(grant)
+        TELLS_PATHS.set(bool(admission.client.scopes & {KeyScope.MODELS, KeyScope.ADMIN}))
         if grant is not None and scope["type"] == "http" and has_body(scope):
             receive = _while_held(receive, grant)
         await self._app(scope, receive, _with_cors(send, admission.origin))

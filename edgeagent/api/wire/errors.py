@@ -1,7 +1,7 @@
 """Which HTTP status, type and headers each error gets, and the body that carries it: in OpenAI's form, or in Ollama's.
 
 LOOKS has a row for each class of errors.py, and a test checks that. The message of an InternalError is not sent to
-clients, because it is not written for them.
+clients, because it is not written for them. Paths of files are sent only to clients that manage models or the daemon.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import math
 import re
 import traceback
+from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal, NotRequired
@@ -21,6 +22,9 @@ from edgeagent.api.wire.shape import Shape
 from edgeagent.errors import EdgeAgentError
 
 logger = logging.getLogger(__name__)
+
+TELLS_PATHS: ContextVar[bool] = ContextVar("tells_paths", default=True)
+"""Whether the current request's client may learn where files are on this machine: it manages models or the daemon."""
 
 OLLAMA_PREFIX = "/api/"
 # Ollama's text, with its two spaces: clients search for it.
@@ -113,6 +117,12 @@ LOOKS: dict[type[EdgeAgentError], Look] = {
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _INTERNAL_MESSAGE = "An internal error occurred; the daemon's log has the details under this request's id."
 
+_TELL_PATHS = (errors.ModelLoadFailed, errors.ConfigError, errors.StoreError)
+_PATH = re.compile(r"""(?:^|[\s'"(,=])(?:/|[A-Za-z]:[\\/]|\\\\)\S""")
+_NO_PATH_MESSAGE = (
+    "this machine cannot use the model; its owner finds the reason in `edgeagent list` and in the daemon's log"
+)
+
 
 def error_look(error: EdgeAgentError) -> Look:
     """Return how an error looks on the wire. A class without a row of its own has that of its nearest ancestor."""
@@ -140,13 +150,20 @@ def http_status(error: EdgeAgentError) -> int:
 
 def error_body(error: EdgeAgentError) -> Error:
     """Return {"message", "type", "param", "code"}. HTTP answers have it under "error", as a Refusal."""
-    is_internal = type(error) in (EdgeAgentError, errors.InternalError)
     return {
-        "message": _INTERNAL_MESSAGE if is_internal else printable(error.message),
+        "message": printable(_message(error)),
         "type": error_look(error).type,
         "param": None if error.param is None else printable(error.param),
         "code": error.code,
     }
+
+
+def _message(error: EdgeAgentError) -> str:
+    if type(error) in (EdgeAgentError, errors.InternalError):
+        return _INTERNAL_MESSAGE
+    if isinstance(error, _TELL_PATHS) and not TELLS_PATHS.get() and _PATH.search(error.message):
+        return _NO_PATH_MESSAGE
+    return error.message
 
 
 def refusal(path: str, error: Error) -> Refusal | OllamaRefusal:
