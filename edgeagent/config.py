@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,14 +20,23 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
-from edgeagent.config_values import AdapterName, Draft, Duration, LatencyTarget, Numbers, Strings, UserPath
+from edgeagent.config_values import (
+    AdapterName,
+    Draft,
+    Duration,
+    LatencyTarget,
+    ModelOptionError,
+    Numbers,
+    Strings,
+    UserPath,
+    of_kind,
+)
 from edgeagent.durations import seconds_of
 
 ENV_PREFIX = "EDGEAGENT_"
@@ -43,15 +51,6 @@ DEFAULT_PARALLEL = 4
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
 
-class ModelOptionError(ValueError):
-    """A wrong value in the engine table of one model. `problem` is pydantic's description of it."""
-
-    def __init__(self, model: str, problem: Mapping[str, Any]) -> None:
-        super().__init__(f'[models."{model}"] engine: {problem["msg"]}')
-        self.model = model
-        self.problem = problem
-
-
 class Section(BaseModel):
     """A group of options. It is immutable and rejects unknown names."""
 
@@ -63,11 +62,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _is_of_its_kind(cls, value: object, info: ValidationInfo) -> object:
-        """Reject a switch for a number and a number for a switch. pydantic would convert them: true to 1, 1 to true."""
-        is_switch = cls.model_fields[info.field_name or ""].annotation is bool
-        if isinstance(value, bool | int | float) and isinstance(value, bool) is not is_switch:
-            raise PydanticCustomError("wrong_kind", "must be a switch" if is_switch else "must be no switch")
-        return value
+        return of_kind(value, cls.model_fields[info.field_name or ""].annotation)
 
     @field_validator("*")
     @classmethod

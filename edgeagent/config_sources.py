@@ -18,7 +18,8 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from edgeagent.config import ENV_PREFIX, Config, ModelConfig, ModelOptionError, Section
+from edgeagent.config import ENV_PREFIX, Config, ModelConfig, Section
+from edgeagent.config_values import ModelOptionError
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 

@@ -1,14 +1,33 @@
-"""Types of option values. They convert the text of a flag or an environment variable."""
+"""Types and checks of option values. The types convert the text of a flag or an environment variable."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from edgeagent.durations import seconds_of
 from edgeagent.home import with_home
+
+
+class ModelOptionError(ValueError):
+    """A wrong value in the engine table of one model. `problem` is pydantic's description of it."""
+
+    def __init__(self, model: str, problem: Mapping[str, Any]) -> None:
+        super().__init__(f'[models."{model}"] engine: {problem["msg"]}')
+        self.model = model
+        self.problem = problem
+
+
+def of_kind(value: object, kind: object) -> object:
+    """Return a value of an option. Reject true for a number and 1 for a switch, which pydantic would convert."""
+    if kind in (int, float) and isinstance(value, bool):
+        raise ValueError(f"must be a number, not {value}")
+    if kind is bool and isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError(f"must be true or false, not {value}")
+    return value
 
 
 def _split_commas(value: object) -> object:
@@ -18,9 +37,10 @@ def _split_commas(value: object) -> object:
 
 def _duration(value: object) -> object:
     """Return a duration as text; raise ValueError if the value is not a duration."""
-    if isinstance(value, int | float | str):
-        seconds_of(value)
-    return str(value) if isinstance(value, int | float) else value
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return value
+    seconds_of(value)
+    return str(value)
 
 
 def _draft(value: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import serve
-from edgeagent.errors import StoreError
+from edgeagent.errors import ModelNotFound
 from edgeagent.types import GenerateRequest, ModelStatus, Started, TextDelta, WorkerState
 from tests.backends.fake import Act, FakeBackend, Gate, echo
 
@@ -36,7 +36,7 @@ class Unfindable(FakeBackend):
     """A backend whose model does not exist."""
 
     async def start(self) -> None:
-        raise StoreError("there is no model at /nowhere.gguf; pull one with `edgeagent pull`")
+        raise ModelNotFound("there is no model at /nowhere.gguf; pull one with `edgeagent pull`")
 
 
 class Unloadable(FakeBackend):

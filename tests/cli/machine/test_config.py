@@ -81,7 +81,7 @@ def test_show_has_the_tables_of_single_models(config_file: Path, capsys: pytest.
         ('[models."m".engine]\nctxx = 5', '[models."m"] engine.ctxx: there is no such option'),
         (
             '[models."m".engine]\nctx = -5',
-            '[models."m"] engine.ctx: must be greater than or equal to 0',
+            '[models."m"] engine.ctx: must be a whole number from 0 to 2147483647, not -5',
         ),
         ("[models]\nm = 3", 'tables of models look like [models."NAME"], not 3'),
         ("models = 3", 'tables of models look like [models."NAME"], not 3'),

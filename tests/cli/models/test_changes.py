@@ -74,7 +74,7 @@ def test_rm_without_a_terminal_needs_a_yes(run: Run, store: StoreConfig) -> None
 def test_rm_of_a_wrong_name_removes_nothing(run: Run, store: StoreConfig) -> None:
     lay(store, "household.gguf")
     status, out, err = run("rm", "--yes", "household", "househod")
-    assert (status, out) == (1, "") and "near names: household" in err and names(run) == {"household"}
+    assert (status, out) == (2, "") and "near names: household" in err and names(run) == {"household"}
 
 
 def test_cp_then_rm_of_the_alias(run: Run, store: StoreConfig) -> None:
@@ -89,9 +89,9 @@ def test_cp_then_rm_of_the_alias(run: Run, store: StoreConfig) -> None:
     assert (status, out) == (0, "0 B are free again.\n") and "no file is deleted" in err
     assert names(run) == {"household"} and run("show", "home")[0] == 2
     status, _, err = run("cp", "household", "a/b")
-    assert status == 1 and "cannot be a model's name" in err
+    assert status == 2 and "cannot be a model's name" in err
     status, _, err = run("cp", "household", "builtin")
-    assert status == 1 and "'builtin' has a meaning of its own; choose another name" in err
+    assert status == 2 and "'builtin' has a meaning of its own; choose another name" in err
 
 
 def test_prune(run: Run, store: StoreConfig) -> None:

@@ -103,4 +103,4 @@ def test_show_tells_of_layers_that_are_not_used(run: Run, tmp_path: Path) -> Non
 )
 def test_show_what_is_no_model(run: Run, name: str, message: str) -> None:
     status, out, err = run("show", name)
-    assert (status, out) == (1, "") and message in err
+    assert (status, out) == (2, "") and message in err
