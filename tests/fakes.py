@@ -57,6 +57,8 @@ class FakeRunner:
         self.max_outputs = max_outputs
         self.row_cost = 0.5
         self.min_prompt_chunk = 1
+        self.attention_tile = 0
+        self.least_tokens: list[int] = []  # of each batch
         self._end_token = end_token
         self._sequences: dict[int, list[int]] = {seq_id: [] for seq_id in range(num_sequences)}
         self._outputs: list[Logits] = []
@@ -68,8 +70,9 @@ class FakeRunner:
         self.num_tokens_computed = 0
         self.num_decodes = 0
 
-    def decode(self, slices: Sequence[Slice]) -> None:
+    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         assert slices
+        self.least_tokens.append(min_tokens)
         assert 0 < sum(len(part.tokens) for part in slices) <= self.max_batch
         assert len({part.seq_id for part in slices}) == len(slices)
         assert sum(part.num_logits for part in slices) <= self.max_outputs

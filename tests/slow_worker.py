@@ -19,11 +19,11 @@ def slow_command(tokens_per_s: float) -> tuple[str, ...]:
 
 def main(tokens_per_s: float) -> int:
     """Run a worker; return its exit code."""
-    decode: Callable[[LlamaRunner, Sequence[Slice]], None] = LlamaRunner.decode
+    decode: Callable[[LlamaRunner, Sequence[Slice], int], None] = LlamaRunner.decode
 
-    def sleep_and_decode(self: LlamaRunner, slices: Sequence[Slice]) -> None:
+    def sleep_and_decode(self: LlamaRunner, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         time.sleep(sum(len(part.tokens) for part in slices) / tokens_per_s)
-        decode(self, slices)
+        decode(self, slices, min_tokens)
 
     LlamaRunner.decode = sleep_and_decode  # type: ignore[method-assign]
     return process.main()

@@ -104,7 +104,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "costs": set(),
         "cache": {"runner", "costs"},
         "speculation": {"cache", "runner", "costs", "sequence"},
-        "llama": {"sampling", "tuning", "cache", "runner", "scheduler"},
+        "llama": {"sampling", "tuning", "costs", "cache", "runner", "scheduler"},
     },
     "worker": {
         "sandbox": set(),

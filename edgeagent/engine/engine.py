@@ -205,7 +205,7 @@ class Engine:
             return outputs
         self._warmer.pause()
         self._prefixes.shed()
-        shape = self._costs.shape(works)
+        shape, min_tokens = self._costs.padded(works)
         expected_s = self.cost_model.predict(shape)
         started_s = self._clock()
         is_urgent = any(work.sequence.tier is Tier.REALTIME for work in works)
@@ -213,7 +213,7 @@ class Engine:
             return outputs
         try:
             self._turns.apply(self._runner)
-            self._runner.decode([work.slice for work in works])
+            self._runner.decode([work.slice for work in works], min_tokens)
         except DecodeCancelled:
             self._take_back(works)
             self.current_step.note(was_interrupted=True)

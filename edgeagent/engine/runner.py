@@ -57,10 +57,14 @@ class Runner(Protocol):
     max_outputs: int  # tokens of a batch that may give logits
     row_cost: float  # cost of a row of logits in addition to its token, in tokens
     max_drafts: int  # the most tokens of a sequence that `rewind` can take back; 0: no drafts are possible
+    attention_tile: int  # attention computes so many tokens of one sequence at once; 0: `decode` pads no batch to that
     min_prompt_chunk: int  # prompt chunks of fewer tokens give different bits than larger ones (see engine.replay)
 
-    def decode(self, slices: Sequence[Slice]) -> None:
-        """Compute a batch. Then `logits` returns its outputs. Raise DecodeCancelled, OutOfCells or InternalError."""
+    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+        """Compute a batch. Then `logits` returns its outputs. Raise DecodeCancelled, OutOfCells or InternalError.
+
+        A batch of fewer than `min_tokens` is padded to that many, if enough cells are free.
+        """
         ...
 
     def use_adapter(self, adapter: str) -> None:

@@ -37,6 +37,16 @@ class StepCosts:
         num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
         return StepShape(num_tokens, self._prefixes.num_cells_used, sum(work.num_pairs for work in works))
 
+    def padded(self, works: Items[Work]) -> tuple[StepShape, int]:
+        """Return the shape with which a batch should be computed, and the `min_tokens` for it (see Runner.decode)."""
+        shape = self.shape(works)
+        if any(work.num_scored for work in works):
+            return shape, 0
+        padded = self._prefixes.costs.padded(shape, sum(work.sequence.num_computed for work in works))
+        if padded == shape or padded.num_tokens > self._runner.num_cells - shape.num_cells:
+            return shape, 0
+        return padded, padded.num_tokens
+
     def plain_s(self, works: Items[Work]) -> float | None:
         """Return the expected seconds of the same step if it had no drafts.
 

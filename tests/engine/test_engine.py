@@ -236,7 +236,7 @@ class Harassed(FakeRunner):
     num_batches = 0
     num_interrupted = 0
 
-    def decode(self, slices: Items[Slice]) -> None:
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
         self.num_batches += 1
         if self.engine.current_step.is_long:
             self.num_interrupted += 1
@@ -294,7 +294,7 @@ class TestCancel:
         seen: list[bool] = []
 
         class Watched(FakeRunner):
-            def decode(self, slices: Items[Slice]) -> None:
+            def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
                 seen.append(engine.current_step.is_long)
                 super().decode(slices)
 
@@ -492,7 +492,7 @@ class BatchSizes(FakeRunner):
         super().__init__(**options)
         self.sizes: list[int] = []
 
-    def decode(self, slices: Items[Slice]) -> None:
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
         self.sizes.append(sum(len(part.tokens) for part in slices))
         super().decode(slices)
 

@@ -96,7 +96,7 @@ class SlowRunner(FakeRunner):
         self.clock, self.sides = clock, sides
         self.sizes: list[int] = []
 
-    def decode(self, slices: Tokens[Slice]) -> None:
+    def decode(self, slices: Tokens[Slice], min_tokens: int = 0) -> None:
         assert not any(side.is_running for side in self.sides if not side.is_closed)
         size = sum(len(part.tokens) for part in slices)
         self.sizes.append(size)

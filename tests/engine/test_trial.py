@@ -98,7 +98,7 @@ def test_bad_recommendations_are_passed_over(tmp_path: Path) -> None:
 class Stale(LlamaRunner):
     """Rewinds to states that the latest batch did not leave, as llama.cpp does if asked."""
 
-    def decode(self, slices: Items[Slice]) -> None:
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
         rows = []
         for part in slices:
             for index, token in enumerate(part.tokens):

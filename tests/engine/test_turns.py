@@ -39,9 +39,9 @@ class OneAdapterRunner(FakeRunner):
         super().__init__(**options)  # type: ignore[arg-type]
         self.batches: list[tuple[str, int]] = []
 
-    def decode(self, slices: list[Slice]) -> None:  # type: ignore[override]
+    def decode(self, slices: list[Slice], min_tokens: int = 0) -> None:  # type: ignore[override]
         self.batches.append((self._adapter, len(slices)))
-        super().decode(slices)
+        super().decode(slices, min_tokens)
 
 
 def make(runner: FakeRunner, host_bytes: int = 1 << 20, draft: FakeRunner | None = None) -> Engine:

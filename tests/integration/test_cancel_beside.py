@@ -36,15 +36,15 @@ class Run:
         self.num_long = 0
         self.is_cancelled = False
         self.computed: list[dict[str, int]] = []
-        decode: Callable[[LlamaRunner, Sequence[Slice]], None] = LlamaRunner.decode
+        decode: Callable[[LlamaRunner, Sequence[Slice], int], None] = LlamaRunner.decode
 
-        def counted(runner: LlamaRunner, slices: Sequence[Slice]) -> None:
+        def counted(runner: LlamaRunner, slices: Sequence[Slice], min_tokens: int = 0) -> None:
             self.num_long += sum(len(part.tokens) for part in slices) > 32
             is_it = self.num_long == 4 and not self.is_cancelled
             self.is_cancelled = self.is_cancelled or is_it
             if is_it and cancels_during:
                 self.worker.interrupt(Cancel("b"))
-            decode(runner, slices)
+            decode(runner, slices, min_tokens)
             if is_it and not cancels_during:
                 self.worker.commands.put(Cancel("b"))
 

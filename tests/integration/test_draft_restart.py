@@ -46,9 +46,9 @@ class Pair(Machine):
         decode = runner.decode
         self.num_computed = 0
 
-        def counted(slices: Items[Slice]) -> None:
+        def counted(slices: Items[Slice], min_tokens: int = 0) -> None:
             self.num_computed += sum(len(part.tokens) for part in slices)
-            decode(slices)
+            decode(slices, min_tokens)
 
         runner.decode = counted  # type: ignore[method-assign]
 

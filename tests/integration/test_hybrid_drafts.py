@@ -327,18 +327,18 @@ class ShortOfCells(LlamaRunner):
 
     num_refused = num_batches = 0
 
-    def decode(self, slices: Items[Slice]) -> None:
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
         self._is_later = False
-        super().decode(slices)
+        super().decode(slices, min_tokens)
 
-    def _compute(self, num_tokens: int) -> int:
+    def _compute(self, num_tokens: int, min_tokens: int) -> int:
         if self._is_later:
             self.num_batches += 1
             if self.num_batches % 3 == 0:
                 self.num_refused += 1
                 return 1  # llama_decode's code for no cells
         self._is_later = True
-        return super()._compute(num_tokens)
+        return super()._compute(num_tokens, min_tokens)
 
 
 @pytest.mark.usefixtures("_always_draft")

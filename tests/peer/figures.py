@@ -52,7 +52,7 @@ class Timed:
         host.engine._runner.decode = self.decode  # type: ignore[method-assign]
         self.seconds = 0.0
 
-    def decode(self, slices: Sequence[Slice]) -> None:
+    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         started = time.perf_counter()
         try:
             self._decode(slices)

@@ -39,7 +39,7 @@ class PrefixStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`blocks` keeps prefixes that are evicted from the cells. If None, evicted prefixes are lost."""
-        self.costs = costs or CostModel(runner.max_batch)
+        self.costs = costs or CostModel(runner.max_batch, runner.attention_tile)
         """The measured costs of the runner's steps."""
         self._runner = runner
         self._blocks = blocks or no_blocks()

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 
 _Terms = tuple[float, float, float, float, float]
 _NUM_TERMS = 5
@@ -28,9 +28,6 @@ _NUM_TERMS = 5
 # alone in the cells has as many pairs per token as cells. So other sequences' cells count as free until a step beside
 # them was measured.
 _ORDER = (0, 2, 3, 1, 4)
-FLASH_TILE = 64
-"""From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q). A pair then takes a
-several times less."""
 _THOUSAND = 1e3  # cells and pairs are counted in thousands, so that all terms have a similar size
 _WEIGHT = 0.2  # the least weight of a new measurement in the mean of its kind
 # In the fit, the weight of a mean halves with this many later measurements, but not below the least weight.

@@ -29,6 +29,10 @@ _OLD = 16
 _SIMILAR = 8
 # A step with a prompt chunk has a multiple of this many tokens, since kernels compute whole tiles.
 TILE = 32
+# A batch is padded if that is expected to save at least this share of its time.
+_PADDING_GAIN = 0.1
+# Steps of up to 1 / _SMALL of a tile take about as long as a padded one, or less.
+_SMALL = 4
 _NUM_ERRORS = 200
 _ENOUGH_ERRORS = 20
 
@@ -44,8 +48,10 @@ class PredictionError:
 class CostModel:
     """Predicts the seconds of a step from its shape."""
 
-    def __init__(self, max_batch: int) -> None:
+    def __init__(self, max_batch: int, tile: int = 0) -> None:
+        """`tile`: see Runner.attention_tile."""
         self._max_batch = max_batch
+        self._tile = tile
         self._fit = CostFit()
         self._pace = 1.0
         self._num_observed = self._fitted_at = 0
@@ -101,6 +107,26 @@ class CostModel:
             shape = shape._replace(num_tokens=self._fit.sizes[0])
         return self._fit.sum_s(shape) * self._fit.ratio(shape.num_tokens) * self._pace
 
+    def padded(self, shape: StepShape, span: int) -> StepShape:
+        """Return how a step should be computed: as it is, or padded to a whole tile.
+
+        `span`: how many cells any token of the step attends to. A tile computes its pairs with all of them.
+
+        Flash attention on a CPU computes a tile of 64 tokens in the time of 10 to 30 single ones, and 2,000 tokens deep
+        attention is most of a step. But the padding tokens are multiplied with the weights too.
+        """
+        if not 1 < shape.num_tokens < self._tile <= self._largest:
+            return shape
+        # A small step is computed as it is if none of at least its size was, since its expected time is a guess.
+        at = bisect.bisect_left(self._fit.sizes, size_of(shape.num_tokens))
+        if shape.num_tokens <= self._tile // _SMALL and self._fit.sizes[at] >= self._tile:
+            return shape
+        tiled = StepShape(self._tile, shape.num_cells, float(self._tile * span))
+        seconds, tiled_s = self.predict(shape), self.predict(tiled)
+        if seconds is None or tiled_s is None or tiled_s > (1 - _PADDING_GAIN) * seconds:
+            return shape
+        return tiled
+
     def prefill_s(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of computing `num_tokens` prompt tokens alone, after `depth` earlier tokens.
 
@@ -142,7 +168,18 @@ class CostModel:
         found: list[float] = []
         for each, fitted_s in zip(shapes, fitted, strict=True):
             found.append(max(fitted_s * interpolated(ratios, each.num_tokens), found[-1] if found else 0.0))
+        if shape.num_tokens == 1 and 1 < self._tile <= self._largest:
+            # One sequence: with drafts, its batch may be padded.
+            tiled = StepShape(self._tile, shape.num_cells, self._tile * depth)
+            tiled_s = self.predict(tiled) or math.inf
+            limits = [tiled_s if 1 < each.num_tokens < self._tile else math.inf for each in shapes]
+            found = [max(found[0], min(pair)) for pair in zip(found, limits, strict=True)]
         return found
+
+    @property
+    def _largest(self) -> int:
+        """The largest measured size of a step; 0 if none was measured."""
+        return self._fit.sizes[-1] if self._fit.sizes else 0
 
     def _agreeing(self, shape: StepShape, most: int, depth: float) -> list[tuple[int, float]]:
         """Return (size, ratio) for each measured size below `most` tokens, and for the next larger one.

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+FLASH_TILE = 64
+"""From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q). A pair then takes a
+several times less."""
+
 
 class StepShape(NamedTuple):
     """The size of a step: its tokens, the KV cells in use before it, and the pairs that attention computes.

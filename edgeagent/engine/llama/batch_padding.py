@@ -13,13 +13,19 @@ tokens, measured on a 0.5 B model on two cores, with 500 tokens in the context:
 
 from __future__ import annotations
 
+from edgeagent.engine.costs.step_shape import FLASH_TILE
+
 _LARGE_TILE = 16
 _MAX_ADDED = 3
-# From this many tokens on, llama.cpp uses another kernel, which rounds differently. Padding must not reach that size.
-_OTHER_KERNEL = 64
+_TILED_KV_TYPES = ("auto", "f32", "f16")  # "auto" is f16
 # By llama_ftype. Weights that llama.cpp repacks for the CPU are computed four tokens at once.
 _UNQUANTIZED = {0: "F32", 1: "F16", 32: "BF16"}
 _REPACKED = {2: "Q4_0", 25: "IQ4_NL"}
+
+
+def attention_tile(kv_type_k: str, kv_type_v: str) -> int:
+    """Return the tile of ggml's flash attention on a CPU for cells of these types; 0 if it has no tiles for them."""
+    return FLASH_TILE if kv_type_k == kv_type_v and kv_type_k in _TILED_KV_TYPES else 0
 
 
 def choose_tile(file_type: int | None) -> int:
@@ -46,4 +52,5 @@ def _num_to_round(num_tokens: int, tile: int) -> int:
     added = -num_tokens % _LARGE_TILE
     if added > _MAX_ADDED:
         added = 1 if -num_tokens % tile == 1 else 0
-    return 0 if num_tokens < _OTHER_KERNEL <= num_tokens + added else added
+    # From a whole tile of attention on, another kernel rounds differently. A few padding tokens must not change that.
+    return 0 if num_tokens < FLASH_TILE <= num_tokens + added else added

@@ -41,6 +41,18 @@ def _load() -> Any:
 
 lib = _load()
 
+KV_TYPES = {  # ggml_type
+    "auto": 1,
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "bf16": 30,
+}
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 _ERROR_LEVEL = 4  # ggml_log_level
 _Q8_0 = 8  # ggml_type
 _last_errors: deque[str] = deque(maxlen=8)

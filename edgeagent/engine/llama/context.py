@@ -12,8 +12,8 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.adapter import Adapter
-from edgeagent.engine.llama.batch_padding import choose_tile, num_to_fill
-from edgeagent.engine.llama.bindings import last_error, lib
+from edgeagent.engine.llama.batch_padding import attention_tile, choose_tile, num_to_fill
+from edgeagent.engine.llama.bindings import FLASH_ATTENTION, KV_TYPES, last_error, lib
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model, is_short_of_memory
 from edgeagent.engine.llama.past_states import PastStates, possible_depth
@@ -25,18 +25,6 @@ from edgeagent.errors import InternalError, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
 from edgeagent.types import MemoryKind
 
-KV_TYPES = {  # ggml_type
-    "auto": 1,
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "bf16": 30,
-}
-FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 # llama.cpp allows 256 sequences per context. With attention, an idle sequence takes no extra memory. With recurrent
 # memory it takes a whole state, so idle states are kept in host memory if possible.
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
@@ -112,6 +100,8 @@ class LlamaRunner:
         self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
         self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
         self._tile = choose_tile(model.file_type)
+        is_flash = self._can_fill and self.attention.flash == "on"
+        self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
         self._window = model.window
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
         params = self._context_params(config, num_cells)
@@ -202,8 +192,10 @@ class LlamaRunner:
         """Undo `request_abort`. Call it before reading commands, since a command may request a new abort."""
         self.abort_flag.clear()
 
-    def decode(self, slices: Sequence[Slice]) -> None:
+    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         """Compute a batch of at most `max_batch` tokens, and wait until it is computed.
+
+        A batch of fewer than `min_tokens` is padded to that many, if enough cells are free.
 
         Raise OutOfCells (nothing was computed), or InternalError. Raise DecodeCancelled if it was interrupted: parts of
         the batch may be computed, so cut each sequence to its known length.
@@ -215,7 +207,7 @@ class LlamaRunner:
             # The next call overwrites llama.cpp's buffer.
             rows = {seq_id: [self._row_at(row).copy() for row in each] for seq_id, each in rows.items()}
             try:
-                rows |= self._decode_at_once(call)
+                rows |= self._decode_at_once(call, min_tokens)
             except OutOfCells:
                 if is_first:
                     raise
@@ -223,7 +215,7 @@ class LlamaRunner:
         self._past.note(slices)
         self._outputs = [row for part in slices for row in rows[part.seq_id]]
 
-    def _decode_at_once(self, slices: Sequence[Slice]) -> dict[int, list[int | Logits]]:
+    def _decode_at_once(self, slices: Sequence[Slice], min_tokens: int) -> dict[int, list[int | Logits]]:
         """Compute slices in one call of llama_decode. Return each sequence's rows in llama.cpp's buffer of logits."""
         at = 0
         rows: dict[int, list[int | Logits]] = {}
@@ -236,7 +228,7 @@ class LlamaRunner:
             self._flags[end - part.num_logits : end] = 1
             rows[part.seq_id] = [*range(end - part.num_logits, end)]
             at = end
-        status = self._compute(at)
+        status = self._compute(at, min_tokens)
         if status == _OUT_OF_CELLS:
             raise OutOfCells
         if status == 2:
@@ -247,9 +239,10 @@ class LlamaRunner:
         lib.llama_synchronize(self._context)
         return rows
 
-    def _compute(self, num_tokens: int) -> int:
+    def _compute(self, num_tokens: int, min_tokens: int) -> int:
         """Decode the batch's first `num_tokens`, with padding tokens if that is faster. Return llama.cpp's status."""
         num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch) if self._can_fill else 0
+        num_added = max(num_added, min_tokens - num_tokens)
         end = num_tokens + num_added
         if num_added and end <= self.max_batch:
             added = slice(num_tokens, end)

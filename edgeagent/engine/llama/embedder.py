@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.bindings import last_error, lib
-from edgeagent.engine.llama.context import FLASH_ATTENTION, KV_TYPES
+from edgeagent.engine.llama.bindings import FLASH_ATTENTION, KV_TYPES, last_error, lib
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import BackendUnavailable, InternalError
 

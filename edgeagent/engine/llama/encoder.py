@@ -16,8 +16,7 @@ import psutil
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.abort_flag import AbortFlag
-from edgeagent.engine.llama.bindings import last_error, lib
-from edgeagent.engine.llama.context import FLASH_ATTENTION, KV_TYPES
+from edgeagent.engine.llama.bindings import FLASH_ATTENTION, KV_TYPES, last_error, lib
 from edgeagent.engine.llama.embedder import Rows, normalized
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import DecodeCancelled

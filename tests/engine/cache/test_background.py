@@ -137,7 +137,7 @@ class TimedRunner(FakeRunner):
     def step_s(self, num_tokens: int, num_cells: int) -> float:
         return (1e-5 + self._cell_s * num_cells) * num_tokens
 
-    def decode(self, slices: Items[Slice]) -> None:
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
         super().decode(slices)
         self._clock.advance(self.step_s(sum(len(part.tokens) for part in slices), self.num_used))
 

@@ -43,7 +43,7 @@ class Timed(FakeRunner):
         self.machine, self.clock = machine, FakeClock()
         self.num_read = 0
 
-    def decode(self, slices: Items[Slice]) -> None:
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
         super().decode(slices)
         ids = {part.seq_id for part in slices}
         num_foreign = sum(len(held) for seq_id, held in self._sequences.items() if seq_id not in ids)

@@ -189,8 +189,8 @@ class CrowdedRunner(FakeRunner):
         super().__init__(num_cells=8192, end_token=-1)
         self._clock = clock
 
-    def decode(self, slices: Items[Slice]) -> None:
-        super().decode(slices)
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
+        super().decode(slices, min_tokens)
         num_used = sum(map(len, self._sequences.values()))
         self._clock.advance(sum(len(part.tokens) for part in slices) * (1e-4 + 1e-7 * num_used))
 
@@ -366,9 +366,9 @@ def test_blocks_that_would_take_longer_than_computing_are_left_alone() -> None:
             clock.advance(2.0)
             return super().restore(seq_id, payload, end)
 
-        def decode(self, slices: list[Slice]) -> None:  # type: ignore[override]
+        def decode(self, slices: list[Slice], min_tokens: int = 0) -> None:  # type: ignore[override]
             clock.advance(0.1)
-            super().decode(slices)
+            super().decode(slices, min_tokens)
 
     engine = make_engine(Slow(num_cells=1100, max_batch=64), clock=clock)
     for seed in (1, 2, 1, 2):

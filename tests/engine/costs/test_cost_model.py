@@ -7,7 +7,7 @@ import random
 import pytest
 
 from edgeagent.engine.costs.cost_model import TILE, CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 
 NOTHING = StepShape()
 
@@ -225,6 +225,74 @@ def test_a_size_that_was_never_measured_is_not_guessed_from_larger_batches() -> 
     assert costs.measured(alone(1)) is None
     costs.observe(alone(4), 0.02)
     assert costs.measured(alone(1)) == pytest.approx(0.02, rel=0.2)
+
+
+class TiledMachine(Machine):
+    """A machine with flash attention: from 64 tokens on, a pair takes a tenth of the time."""
+
+    def seconds(self, shape: StepShape) -> float:
+        pair_s = 2e-5 if shape.num_tokens < FLASH_TILE else 2e-6
+        return 0.02 + 0.004 * shape.num_tokens + pair_s * shape.num_pairs
+
+
+def taught(tile: int, machine: Machine | None = None) -> CostModel:
+    costs, machine = CostModel(512, tile), machine or TiledMachine()
+    for depth in (0, 1000, 3000):
+        for num_tokens in (1, 4, 16, 128, 512):
+            costs.observe(alone(num_tokens, depth), machine.seconds(alone(num_tokens, depth)))
+    return costs
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "depth", "is_padded"),
+    [
+        pytest.param(40, 1500, True, id="a turn behind a long text"),
+        pytest.param(63, 400, True, id="nearly a tile"),
+        pytest.param(40, 100, False, id="little attention"),
+        pytest.param(4, 1500, False, id="few tokens"),
+        pytest.param(1, 6000, False, id="a single token"),
+        pytest.param(64, 6000, False, id="a whole tile"),
+        pytest.param(200, 6000, False, id="more than a tile"),
+    ],
+)
+def test_a_step_is_padded_to_a_tile_where_that_is_faster(num_tokens: int, depth: int, *, is_padded: bool) -> None:
+    shape = alone(num_tokens, depth)
+    expected = alone(FLASH_TILE, depth) if is_padded else shape
+    assert taught(FLASH_TILE).padded(shape, depth) == expected
+    assert taught(0).padded(shape, depth) == shape
+    machine = TiledMachine()
+    assert is_padded == (machine.seconds(alone(FLASH_TILE, depth)) < machine.seconds(shape)) or num_tokens >= FLASH_TILE
+
+
+def test_a_step_is_not_padded_where_tiles_are_no_faster() -> None:
+    costs = taught(FLASH_TILE, Machine(pair_s=2e-5))
+    assert costs.padded(alone(40, 3000), 3000) == alone(40, 3000)
+
+
+def test_a_tile_of_several_sequences_computes_its_pairs_with_all_their_cells() -> None:
+    costs, shape = taught(FLASH_TILE), alone(30, 2000).plus(10, 2000)
+    assert costs.padded(shape, 2000).num_tokens == FLASH_TILE
+    assert costs.padded(shape, 20_000) == shape
+
+
+def test_small_steps_are_computed_as_they_are_until_one_was_measured() -> None:
+    costs = CostModel(512, FLASH_TILE)
+    for depth in (0, 2000):
+        costs.observe(alone(512, depth), TiledMachine().seconds(alone(512, depth)))
+        costs.observe(alone(1, depth), 0.1)  # seems to be 30 times as much for 12 tokens
+    assert costs.padded(alone(12, 2000), 2000) == alone(12, 2000)
+    costs.observe(alone(14, 2000), 3.0)
+    assert costs.padded(alone(12, 2000), 2000).num_tokens == FLASH_TILE
+
+
+def test_drafts_of_one_stream_cost_no_more_than_a_tile() -> None:
+    seconds = taught(FLASH_TILE).compare(alone(1, 3000), range(64), 3000)
+    assert seconds is not None
+    tile_s = TiledMachine().seconds(alone(FLASH_TILE, 3000))
+    assert seconds[4] < seconds[20] == seconds[40] == pytest.approx(tile_s, rel=0.1)
+    apart = taught(FLASH_TILE).compare(alone(1, 3000).plus(1, 3000), [0, 40], 3000)
+    assert apart is not None
+    assert apart[1] > 2 * tile_s, "of several streams it is not known how many cells a tile would meet"
 
 
 def test_memory_is_bounded() -> None:

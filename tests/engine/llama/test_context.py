@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.costs.step_shape import FLASH_TILE
 from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model, split_parts
@@ -20,6 +21,7 @@ from tests.conftest import TinyModel
 from tests.models import MEMORIES
 
 CONFIG = EngineConfig(threads=1, batch=48, parallel=2, ctx=256, flash_attention="on")
+TILED = CONFIG.model_copy(update={"batch": 128})
 TOKENS = [20 + 7 * i % 200 for i in range(40)]
 CUTTABLE = {MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW}
 
@@ -142,6 +144,38 @@ class TestFilling:
         runner = LlamaRunner(model, CONFIG)
         feed(runner, 0, 0, TOKENS[:3])
         assert counts == [3]
+        runner.close()
+
+    def test_a_batch_is_padded_to_a_tile_of_attention(self, model: Model, counts: list[int]) -> None:
+        runner = LlamaRunner(model, TILED)
+        assert runner.attention_tile == FLASH_TILE
+        for seq_id in range(2):
+            runner.decode([Slice(seq_id, 0, TOKENS[:30], 0)])
+        runner.decode([Slice(0, 30, TOKENS[30:], 1)])
+        expected = runner.logits(0).copy()
+        runner.decode([Slice(1, 30, TOKENS[30:], 1)], FLASH_TILE)
+        np.testing.assert_allclose(runner.logits(0), expected, atol=0.05)  # f32 instead of f16
+        assert counts[-1] == FLASH_TILE
+        assert [runner.length(seq_id) for seq_id in (0, 1, runner.num_sequences)] == [40, 40, 0]
+        runner.close()
+
+    def test_a_tile_for_which_cells_are_short_is_left_out(self, model: Model, counts: list[int]) -> None:
+        runner = LlamaRunner(model, TILED)
+        for at in range(0, 240, 40):
+            runner.decode([Slice(0, at, TOKENS, 0)])
+        runner.decode([Slice(0, 240, TOKENS[:8], 1)], FLASH_TILE)
+        assert counts[-2:] == [FLASH_TILE, 8]
+        assert runner.length(0) == 248
+        runner.close()
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"flash_attention": "off"}, {"kv_type_k": "bf16", "kv_type_v": "bf16"}, {"kv_type_v": "f32"}],
+        ids=["plain attention", "cells of another type", "cells of two types"],
+    )
+    def test_there_are_no_tiles_where_ggml_has_none(self, model: Model, change: dict[str, str]) -> None:
+        runner = LlamaRunner(model, TILED.model_copy(update=change))
+        assert runner.attention_tile == 0
         runner.close()
 
     def test_the_last_cells_are_for_tokens_that_matter(self, model: Model) -> None:

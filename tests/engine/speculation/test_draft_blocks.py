@@ -155,7 +155,7 @@ def test_a_draft_that_breaks_while_blocks_are_read_computes_anew() -> None:
     class Broken(FakeRunner):
         is_broken = False
 
-        def decode(self, slices):  # type: ignore[no-untyped-def]
+        def decode(self, slices, min_tokens: int = 0):  # type: ignore[no-untyped-def]
             if self.is_broken:
                 raise InternalError("llama_decode failed with status -3")
             super().decode(slices)

@@ -77,7 +77,7 @@ class TestDraftModel:
         clock, sizes = FakeClock(), list[int]()
 
         class Slow(FakeRunner):
-            def decode(self, slices: Items[Slice]) -> None:
+            def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
                 sizes.append(sum(len(part.tokens) for part in slices))
                 clock.advance(sizes[-1] / 200)
                 super().decode(slices)
@@ -92,7 +92,7 @@ class TestDraftModel:
         clock = FakeClock()
 
         class Timed(FakeRunner):
-            def decode(self, slices: Items[Slice]) -> None:
+            def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
                 clock.advance(0.010 * sum(len(part.tokens) for part in slices))
                 super().decode(slices)
 
@@ -124,7 +124,7 @@ class TestDraftModel:
         class Broken(FakeRunner):
             is_broken = False
 
-            def decode(self, slices: Items[Slice]) -> None:
+            def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
                 super().decode(slices)
                 if self.is_broken:
                     raise InternalError("llama_decode failed with status -3")

@@ -115,7 +115,7 @@ def test_another_partition_is_not_purged() -> None:
 
 def test_a_draft_model_that_fails_is_not_asked_for_ever() -> None:
     class Broken(FakeRunner):
-        def decode(self, slices: Items[Slice]) -> None:
+        def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
             raise InternalError("llama_decode failed with status -3")
 
     engine = plain_pair(Broken(num_cells=512))

@@ -91,7 +91,7 @@ class Host:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
         self._open_runner(load, opened, on_try)
         self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_try)
-        costs = CostModel(self._runner.max_batch)
+        costs = CostModel(self._runner.max_batch, self._runner.attention_tile)
         self._lessons.teach(costs)
         self._token_bytes = try_out(self.model, self._runner, on_try, costs)
         self._block_tokens = choose_block_tokens(self._token_bytes)

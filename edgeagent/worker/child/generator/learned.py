@@ -12,7 +12,7 @@ from msgspec import structs
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.tuning.calibration import PROMPT_TOKENS
+from edgeagent.engine.tuning.calibration import PROMPT_TOKENS, TURN_TOKENS
 from edgeagent.engine.tuning.choices import Work
 from edgeagent.types.choices import Kept, Learned, StepTime
 from edgeagent.worker.child.frame_writer import Frames
@@ -97,7 +97,8 @@ def _calibrated(kept: Kept, num_layers: int) -> list[tuple[StepShape, float]]:
     """Return the calibrated times of a prompt chunk: alone, behind its own text, and beside other texts.
 
     The differences show what a sequence's own cells cost and what other sequences' cells cost. Requests alone would
-    show that late or never: as long as one sequence runs alone, all cells in use are its own.
+    show that late or never: as long as one sequence runs alone, all cells in use are its own. The times of a short turn
+    show what its own cells cost where flash attention computes single tokens.
     """
     found = kept.measurements
     if found is None:
@@ -106,6 +107,10 @@ def _calibrated(kept: Kept, num_layers: int) -> list[tuple[StepShape, float]]:
     for each in found.candidates:
         if each.is_flash == kept.is_flash:
             seconds |= each.seconds
+    turns = {
+        Work.TURN_ALONE: StepShape.alone(TURN_TOKENS, 0),
+        Work.TURN_BEHIND: StepShape.alone(TURN_TOKENS, found.depth),
+    }
     shapes = {
         Work.PROMPT_ALONE: StepShape.alone(PROMPT_TOKENS, 0),
         Work.PROMPT_BEHIND: StepShape.alone(PROMPT_TOKENS, found.depth),
@@ -113,5 +118,7 @@ def _calibrated(kept: Kept, num_layers: int) -> list[tuple[StepShape, float]]:
     }
     if not shapes.keys() <= seconds.keys():
         return []
+    if turns.keys() <= seconds.keys():
+        shapes |= turns
     scale = num_layers / found.num_layers
     return [(shape, seconds[work] * scale) for work, shape in shapes.items()]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 from edgeagent.engine.speculation.proposals import MODEL
 from edgeagent.engine.tuning.choices import Work
 from edgeagent.types import MemoryKind
@@ -77,6 +77,19 @@ def test_a_calibration_tells_what_idle_cells_cost_before_the_first_request(kept:
     assert costs.predict(StepShape.alone(128, 0)) == pytest.approx(0.4, rel=0.1)
     assert costs.predict(StepShape.alone(128, 512)) == pytest.approx(0.8, rel=0.1)
     assert costs.crowding_s(128, 512) == pytest.approx(crowding_s, abs=0.05)
+
+
+def test_a_calibration_tells_what_attention_of_a_short_turn_costs() -> None:
+    kept = calibrated(behind_s=0.2, beside_s=0.1)
+    assert kept.measurements is not None
+    other, chosen = kept.measurements.candidates
+    seconds = chosen.seconds | {str(Work.TURN_ALONE): 0.0125, str(Work.TURN_BEHIND): 0.1}
+    candidates = (other, msgspec.structs.replace(chosen, seconds=seconds))
+    measurements = msgspec.structs.replace(kept.measurements, candidates=candidates)
+    costs = CostModel(512, FLASH_TILE)
+    Lessons(msgspec.structs.replace(kept, measurements=measurements), Learned(), num_layers=8).teach(costs)
+    assert costs.predict(StepShape.alone(16, 512)) == pytest.approx(0.4, rel=0.15)
+    assert costs.padded(StepShape.alone(40, 4000), 4000) == StepShape.alone(FLASH_TILE, 4000)
 
 
 def test_what_requests_taught_replaces_the_calibration() -> None:

@@ -553,7 +553,7 @@ class TestEnds:
         )
 
 
-def _broken(slices: object) -> None:
+def _broken(slices: object, min_tokens: int = 0) -> None:
     raise InternalError("llama_decode failed with status -3")
 
 
