@@ -53,7 +53,7 @@ def test_the_wheel_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
 def test_the_wheel_is_for_any_machine_and_names_its_command(wheel: zipfile.ZipFile) -> None:
     metadata = f"edgeagent-{edgeagent.__version__}.dist-info"
     assert "Tag: py3-none-any" in wheel.read(f"{metadata}/WHEEL").decode()
-    assert "edgeagent = edgeagent.__main__:main" in wheel.read(f"{metadata}/entry_points.txt").decode()
+    assert "edgeagent = edgeagent.cli:main" in wheel.read(f"{metadata}/entry_points.txt").decode()
     needed = [
         line for line in wheel.read(f"{metadata}/METADATA").decode().splitlines() if "Requires-Dist: torch" in line
     ]

@@ -1,5 +1,20 @@
 """The edgeagent command: one module for each command group, imported only when its command is used."""
 
-from edgeagent.cli.app import main
+import contextlib
+import signal
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status. Until the command is imported, Ctrl-C ends the process at once."""
+    # As an exception it would appear in the middle of an import, which prints a traceback or, in pydantic, is lost.
+    if sys.platform != "win32" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with contextlib.suppress(ValueError):  # this is not the main thread
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from edgeagent.cli.app import main as run
+
+    return run(arguments)
+
 
 __all__ = ["main"]

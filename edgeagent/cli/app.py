@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _completing():
             app = build_app(_command_asked_for(arguments))
-            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set in __main__ for the time of the imports
+            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set in edgeagent.cli for the time of the imports
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             # With standalone_mode=False the app returns the status of typer.Exit, or the command's result, here None.
             status = int(app(arguments, prog_name="edgeagent", standalone_mode=False) or 0)

@@ -27,7 +27,7 @@ def unix_listener(path: Path | None) -> Iterator[socket.socket | None]:
         yield None
         return
     if sys.platform == "win32":
-        raise StartError("there are no Unix sockets on Windows; leave server.unix empty")
+        raise StartError("there are no Unix sockets on Windows; leave server.unix empty", ExitCode.WRONG_SETTING)
     _check_folder(path.parent)
     _clear(path)
     with contextlib.closing(_bind(path)) as listener:
@@ -47,9 +47,14 @@ def _check_folder(folder: Path) -> None:
     except OSError as error:
         raise StartError(f"cannot use the folder {folder} for a socket: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise StartError(f"{folder} is not a folder (or a link to one); choose another for server.unix")
+        raise StartError(
+            f"{folder} is not a folder (or a link to one); choose another for server.unix", ExitCode.WRONG_SETTING
+        )
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise StartError(f"the folder {folder} is open to other users; run `chmod 700 {folder}`, or choose another")
+        raise StartError(
+            f"the folder {folder} is open to other users; run `chmod 700 {folder}`, or choose another",
+            ExitCode.WRONG_SETTING,
+        )
 
 
 def _clear(path: Path) -> None:
@@ -59,7 +64,10 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.getuid():
-        raise StartError(f"{path} exists and is not this user's socket; remove it, or choose another server.unix")
+        raise StartError(
+            f"{path} exists and is not this user's socket; remove it, or choose another server.unix",
+            ExitCode.WRONG_SETTING,
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
             raise StartError(f"another program listens on {path}; stop it first", ExitCode.PORT_TAKEN)

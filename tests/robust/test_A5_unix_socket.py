@@ -76,8 +76,9 @@ def test_what_lies_there_already_is_refused(tmp_path: Path, plant: Callable[[Pat
     tmp_path.chmod(0o700)
     path = tmp_path / "s"
     plant(path)
-    with pytest.raises(StartError, match="not this user's socket"), unix_listener(path):
+    with pytest.raises(StartError, match="not this user's socket") as refused, unix_listener(path):
         pass
+    assert refused.value.exit_code is ExitCode.WRONG_SETTING
     assert os.path.lexists(path)
 
 
