@@ -96,7 +96,7 @@ def test_the_bounds_are_where_they_are_said_to_be(
         assert answer.status == 200, (value, answer.body)
     step = 1 if is_whole else 0.001
     for value in (low - step, high + step):
-        # For top_k and repeat_last_n, Ollama's -1 means none.
+        # Ollama's top_k of -1 means none.
         if abs(value) < 2**63 and (parent, value) != ("options", -1):
             answer = caller.post(route, body_with(route, parent, name, json.dumps(value)))
             assert answer.status == 400

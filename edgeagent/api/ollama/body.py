@@ -77,8 +77,7 @@ class OptionsBody(SamplingBody):
 def _usual_options(options: object) -> object:
     """Return the options in the form of llama-server.
 
-    A whole number such as 40.0 becomes an integer. A repeat_last_n of -1 becomes the largest value, and a top_k of -1
-    becomes 0. Empty stops are removed.
+    A whole number such as 40.0 becomes an integer. A top_k of -1 becomes 0. Empty stops are removed.
     """
     if not isinstance(options, dict):
         return options
@@ -87,8 +86,6 @@ def _usual_options(options: object) -> object:
         value = usual.get(name)
         if isinstance(value, float) and value.is_integer():
             usual[name] = int(value)
-    if usual.get("repeat_last_n") == -1:
-        usual["repeat_last_n"] = MAX_INT32
     if usual.get("top_k") == -1:
         usual["top_k"] = 0
     match usual.get("stop"):

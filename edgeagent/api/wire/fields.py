@@ -85,6 +85,8 @@ class between:  # noqa: N801 it reads as an annotation: Annotated[int, between(1
 
 
 def _one_or_many(value: object) -> object:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("stop", "must be a string or a list of strings")
     return [value] if isinstance(value, str) else value
 
 
@@ -97,7 +99,8 @@ def _stop(value: str) -> str:
 # In characters, which may have several bytes; the bound in bytes is the check's.
 _STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
 Count = Annotated[int, between(1, MAX_INT32)]
-MaxTokens = Annotated[int, between(0, MAX_INT32)]
+MaxTokens = Annotated[int, between(-1, MAX_INT32)]
+"""The most tokens to generate. As to llama-server, 0 means none and -1 means no limit."""
 Penalty = Annotated[float, between(-2, 2)]
 Share = Annotated[float, between(0, 1)]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -170,7 +173,7 @@ class SamplingBody(Body):
     top_k: Annotated[int, between(0, MAX_INT32)] | None = None
     min_p: Share | None = None
     repeat_penalty: Annotated[float, between(0.01, 10)] | None = None
-    repeat_last_n: Annotated[int, between(0, MAX_INT32)] | None = None
+    repeat_last_n: Annotated[int, between(-1, MAX_INT32)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, between(-MAX_SEED, MAX_SEED)] | None = None
@@ -269,20 +272,20 @@ def _demand(details: ErrorDetails) -> str:
         case "int_parsing" | "int_parsing_size" | "float_parsing":
             return "must be a number"
         case "too_long":
-            return f"must hold at most {_items(limits['max_length'])}"
+            return f"must hold at most {_counted(limits['max_length'], 'item')}"
         case "too_short":
-            return f"must hold at least {_items(limits['min_length'])}"
+            return f"must hold at least {_counted(limits['min_length'], 'item')}"
         case "string_too_long":
-            return f"must have at most {limits['max_length']} characters"
+            return f"must have at most {_counted(limits['max_length'], 'character')}"
         case "string_too_short":
-            return f"must have at least {limits['min_length']} characters"
+            return f"must have at least {_counted(limits['min_length'], 'character')}"
         case "string_pattern_mismatch":
             return f"must match {limits['pattern'].strip('^$')}"
     return details["msg"].replace("Input should be", "must be")
 
 
-def _items(number: int) -> str:
-    return "1 item" if number == 1 else f"{number} items"
+def _counted(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def choose(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoice:

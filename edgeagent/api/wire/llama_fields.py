@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from edgeagent.api.wire.fields import MAX_INT32, Body, EdgeagentBody, ModelName, SamplingBody, between
+from edgeagent.api.wire.fields import MAX_INT32, Body, EdgeagentBody, MaxTokens, ModelName, SamplingBody, between
 from edgeagent.api.wire.messages import Schema
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
@@ -66,7 +66,7 @@ class ExtendedBody(SamplingBody):
     model: ModelName | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n_predict: Annotated[int, between(-1, MAX_INT32)] | None = None
+    n_predict: MaxTokens | None = None
     n_probs: Annotated[int, between(0, MAX_RIVALS)] | None = None
     post_sampling_probs: bool | None = None
     cache_prompt: bool | None = None

@@ -158,7 +158,7 @@ async def test_what_cannot_be_deleted(client: AsyncClient, name: str, status: in
         ("other", "served", 400, "served is a model's name already"),
         ("other", "qwen3-4b", 400, "a name of the catalog"),
         ("/etc/passwd", "mine", 404, "clients name models, not paths"),
-        ("", "mine", 400, "source must have at least 1 characters"),
+        ("", "mine", 400, "source must have at least 1 character"),
     ],
 )
 async def test_what_cannot_be_copied(

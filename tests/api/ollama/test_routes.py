@@ -17,7 +17,6 @@ import pytest
 import pytest_asyncio
 
 from edgeagent import __version__
-from edgeagent.api.wire.fields import MAX_INT32
 from edgeagent.config import Config, ServerConfig, StoreConfig
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelLoadFailed, Overloaded, WorkerCrashed
 from edgeagent.service import first_step
@@ -269,7 +268,7 @@ class TestChat:
             min_p=0.05,
             seed=42,
             repeat_penalty=1.1,
-            repeat_last_n=MAX_INT32,
+            repeat_last_n=-1,
             presence_penalty=0.5,
             frequency_penalty=-0.5,
         )

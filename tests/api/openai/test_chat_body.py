@@ -69,6 +69,13 @@ def test_one_field_beside_a_message(name: str, value: Any) -> None:
         assert len(error.message) < 500
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_minus_one_is_no_limit_as_to_llama_server(name: str) -> None:
+    fields = {"messages": [{"role": "user", "content": "hi"}], name: -1, "repeat_last_n": -1}
+    [request] = read_chat(fields, completion_id="x", default_model="m").requests
+    assert (request.max_tokens, request.sampling.repeat_last_n) == (None, -1)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -76,9 +83,10 @@ def test_one_field_beside_a_message(name: str, value: Any) -> None:
         ({"messages": []}, "messages must hold at least 1 item"),
         ({"messages": "x"}, "messages must be a list, not 'x'"),
         ({"messages": ["x"]}, "messages[0] must be an object, not 'x'"),
+        ({"stop": 5}, "stop must be a string or a list of strings, not 5"),
         ({"stop": ["a"] * 17}, "stop must hold at most 16 items"),
         ({"stream_options": "x"}, "stream_options must be an object, not 'x'"),
-        ({"model": ""}, "model must have at least 1 characters, not ''"),
+        ({"model": ""}, "model must have at least 1 character, not ''"),
         ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias must hold at most 1024 items"),
         ({"n": True}, "n must be a valid integer, not true"),
         ({"messages": None}, "messages must be a list, not null"),

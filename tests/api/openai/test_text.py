@@ -255,6 +255,8 @@ async def test_fields_reach_the_request(daemon: Running, backend: FakeBackend) -
         ({"max_tokens": 0}, 0),
         ({"n_predict": 7}, 7),
         ({"n_predict": -1}, None),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": -1, "n_predict": 7}, None),
         ({"max_tokens": 3, "n_predict": 7}, 3),
     ],
 )
@@ -324,7 +326,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2, "stream": True}, "best_of"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),
     ({"suffix": "x", "echo": True}, "echo"),
     ({"suffix": "x", "prompt": [1]}, "suffix"),
     ({"suffix": 5}, "suffix"),
