@@ -23,6 +23,7 @@ from edgeagent.cli.app import COMMANDS, build_app
 from edgeagent.cli.help import plain_record
 from edgeagent.cli.machine.config import options_table
 from edgeagent.config_sources import declared_options
+from edgeagent.daemon.transport import REFUSALS
 from edgeagent.metrics.exposition import Snapshot, gauges
 from edgeagent.metrics.tally import Tally
 
@@ -245,6 +246,7 @@ def errors_page() -> str:
         for code, cls in error_codes().items()
         for shape in [look_of(cls)]
     ]
+    early = [[f"`{code}`", str(status.value), text] for status, (code, text) in REFUSALS.items()]
     return f"""# Errors
 
 Every refusal is JSON: `{{"error": {{"message", "type", "param", "code"}}}}`. On Ollama's routes it is
@@ -259,7 +261,10 @@ of `response.failed`.
 
 {table(["code", "HTTP status", "type", "retry", "meaning"], rows)}
 
-Two more codes come from the HTTP layer: `method_not_allowed` (405), and `not_found` (404) for an unknown path.
+More codes come from the HTTP layer: `not_found` (404) for an unknown path, `method_not_allowed` (405), and those of
+requests that are refused before they reach a route:
+
+{table(["code", "HTTP status", "meaning"], early)}
 """
 
 

@@ -15,6 +15,7 @@ from edgeagent.config_sources import Option, declared_options, load_config
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read this config.toml instead.")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJsonArray = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
 
 
 # The placeholder of an option's value in the help, if the option's name does not make it clear.

@@ -43,20 +43,29 @@ LINGER_S = 1.0
 GOING_AWAY = 1001
 TOO_BIG = 1009
 
-_MESSAGES = {
+REFUSALS: dict[HTTPStatus, tuple[str, str]] = {
     HTTPStatus.BAD_REQUEST: (
+        "bad_request",
         "the request is not valid HTTP/1.1, its target is not a path, or it upgrades with a body or before the last "
-        "request is answered"
+        "request is answered",
     ),
-    HTTPStatus.FORBIDDEN: "this socket is another user's; only the daemon's own user may use it",
-    HTTPStatus.REQUEST_TIMEOUT: f"the request's headers took longer than {HEAD_TIMEOUT_S:g} s",
-    HTTPStatus.REQUEST_URI_TOO_LONG: f"the request's target is longer than {MAX_TARGET_BYTES} bytes",
+    HTTPStatus.FORBIDDEN: ("forbidden", "this socket is another user's; only the daemon's own user may use it"),
+    HTTPStatus.REQUEST_TIMEOUT: ("request_timeout", f"the request's headers took longer than {HEAD_TIMEOUT_S:g} s"),
+    HTTPStatus.REQUEST_URI_TOO_LONG: (
+        "uri_too_long",
+        f"the request's target is longer than {MAX_TARGET_BYTES} bytes",
+    ),
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: (
+        "request_header_fields_too_large",
         f"there are more than {MAX_HEADERS} headers, or {MAX_HEADER_BYTES} bytes of them, "
-        f"or one of a handshake is longer than {MAX_HANDSHAKE_LINE_BYTES} bytes"
+        f"or one of a handshake is longer than {MAX_HANDSHAKE_LINE_BYTES} bytes",
     ),
-    HTTPStatus.SERVICE_UNAVAILABLE: "too many connections (server.max_connections); close some, or try again",
+    HTTPStatus.SERVICE_UNAVAILABLE: (
+        "service_unavailable",
+        "too many connections (server.max_connections); close some, or try again",
+    ),
 }
+"""The code and the message of each refusal that comes before a request reaches the routes."""
 
 
 class _StallGuard:
@@ -105,9 +114,9 @@ def _refuse(transport: asyncio.Transport, status: HTTPStatus) -> None:
     if transport.is_closing():
         return
     kind = "unavailable_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    code = status.phrase.lower().replace(" ", "_")
+    code, message = REFUSALS[status]
     metrics.refused_total.labels(code).inc()
-    error = {"message": _MESSAGES[status], "type": kind, "param": None, "code": code}
+    error = {"message": message, "type": kind, "param": None, "code": code}
     body = json.dumps({"error": error}).encode()
     head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
     retry = "retry-after: 1\r\n" if status is HTTPStatus.SERVICE_UNAVAILABLE else ""

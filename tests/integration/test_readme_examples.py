@@ -90,7 +90,8 @@ def test_javascript_with_the_token(locked: Daemon, tmp_path: Path) -> None:
 
 
 def shell_commands(code: str) -> list[str]:
-    return re.findall(r"^curl(?:.*\\\n)*.*$", code, re.MULTILINE)
+    """Return the curl commands, with their continued lines and with quoted text of several lines."""
+    return re.findall(r"^curl(?:'[^']*'|\\\n|[^'\n])*$", code, re.MULTILINE)
 
 
 @pytest.mark.skipif(not shutil.which("curl") or not shutil.which("sh"), reason="no curl or no shell")
@@ -104,7 +105,9 @@ def test_curl(daemon: Daemon) -> None:
     assert streamed.endswith("data: [DONE]\n\n")
     assert json.loads(ollama)["message"]["content"]
     (chat,) = [command for code in blocks(README, "") for command in shell_commands(code)]
-    assert run(["sh", "-c", of(daemon, chat)]).endswith("data: [DONE]\n\n")
+    (choice,) = json.loads(run(["sh", "-c", of(daemon, chat)]))["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "set_timer", "arguments": '{"minutes": 7}'}, "README says so"
 
 
 def test_on_a_terminal(daemon: Daemon) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from edgeagent.cli.app import COMMANDS
 from edgeagent.config_sources import declared_options
+from edgeagent.daemon.transport import REFUSALS
 from edgeagent.errors import EdgeAgentError
 from edgeagent.metrics.exposition import Snapshot, exposition
 
@@ -42,6 +43,18 @@ def test_every_error_is_there_with_its_meaning() -> None:
         classes += error.__subclasses__()
         assert error.__doc__, f"{error.__name__} needs a docstring: its meaning in the page"
         assert f"| `{error.code}` |" in PAGES["errors.md"]
+
+
+def test_the_refusals_before_a_route_are_there() -> None:
+    assert {"bad_request", "request_header_fields_too_large"} < {code for code, _ in REFUSALS.values()}
+    for status, (code, _) in REFUSALS.items():
+        assert f"| `{code}` | {status.value} |" in PAGES["errors.md"]
+
+
+def test_json_of_a_list_is_called_an_array() -> None:
+    for heading in ("### cache stats", "### cache list", "### token list"):
+        part = PAGES["command-line.md"].partition(f"\n{heading}\n")[2].partition("\n##")[0]
+        assert "Print one JSON array." in part, heading
 
 
 def test_every_metric_is_there() -> None:

@@ -15,7 +15,7 @@ import typer
 from edgeagent import cache_folder
 from edgeagent.cli.display import duration, size_text, table, wrapped
 from edgeagent.cli.link import address_of, ask
-from edgeagent.cli.options import AsJson, ConfigFile, StateDir
+from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
 from edgeagent.credentials.keys import clients
@@ -35,7 +35,7 @@ PART_COLUMNS = ("model", "client", "blocks", "tokens", "size", "unused for")
 
 
 @cache_app.command("stats")
-def stats(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def stats(as_json: AsJsonArray = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Show the caches of the running models.
 
     It shows memory and disk, and how often cached prompts were used.
@@ -54,7 +54,7 @@ def stats(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFil
 
 
 @cache_app.command("list")
-def list_parts(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def list_parts(as_json: AsJsonArray = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """List the prompts on disk, by model and client."""
     settings = _settings(state_dir, config)
     try:

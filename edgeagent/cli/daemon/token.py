@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edgeagent.cli.display import table
-from edgeagent.cli.options import AsJson, ConfigFile, StateDir
+from edgeagent.cli.options import AsJsonArray, ConfigFile, StateDir
 from edgeagent.config_sources import load_config
 from edgeagent.credentials.keys import Scope, add_client, clients, remove_client, rotate_token
 from edgeagent.errors import ConfigError
@@ -63,7 +63,7 @@ def add(
 
 
 @token_app.command("list")
-def list_clients(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """List the clients that have a token, and what it allows."""
     known = clients(_folder(state_dir, config))
     if as_json:

@@ -27,7 +27,10 @@ def pull(
     offline: Annotated[
         bool, typer.Option("--offline", help="Do not ask the hub; show whether the model is on this machine.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, progress included.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object a line, progress included; the catalog as one array."),
+    ] = False,
     models_dir: ModelsDir = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,

@@ -21,8 +21,10 @@ from edgeagent.api.documents.components import kind_of
 from edgeagent.api.documents.openapi import OPERATIONS, routes
 from edgeagent.api.gate import access
 from edgeagent.api.routers import ROUTERS
+from edgeagent.api.socket import actions
 from edgeagent.api.wire.errors import error_codes
 from edgeagent.config import Config, ServerConfig
+from edgeagent.daemon import transport
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import running
 
@@ -63,6 +65,12 @@ def test_every_error_code_is_published() -> None:
     for code in declared:
         assert f"| `{code}` |" in description
         assert f"| `{code}` |" in errors_page
+
+
+def test_every_close_code_is_named() -> None:
+    description = asyncapi_document()["info"]["description"]
+    codes = {value for value in (*vars(actions).values(), transport.TOO_BIG) if isinstance(value, int) and value > 999}
+    assert len(codes) == 6 and all(str(code) in description for code in codes)
 
 
 def _sent_kinds() -> Iterator[str]:
