@@ -63,10 +63,15 @@ _SIZE_SITUATIONS: Mapping[Work, Work | None] = {Work.BATCH_ALONE: None, Work.BAT
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The size of a context: its cells, and how many sequences share them."""
+    """The size of a context: its cells, and how many sequences share them.
+
+    `keeps_idle`: idle prefixes stay in the cells as long as there is room. Otherwise they are read out into host memory
+    in idle time, and leave the cells when another sequence computes.
+    """
 
     num_cells: int
     parallel: int
+    keeps_idle: bool = False
 
     @property
     def num_own(self) -> float:
@@ -78,8 +83,11 @@ class Room:
 
         `depth`: the number of used cells in the measurement.
         """
-        is_beside = work in (Work.PROMPT_BESIDE, Work.TOKEN_BESIDE)
-        num_used = self.num_cells / 2 - self.num_own if is_beside else self.num_own
+        num_used = self.num_own
+        if work in (Work.PROMPT_BESIDE, Work.TOKEN_BESIDE):
+            num_others = self.num_cells / 2 - self.num_own
+            # Only the latest idle prefix may not have been read out yet.
+            num_used = num_others if self.keeps_idle else min(num_others, self.num_own)
         return num_used * (self.parallel if work is Work.STREAMS_DEEP else 1) / depth
 
 

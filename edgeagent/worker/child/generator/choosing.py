@@ -71,7 +71,7 @@ def choose(
     three loads have measured already, or if too little memory is free.
     """
     candidates = attention_candidates(model, config)
-    room = Room(num_cells_of(model, config), config.num_parallel)
+    room = Room(num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0)
     conditions = make_conditions(
         model, config, num_cells=room.num_cells, num_threads=config.threads or num_usable_cores()
     )
