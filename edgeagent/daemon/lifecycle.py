@@ -20,7 +20,7 @@ from edgeagent.daemon.listeners import Listeners, listening
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
 from edgeagent.daemon.publication import Publication
 from edgeagent.daemon.reporter import ConsoleReporter, LogReporter, Reporter
-from edgeagent.daemon.state import ExitCode, StartError, held
+from edgeagent.daemon.state import ExitCode, StartError, held, warn_if_missing
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import EdgeAgentError
 from edgeagent.runtime_file import TOKEN_FILE, Runtime
@@ -88,6 +88,7 @@ def _forbid_cores() -> None:
 def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callable[[Config], Router]) -> int:
     try:
         with held(config.state_dir), listening(config.server) as listeners:
+            warn_if_missing(config.store.models_dir)
             ensure_token(config.state_dir)
             # A daemon whose credential files cannot be trusted fails here, not at the first request.
             check_files(config.state_dir)

@@ -84,6 +84,12 @@ def _make_private(state_dir: Path) -> None:
         raise StartError(f"cannot use the state folder {state_dir}: {error.strerror}") from error
 
 
+def warn_if_missing(models_dir: Path | None) -> None:
+    """Warn if the models' folder does not exist: a download would make it, but its name may be wrong."""
+    if models_dir is not None and not os.path.isdir(models_dir):  # noqa: PTH112 Path.is_dir may raise
+        logger.warning("the models' folder %s does not exist; see store.models_dir, or --models-dir", models_dir)
+
+
 def _warn_of_network(state_dir: Path) -> None:
     """Warn if the folder is on a network file system, where locks may hold on this machine only or not at all."""
     folder = state_dir.resolve()

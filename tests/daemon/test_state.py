@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from edgeagent.credentials.keys import ensure_token
-from edgeagent.daemon.state import ExitCode, StartError, held
+from edgeagent.daemon.state import ExitCode, StartError, held, warn_if_missing
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import (
     LOCK_FILE,
@@ -46,6 +46,15 @@ def test_the_folder_is_private(tmp_path: Path) -> None:
         with held(folder):
             assert mode(folder) == 0o700
             assert mode(folder / "daemon.lock") == 0o600
+
+
+def test_a_models_folder_that_does_not_exist_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for folder in (None, tmp_path):
+        warn_if_missing(folder)
+    assert not caplog.messages
+    warn_if_missing(tmp_path / "modles")
+    (message,) = caplog.messages
+    assert f"{tmp_path / 'modles'} does not exist" in message
 
 
 def test_one_daemon_holds_the_folder(tmp_path: Path) -> None:

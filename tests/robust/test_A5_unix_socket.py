@@ -172,4 +172,4 @@ def test_another_user_gets_nowhere(tmp_path: Path) -> None:
 
 
 def test_the_refusal_of_a_stranger_has_words() -> None:
-    assert "another user" in transport._MESSAGES[HTTPStatus.FORBIDDEN]
+    assert "another user" in transport.REFUSALS[HTTPStatus.FORBIDDEN][1]

@@ -99,8 +99,8 @@ def describe_unused(folder: Path, model: str, mine: Fingerprint, keyring: Keyrin
     differ = [
         f"{name} ({theirs[name]}, now {mine.fields[name]})" for name in mine.fields if _differs(name, theirs, mine)
     ]
-    why = f"with another {', '.join(differ)}" if differ else "by another version"
-    return f"{len(blocks)} blocks of this model on disk are not used, since they were made {why}; they go in time"
+    why = f"these differ: {', '.join(differ)}" if differ else "they were made by another version"
+    return f"{len(blocks)} blocks of this model on disk are not used, since {why}; they go in time"
 
 
 def _differs(name: str, theirs: Mapping[str, str], mine: Fingerprint) -> bool:

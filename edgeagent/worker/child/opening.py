@@ -32,13 +32,16 @@ class Opened:
     kv_bytes_per_token: float
     num_back: int = 0
     """How many earlier states the memory keeps of each sequence."""
+    notes: tuple[str, ...] = ()
+    """Options without the expected effect, for the daemon's log."""
 
 
 def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Opened:
     """Open a load's model; `on_progress` gets the loaded fraction, 0 to 1. Raise ModelLoadFailed."""
     config = EngineConfig.model_validate_json(load.engine_config)
     shapes = load.shapes or (FileShape(0),)
-    plan = _plan(load, config, _room(load, config), load.num_tries)
+    room = _room(load, config)
+    plan = _plan(load, config, room, load.num_tries)
     model = Model(Path(load.path), plan.config, on_progress)
     choices = describe(plan, config, len(shapes[0].layers), load.num_tries)
     return Opened(
@@ -49,7 +52,14 @@ def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None
         sum(plan.taken.gpu_bytes),
         kv_bytes_per_token(shapes, plan.config),
         plan.layout.num_back,
+        _notes(config, room),
     )
+
+
+def _notes(config: EngineConfig, room: Room) -> tuple[str, ...]:
+    if config.main_gpu < 0 or room.gpus:
+        return ()
+    return (f"--main-gpu {config.main_gpu} has no effect: llama.cpp sees no GPU, see `edgeagent doctor`",)
 
 
 def can_take_less(load: Load) -> bool:

@@ -41,6 +41,16 @@ def test_with_memory_it_is_opened_as_asked(path: Path) -> None:
     assert opened.kv_bytes_per_token > 0
 
 
+def test_a_context_below_the_shortest_is_noted(path: Path) -> None:
+    load = make_load(path, ctx=1, gpu_layers=0)
+    host = Host(load, open_model(load))
+    assert (host.info.context_length, host.notes) == (
+        256,
+        ("--ctx 1 is less than the shortest context, which has 256 tokens",),
+    )
+    host.close()
+
+
 def test_it_takes_no_more_than_the_daemon_allows(path: Path) -> None:
     load = make_load(path, gpu_layers=0)
     large = structs.replace(load, shapes=(shape(),), room_bytes=int(1.15 * GIB))
@@ -85,7 +95,10 @@ def test_layers_on_a_gpu_that_is_not_there(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(opening, "devices", lambda: only_cpu)
     with pytest.raises(ModelLoadFailed, match=r"--gpu-layers puts 3 layers on a GPU, but .* sees none"):
         open_model(make_load(path, gpu_layers=3))
-    open_model(make_load(path, main_gpu=1)).model.close()
+    opened = open_model(make_load(path, main_gpu=1))
+    opened.model.close()
+    (note,) = opened.notes
+    assert note.startswith("--main-gpu 1 has no effect: llama.cpp sees no GPU")
     monkeypatch.setattr(opening, "devices", lambda: (*only_cpu, CARD))
     with pytest.raises(ModelLoadFailed, match=r"--main-gpu names GPU 1, but there is 1, counted from 0"):
         open_model(make_load(path, main_gpu=1))

@@ -354,10 +354,10 @@ class Folder:
         if num_bytes > limits.max_bytes:
             return f"a block has {_mib(num_bytes)}, more than all may take ({_mib(limits.max_bytes)}): raise the bound"
         if free_bytes - num_bytes < limits.min_free_bytes:
-            return (
-                f"nothing more is written: the disk of {self._files.folder} has {_mib(free_bytes)} free, and "
-                f"{_mib(limits.min_free_bytes)} are to stay so; free some, or lower that bound"
-            )
+            full = f"nothing more is written: the disk of {self._files.folder} has {_mib(free_bytes)} free"
+            if limits.min_free_bytes == 0:
+                return f"{full}, less than a block; free some"
+            return f"{full}, and {_mib(limits.min_free_bytes)} must stay free; free some, or lower cache.min_free_bytes"
         return f"nothing more is written: what is pinned fills {_mib(limits.max_bytes)}; purge some, or raise the bound"
 
     def _limit_bytes(self) -> int:

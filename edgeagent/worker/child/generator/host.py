@@ -27,6 +27,7 @@ from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.engine.trial import FIRST_STEPS, measure_small_steps, try_out
 from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
+from edgeagent.fit.need import CONTEXT_STEP
 from edgeagent.text.grammar.compiler import GrammarCompiler
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.output.prompt_text import PromptEcho
@@ -98,8 +99,10 @@ class Host:
         self._store = store
         self._codec = CellPacker() if config.cache_type == "q8_0" else None
         self._block_keys = BlockKeys(load, store)
-        self.notes: tuple[str, ...] = ()
+        self.notes = opened.notes
         """Notes on this load for the daemon's log."""
+        if 0 < config.ctx < CONTEXT_STEP:
+            self._note(f"--ctx {config.ctx} is less than the shortest context, which has {CONTEXT_STEP} tokens")
         for name in self._adapters.unusable.keys() - load.unusable_adapters.keys():
             self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
         self._draft: str | None = None

@@ -197,6 +197,15 @@ def test_a_block_that_is_larger_than_all_may_be_is_named_so(tmp_path: Path) -> N
     assert "more than all may take" in (store.stats().trouble or "")
 
 
+def test_a_full_disk_with_nothing_to_leave_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = make_chain(1)
+    monkeypatch.setattr(Files, "free_bytes", lambda self: file_bytes(block) - 1)
+    store = make_store(tmp_path / "cache", Times(), min_free_bytes=0)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    assert (store.stats().trouble or "").endswith("MiB free, less than a block; free some")
+
+
 def test_it_stays_told_that_a_block_found_no_room_until_it_would_find_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,11 +216,11 @@ def test_it_stays_told_that_a_block_found_no_room_until_it_would_find_some(
     store = make_store(tmp_path / "cache", times, min_free_bytes=10 * size)
     store.offer(block, Importance.IDLE)
     store.work()
-    assert "are to stay so" in (store.stats().trouble or "")
+    assert "must stay free" in (store.stats().trouble or "")
     free = 10 * size + size // 2
     times.pass_s(61.0)
     store.work()
-    assert "are to stay so" in (store.stats().trouble or ""), "half a block has room"
+    assert "must stay free" in (store.stats().trouble or ""), "half a block has room"
     free = 11 * size
     times.pass_s(61.0)
     store.work()

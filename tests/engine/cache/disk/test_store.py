@@ -205,10 +205,10 @@ def test_the_disk_keeps_its_reserve(folder: Path, monkeypatch: pytest.MonkeyPatc
     times.pass_s(3600)
     store.work()
     assert store.stats().num_blocks < 2
-    assert "are to stay so" in (store.stats().trouble or ""), "whoever looks is told why"
+    assert "must stay free" in (store.stats().trouble or ""), "whoever looks is told why"
     store.offer(chain[0], Importance.IDLE)
     store.work()
-    assert "are to stay so" in (store.stats().trouble or "")
+    assert "must stay free" in (store.stats().trouble or "")
     free = 100 * size
     times.pass_s(61)
     store.work()
