@@ -64,7 +64,7 @@ async def test_a_token_opens_the_routes_of_its_scopes(
                 assert b"scope" in reply.body
 
 
-async def test_only_who_manages_models_is_told_paths(tmp_path: Path) -> None:
+async def test_only_who_manages_models_is_told_paths(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "my models" / "tiny.gguf"
     backend = FakeBackend(failing(ModelDamaged(f"{path} cannot be loaded: it holds no tensors", param="model")))
     config = Config(server=ServerConfig(token_required=True))
@@ -80,6 +80,7 @@ async def test_only_who_manages_models_is_told_paths(tmp_path: Path) -> None:
                 assert (str(path) in reply.text) is is_told, reply.text
                 assert ("my models" in reply.text) is is_told
                 assert is_told or "edgeagent list" in reply.text
+    assert f"model_damaged: {path} cannot be loaded" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,7 @@ def _message(error: EdgeAgentError) -> str:
     if type(error) in (EdgeAgentError, errors.InternalError):
         return _INTERNAL_MESSAGE
     if isinstance(error, _TELL_PATHS) and not TELLS_PATHS.get() and _PATH.search(error.message):
+        logger.warning("%s: %s", error.code, error.message)
         return _NO_PATH_MESSAGE
     return error.message
 
