@@ -109,6 +109,7 @@ DEFAULTS: dict[str, object] = {
     "store.hashes._SMALL_BYTES": 64 * MIB,
     "store.hub.transfer.MAX_FRUITLESS_TRIES": 5,
     "store.hub.transfer._SPACE_CHECK_BYTES": 64 * MIB,
+    "text.template.budget._CPU_S": 1.0,
     "text.template.budget._MAX_TEXT_CHARS": 8 * MIB,
     "text.template.budget._MAX_TOTAL_CHARS": 128 * MIB,
     "text.long_text._LONG": 4096,

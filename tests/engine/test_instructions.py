@@ -13,7 +13,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import MemoryKind
-from tests.engine.test_engine import greedy, naive, run
+from tests.engine.support import greedy, naive, run
 from tests.fakes import FakeClock, FakeRunner, FakeTier
 from tests.integrity import check_integrity
 

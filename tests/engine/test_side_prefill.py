@@ -19,7 +19,7 @@ from edgeagent.engine.runner import Chunk, SideContext, Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.side_prefill import SidePrefill
 from edgeagent.types import Tier
-from tests.engine.test_engine import greedy
+from tests.engine.support import greedy
 from tests.fakes import FakeClock, FakeRunner, next_token
 from tests.integrity import check_integrity
 

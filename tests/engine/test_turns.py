@@ -18,7 +18,7 @@ from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.engine.turns import TURN_S, AdapterTurns
 from edgeagent.types import MemoryKind
-from tests.engine.test_engine import END, greedy, run
+from tests.engine.support import END, greedy, run
 from tests.fakes import ALWAYS, FakeRunner, computed, next_token, warm_costs
 
 ADAPTERS = ("", "1", "2")

@@ -45,6 +45,13 @@ _CACHE = (
     "tests/engine/cache/test_tiers.py",
     "tests/engine/cache/test_host.py",
 )
+_ENGINE = (
+    "tests/engine/test_engine.py",
+    "tests/engine/test_fairness.py",
+    "tests/engine/test_cancel.py",
+    "tests/engine/test_replay.py",
+    "tests/engine/test_random_schedules.py",
+)
 _DISK = (*_CACHE, "tests/robust/test_F8_cache_files.py", "tests/robust/test_F7_cache_disk.py")
 _SUPERVISOR = (
     "tests/worker/parent/supervision/test_supervisor.py",
@@ -84,7 +91,7 @@ TARGETS = (
     Target(
         "edgeagent/engine/scheduler.py",
         ("tests/engine/test_scheduler.py", "tests/test_defaults.py"),
-        ("tests/engine/test_engine.py",),
+        _ENGINE,
     ),
     Target("edgeagent/engine/cache/slots.py", ("tests/engine/cache/test_slots.py",), ("tests/engine",)),
     Target(

@@ -16,7 +16,7 @@ from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import CachePolicy, GenerateRequest, MemoryKind, SamplingParams, TokenPrompt
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.conftest import TinyModel
-from tests.engine.test_engine import greedy
+from tests.engine.support import greedy
 from tests.fakes import FakeRunner, warm_costs
 from tests.integration.test_worker_real import Files
 

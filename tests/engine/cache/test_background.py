@@ -20,7 +20,7 @@ from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import SequenceSpec
-from tests.engine.test_engine import greedy, run
+from tests.engine.support import greedy, run
 from tests.fakes import FakeClock, FakeRunner
 from tests.integrity import check_integrity
 

@@ -20,7 +20,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from tests.engine.cache.disk.stores import SECRET, make_store
-from tests.engine.test_engine import greedy, naive
+from tests.engine.support import greedy, naive
 from tests.fakes import FakeRunner
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -14,7 +14,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import SequenceSpec
-from tests.engine.test_engine import greedy
+from tests.engine.support import greedy
 from tests.fakes import FakeClock, FakeRunner, FakeTier
 
 BLOCK_TOKENS = 32

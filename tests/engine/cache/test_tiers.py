@@ -17,7 +17,7 @@ from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import FinishReason, MemoryKind, Tier
-from tests.engine.test_engine import greedy, naive, run
+from tests.engine.support import greedy, naive, run
 from tests.fakes import FakeClock, FakeRunner, FakeTier, warm_costs
 from tests.integrity import check_integrity
 

@@ -23,7 +23,7 @@ from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.errors import ModelDamaged
 from edgeagent.types import MemoryKind
 from tests.adapters import make_adapter, merge_adapter
-from tests.engine.test_engine import greedy, run
+from tests.engine.support import greedy, run
 from tests.models import make_tiny_model
 
 F32 = gguf.GGMLQuantizationType.F32

@@ -24,7 +24,7 @@ from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import InternalError
 from edgeagent.types import CacheStatus
-from tests.engine.test_engine import greedy, naive, run
+from tests.engine.support import greedy, naive, run
 from tests.fakes import FakeClock, FakeRunner, FakeTier
 from tests.integrity import check_integrity
 

@@ -16,7 +16,7 @@ from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.engine.verification import Output
 from edgeagent.errors import InternalError
 from tests.engine.speculation.test_draft_blocks import BLOCK_TOKENS, PROMPT, Gate, make_draft, pair
-from tests.engine.test_engine import greedy, naive, run
+from tests.engine.support import greedy, naive, run
 from tests.fakes import FakeClock, FakeRunner, FakeTier
 from tests.integrity import check_integrity
 

@@ -1,0 +1,119 @@
+"""Who runs and who waits: urgent sequences first, and none kept out for ever."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.types import Tier
+from tests.engine.support import greedy, make_engine, run
+from tests.fakes import FakeClock, FakeRunner, warm_costs
+from tests.integrity import check_integrity
+
+
+class TestPreemption:
+    def test_usage_and_waiting_time_are_those_of_the_first_turn(self) -> None:
+        ticks = iter(range(1, 10_000))
+        runner = FakeRunner(num_cells=40, end_token=-1)
+        engine = Engine(runner, max_running=2, clock=lambda: float(next(ticks)))
+        first = engine.add(SequenceSpec("a", list(range(1, 16)), greedy(), max_tokens=20))
+        second = engine.add(SequenceSpec("b", list(range(21, 36)), greedy(), max_tokens=20))
+        engine.step()
+        claimed_s, cache_s = second.marks.claimed_s, second.marks.cache_s
+        was_preempted = False
+        while engine.has_work:
+            engine.step()
+            check_integrity(engine)
+            was_preempted = was_preempted or second.seq_id is None
+        assert was_preempted
+        assert (first.num_cached, second.num_cached) == (0, 0), "what it had computed itself was not cached for it"
+        assert (second.marks.claimed_s, second.marks.cache_s) == (claimed_s, cache_s)
+
+
+def test_no_more_run_than_a_batch_has_tokens() -> None:
+    runner = FakeRunner(end_token=-1, num_cells=1024, num_sequences=20, max_batch=8)
+    engine = make_engine(runner, max_running=16)
+    for index in range(16):
+        engine.add(SequenceSpec(f"s{index}", [index + 1], greedy(), max_tokens=40))
+    engine.step()
+    assert engine.status().num_running == 8
+    assert len(run(engine)) == 16
+
+
+@pytest.mark.parametrize(
+    ("num_urgent", "num_prompt", "num_output"),
+    [(1, 200, 20), (4, 20, 20), (3, 120, 1)],
+    ids=["takes its cells", "takes its place", "takes its share of a step"],
+)
+def test_more_urgent_ones_do_not_keep_one_out_for_ever(num_urgent: int, num_prompt: int, num_output: int) -> None:
+    clock, names = FakeClock(), itertools.count()
+    runner = FakeRunner(end_token=-1, num_cells=1024, max_batch=64)
+    prefixes = PrefixStore(runner, costs=warm_costs(64, 0.05), clock=clock)
+    engine = Engine(runner, max_running=4, prefixes=prefixes, clock=clock)
+    long = engine.add(SequenceSpec("long", [1 + i % 40 for i in range(900)], greedy(), max_tokens=3))
+    urgent: list[Sequence] = []
+    while engine.has_work and clock.now_s < 120:
+        urgent = [sequence for sequence in urgent if sequence.num_output < num_output]
+        while len(urgent) < num_urgent and long.num_output < 3:
+            number = next(names)
+            prompt = [1 + (7 * number + 3 * i) % 47 for i in range(num_prompt)]
+            spec = SequenceSpec(f"{number}", prompt, greedy(), max_tokens=num_output, tier=Tier.REALTIME)
+            urgent.append(engine.add(spec))
+        engine.step()
+        check_integrity(engine)
+        clock.advance(0.5)
+        assert sum(sequence.is_raised for sequence in (long, *urgent)) <= 1
+    assert long.num_output == 3
+
+
+def test_a_raised_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() -> None:
+    clock = FakeClock()
+    runner = FakeRunner(end_token=-1, num_cells=1024)
+    prefixes = PrefixStore(runner, costs=warm_costs(64, 0.05), clock=clock)
+    engine = Engine(runner, max_running=4, prefixes=prefixes, clock=clock)
+    engine.add(SequenceSpec("stream", [1] * 200, greedy(), max_tokens=700))
+    engine.step()
+    long = engine.add(SequenceSpec("long", [1 + i % 40 for i in range(900)], greedy(), max_tokens=3))
+    for _ in range(80):
+        engine.step()
+        clock.advance(1.0)
+    assert long.is_raised and long.seq_id is None
+    other = engine.add(SequenceSpec("other", [3] * 20, greedy(), max_tokens=3))
+    urgent = engine.add(SequenceSpec("urgent", [2] * 20, greedy(), max_tokens=3, tier=Tier.REALTIME))
+    engine.step()
+    assert (urgent.num_output, other.num_computed) == (1, 0)
+    engine.cancel("stream")
+    engine.cancel("urgent")
+    engine.step()
+    assert long.seq_id is not None
+
+
+def test_one_that_waits_for_a_prefill_that_gets_further_is_not_raised() -> None:
+    clock = FakeClock()
+    runner = FakeRunner(num_cells=4096)
+    prefixes = PrefixStore(runner, costs=warm_costs(64, 1.0), clock=clock)
+    engine = Engine(runner, max_running=4, prefixes=prefixes, clock=clock)
+    prompt = [1 + i % 40 for i in range(3000)]
+    leader = engine.add(SequenceSpec("leader", prompt, greedy(), max_tokens=3))
+    engine.step()
+    follower = engine.add(SequenceSpec("follower", prompt, greedy(), max_tokens=3))
+    while leader.num_computed < 2900:
+        engine.step()
+        clock.advance(3.0)
+        assert not (leader.is_raised or follower.is_raised)
+    assert clock() > 70
+
+
+class TestUrgency:
+    def test_realtime_goes_before_batch_and_equals_by_arrival(self) -> None:
+        engine = make_engine(FakeRunner(end_token=-1), max_running=1)
+        for name, tier in (("a", Tier.BATCH), ("b", Tier.INTERACTIVE), ("c", Tier.REALTIME), ("d", Tier.REALTIME)):
+            engine.add(SequenceSpec(name, [5], greedy(), max_tokens=1, tier=tier))
+        finished = []
+        while engine.has_work:
+            finished += [output.sequence.id for output in engine.step() if output.finish_reason]
+        assert finished == ["c", "d", "b", "a"]

@@ -1,0 +1,116 @@
+"""The engine's law over random schedules: batched, cached and speculative output equals naive greedy output."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.types import FinishReason, MemoryKind, Tier
+from tests.engine.support import greedy, make_engine, naive, run
+from tests.fakes import FakeRunner, FakeTier
+from tests.integrity import check_integrity
+
+
+@dataclass
+class Expected:
+    prompt: list[int]
+    max_tokens: int
+
+
+@pytest.mark.parametrize(
+    ("kind", "speculative"),
+    [
+        (MemoryKind.FULL_ATTENTION, False),
+        (MemoryKind.FULL_ATTENTION, True),
+        (MemoryKind.RECURRENT, False),
+        (MemoryKind.RECURRENT, True),
+    ],
+)
+@pytest.mark.parametrize("seed", range(20))
+def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative: bool) -> None:
+    rng = random.Random(seed)
+    runner = FakeRunner(
+        num_cells=rng.choice((48, 96, 256, 1024)),
+        num_sequences=rng.choice((4, 6, 12)),
+        max_batch=rng.choice((8, 16, 64)),
+        memory_kind=kind,
+        max_drafts=3,
+    )
+    # The draft agrees only if its function of the prefix is the same, so it gets an equal one.
+    draft = FakeRunner(num_cells=runner.num_cells, num_sequences=runner.num_sequences) if speculative else None
+    host_bytes = rng.choice((0, 3000, 20_000, 1 << 20))
+    below = rng.choice((None, FakeTier()))
+    engine = make_engine(runner, max_running=rng.choice((1, 2, 4)), draft=draft, host_bytes=host_bytes, below=below)
+    known: list[list[int]] = [[rng.randrange(1, 50) for _ in range(10)]]
+    if runner.num_cells == 1024:
+        known.append([rng.randrange(1, 50) for _ in range(700)])
+    expected: dict[str, Expected] = {}
+    outputs: dict[str, list[int]] = {}
+    finished: dict[str, FinishReason] = {}
+    for step in range(600):
+        if step < 300 and rng.random() < 0.2:
+            base = rng.choice(known)
+            prompt = base[: rng.randrange(1, len(base) + 1)] + [
+                rng.randrange(1, 50) for _ in range(rng.randrange(1, 6))
+            ]
+            prompt = prompt[-(runner.num_cells - 2) :]
+            name = f"s{step}"
+            expected[name] = Expected(prompt, rng.randrange(1, 15))
+            engine.add(
+                SequenceSpec(name, prompt, greedy(), max_tokens=expected[name].max_tokens, tier=rng.choice(list(Tier)))
+            )
+        if expected and rng.random() < 0.03:
+            victim = rng.choice(list(expected))
+            if engine.cancel(victim):
+                del expected[victim]
+        if rng.random() < 0.1:
+            runner.cancel_next = rng.randrange(3)
+        # A sequence that is refused while it has the memory to itself fails; see `TestFailure` in `test_engine.py`.
+        if rng.random() < 0.02 and engine.status().num_running > 2:
+            runner.refuse_next = True
+        runner.refuse_restores = rng.random() < 0.05
+        if below is not None and below.blocks and rng.random() < 0.02:
+            below.lost.add(rng.choice(list(below.blocks)))
+        if rng.random() < 0.005:
+            engine.purge()
+        is_refused = runner.refuse_next
+        for output in engine.step():
+            name = output.sequence.id
+            if output.error is not None:
+                # The others were preempted for lack of cells, so this one was alone when it was refused.
+                assert is_refused
+                assert engine.status().num_running == 0
+                del expected[name]
+                outputs.pop(name, None)
+                continue
+            assert name not in finished
+            outputs.setdefault(name, []).extend(output.tokens)
+            if output.finish_reason:
+                finished[name] = output.finish_reason
+                known.append([*expected[name].prompt, *outputs[name]])
+        runner.refuse_next = False  # if the step computed nothing, the refusal is still set
+        check_integrity(engine)
+    runner.cancel_next, runner.refuse_next = None, False
+    while engine.has_work:
+        for output in engine.step():
+            outputs.setdefault(output.sequence.id, []).extend(output.tokens)
+            if output.finish_reason:
+                finished[output.sequence.id] = output.finish_reason
+        check_integrity(engine)
+    for name, want in expected.items():
+        room = runner.num_cells - len(want.prompt)
+        tokens, reason = naive(want.prompt, min(want.max_tokens, room))
+        assert (outputs[name], finished[name]) == (tokens, reason), name
+    engine.close()
+    # A later process has only the tier below.
+    fresh = [each and FakeRunner(num_cells=each.num_cells, memory_kind=kind) for each in (runner, draft)]
+    assert fresh[0] is not None
+    engine = make_engine(fresh[0], draft=fresh[1], host_bytes=host_bytes, below=below)
+    for number, tokens in enumerate(known):
+        prompt = tokens[: runner.num_cells - 6]
+        engine.add(SequenceSpec(f"again {number}", prompt, greedy(), max_tokens=5))
+        assert run(engine, check=True) == {f"again {number}": naive(prompt, 5)}
+    engine.close()
