@@ -33,6 +33,11 @@ def decoding(tokens: list[int], name: str = "a", max_length: int = 1 << 20) -> S
     return Sequence(spec, array("i", tokens), len(tokens) - 1, max_length, 0, seq_id=0, num_computed=len(tokens) - 1)
 
 
+def still(drafters: Drafters, costs: CostModel) -> Proposals:
+    """Return proposals on a clock that stands still: planning takes no time, however busy this machine is."""
+    return Proposals(drafters, costs, clock=lambda: 0.0)
+
+
 class ScriptedDraft(DraftModel):
     """A draft model with a fixed cost that is never behind."""
 
@@ -78,7 +83,7 @@ class Machine:
         costs = self.costs = CostModel(512)
         for size in (1, 2, 4, 8, 16):
             costs.observe(StepShape.alone(size, 0), self.target_s(size))
-        self.proposals = Proposals(Drafters(self.draft), costs)
+        self.proposals = Proposals(Drafters(self.draft), costs, clock=lambda: self.now_s)
         self.sequence = decoding([5, 6, 7])
 
     def run(self, num_steps: int) -> list[int]:
@@ -227,7 +232,7 @@ def known(proposals: Proposals) -> Proposals:
 
 
 def test_drafts_of_an_unknown_source_grow_while_they_are_accepted() -> None:
-    proposals, lengths = Proposals(Drafters(ngrams=Repeating({"a": 16})), flat_costs()), []
+    proposals, lengths = still(Drafters(ngrams=Repeating({"a": 16})), flat_costs()), []
     sequence = decoding([5, 6, 7])
     for _ in range(4):
         lengths.append(len(proposals.propose([sequence]).get("a", ())))
@@ -247,7 +252,7 @@ def test_a_draft_model_that_is_behind_catches_up_and_is_tried(names: str, *, are
             return proposed
 
     draft = Behind(0.002, catch_up_s=0.03)
-    proposals = Proposals(Drafters(draft, are_even=are_even), flat_costs())
+    proposals = still(Drafters(draft, are_even=are_even), flat_costs())
     running = [decoding([5, 6, 7], name) for name in names]
     lengths = []
     for _ in range(20):
@@ -262,7 +267,7 @@ def test_a_draft_model_that_is_behind_catches_up_and_is_tried(names: str, *, are
 
 
 def test_a_trial_for_one_sequence_leaves_the_others_their_drafts() -> None:
-    proposals = known(Proposals(Drafters(ngrams=Repeating({"a": 16, "b": 16})), flat_costs()))
+    proposals = known(still(Drafters(ngrams=Repeating({"a": 16, "b": 16})), flat_costs()))
     running = [decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")]
     running[1].spec = replace(running[1].spec, sampler=Sampler(ResolvedSampling(temperature=0.5), 50))
     proposed = proposals.propose(running)
@@ -271,7 +276,7 @@ def test_a_trial_for_one_sequence_leaves_the_others_their_drafts() -> None:
 
 
 def test_a_refused_token_ends_the_trials_of_an_unknown_source() -> None:
-    proposals = Proposals(Drafters(ngrams=Repeating({"a": 16})), flat_costs())
+    proposals = still(Drafters(ngrams=Repeating({"a": 16})), flat_costs())
     sequence = decoding([5, 6, 7])
     assert len(proposals.propose([sequence])["a"]) == 3
     proposals.observe(sequence, 3, 0)
@@ -279,7 +284,7 @@ def test_a_refused_token_ends_the_trials_of_an_unknown_source() -> None:
 
 
 def test_a_text_that_repeats_itself_needs_no_draft_model() -> None:
-    proposals = known(Proposals(Drafters(ngrams=NgramDrafter()), CostModel(64)))
+    proposals = known(still(Drafters(ngrams=NgramDrafter()), CostModel(64)))
     sequence = decoding([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3])
     assert proposals.propose([sequence]) == {"a": (4, 5, 6, 7, 8, *([1, 2, 3, 4, 5, 6, 7, 8] * 2)[:11])}
     proposals.observe(sequence, 16, 8)
@@ -288,14 +293,14 @@ def test_a_text_that_repeats_itself_needs_no_draft_model() -> None:
 
 
 def test_a_sequence_gets_no_more_than_it_has_room_for() -> None:
-    proposals = Proposals(Drafters(ScriptedDraft(0.001)), CostModel(64))
+    proposals = still(Drafters(ScriptedDraft(0.001)), CostModel(64))
     sequence = decoding([5, 6, 7], max_length=6)
     assert proposals.propose([sequence]) == {"a": (1, 1)}
     assert proposals.propose([decoding([5, 6, 7], "b", max_length=4)]) == {}
 
 
 def test_as_many_are_drafted_as_a_request_asks_for() -> None:
-    proposals = Proposals(Drafters(ScriptedDraft(9.0)), CostModel(64))  # drafting never pays
+    proposals = still(Drafters(ScriptedDraft(9.0)), CostModel(64))  # drafting never pays
     sequences = [decoding([5, 6, 7], name) for name in "abc"]
     for sequence, asked in zip(sequences, (3, 0, None), strict=True):
         sequence.spec = replace(sequence.spec, draft_tokens=asked)
@@ -309,7 +314,7 @@ def test_as_many_are_drafted_as_a_request_asks_for() -> None:
 
 def test_a_request_that_asks_for_drafts_has_its_prompt_computed_for_them() -> None:
     draft = ScriptedDraft(0.001, catch_up_s=5.0)
-    proposals = Proposals(Drafters(draft), CostModel(64))
+    proposals = still(Drafters(draft), CostModel(64))
     sequence = decoding([5, 6, 7])
     sequence.spec = replace(sequence.spec, draft_tokens=2)
     assert proposals.propose([sequence]) == {}
@@ -328,7 +333,7 @@ def test_times_are_looked_up_again_although_plans_are_rare(monkeypatch: pytest.M
 
 
 def test_none_are_drafted_where_none_may_be() -> None:
-    proposals = Proposals(Drafters(ScriptedDraft(0.001), NgramDrafter(), max_tokens=0), CostModel(64))
+    proposals = still(Drafters(ScriptedDraft(0.001), NgramDrafter(), max_tokens=0), CostModel(64))
     assert proposals.propose([decoding([1, 2, 3, 4, 1, 2, 3])]) == {}
 
 
@@ -353,7 +358,7 @@ def flat_costs() -> CostModel:
 
 def lengths(found: dict[str, int], drafters: Drafters) -> list[int]:
     """Return how many tokens are drafted for two sequences, with this many n-gram tokens found for each."""
-    proposals = known(Proposals(replace(drafters, ngrams=Repeating(found)), flat_costs()))
+    proposals = known(still(replace(drafters, ngrams=Repeating(found)), flat_costs()))
     running = [decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")]
     proposed = proposals.propose(running, 6)
     assert proposals.has_drafted == any(proposed.values())
