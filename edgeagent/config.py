@@ -47,6 +47,7 @@ UNQUANTIZED_KV_TYPES = ("auto", "f32", "f16", "bf16")
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_THREADS = 512
+MAX_DRAFT_TOKENS = 32
 DEFAULT_PARALLEL = 4
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
@@ -192,7 +193,7 @@ class EngineConfig(Section):
     """Lock the model in RAM, so that it is never swapped out."""
     itl_budget_ms: Annotated[float, Field(gt=0)] = 100.0
     """Longest predicted step, in ms, while other requests decode. Prompts are computed in chunks that fit."""
-    draft_tokens: Annotated[int, Field(ge=0, le=32)] = 16
+    draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 16
     """Most tokens to draft at a time. The number is chosen at each step (0: no speculation)."""
     draft_ngrams: bool = False
     """Draft what followed the same words earlier in the text, even if draft is none. A draft model always adds this."""

@@ -21,7 +21,7 @@ class MessageItem:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningItem:
-    """The model's reasoning; empty if the client sends neither text nor summary, e.g. only ciphertext."""
+    """The model's reasoning. `text` is empty if the client sent only ciphertext, without text or a summary."""
 
     id: str
     text: str

@@ -116,7 +116,7 @@ class ResponseStore:
 
 
 class _Shelf:
-    """What the thread owns: the database once it is open, and the responses that could not be written."""
+    """The state that only the store's thread uses: the database once it is open, and responses not written yet."""
 
     def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
         self._path = path

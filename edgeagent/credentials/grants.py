@@ -32,7 +32,7 @@ class Grant:
 
     @contextmanager
     def holding(self, end: End) -> Iterator[None]:
-        """Call `end` if the token ends meanwhile; raise Unauthorized if it has ended already."""
+        """Call `end` if the token ends during the `with` block; raise Unauthorized if it has ended before."""
         if self.is_revoked:
             raise revoked()
         self._ends.append(end)

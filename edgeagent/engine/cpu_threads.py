@@ -40,7 +40,7 @@ def read_cpu() -> CpuSample:
     """Return the CPU times of the machine and of this process."""
     times, own = psutil.cpu_times(), psutil.Process().cpu_times()
     idle_s = times.idle + getattr(times, "iowait", 0.0)
-    # Time of virtual machines is part of user time, and must not count twice.
+    # The system counts the time of virtual machines (guest) in user time too. Subtract it, so that it counts once.
     total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     return CpuSample(time.monotonic(), total_s - idle_s, own.user + own.system)
 

@@ -61,9 +61,10 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 class Work:
     """The part of a batch that belongs to one sequence: its next `num_tokens` known tokens, then its `drafts`.
 
-    The last `num_logits` of these tokens give a row of logits each. Usually these are the last known token and the
-    drafts, or none if the prompt continues in a later step. If the prompt is scored, every token gives a row. Then the
-    first `num_scored` rows are for scoring, and the others for sampling.
+    The last `num_logits` of these tokens give a row of logits each:
+
+    - usually the last known token and the drafts, or none if the prompt continues in a later step
+    - all tokens if the prompt is scored; the first `num_scored` rows are then for scoring, the others for sampling
     """
 
     sequence: Sequence

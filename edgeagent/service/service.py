@@ -23,7 +23,7 @@ class Service(Protocol):
         """Run a request; closing the generator cancels it."""
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text with a model's own tokenizer and template; cancelling the task ends it."""
+        """Answer a question about text with a model's own tokenizer and template. The caller may cancel it."""
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request, which still ends in its terminal event. An unknown or finished id is ignored."""

@@ -171,9 +171,10 @@ UNUSABLE = (WorkerState.FAILED, WorkerState.QUARANTINED)
 
 
 class ModelStatus(Struct, frozen=True):
-    """A model that the daemon serves, and its state: known, loading, ready, failed or quarantined.
+    """A model that the daemon serves, and the state of its worker.
 
-    Failed: the model cannot be loaded. Quarantined: its workers ended or hung too often. `cause` says why.
+    Stopped: the next request loads the model. Failed: the model cannot be loaded. Quarantined: its workers ended or
+    hung too often. `cause` says why.
     retry_after_s: after this many seconds the next request tries again.
     ready_in_s: seconds until a model that is not loaded should be ready, estimated from its last load or from the size
     of its files; None if unknown.

@@ -160,7 +160,7 @@ def _check_media_type(scope: Scope) -> None:
     if scope["type"] != "http" or not has_body(scope):
         return
     if template_of(scope["path"]) is None:
-        return  # it is answered with 404
+        return  # no route (404), or one that is missing in NEEDS
     types = [media_type.partition(b";")[0].strip().lower() for media_type in values(scope, b"content-type")]
     is_any_taken = types in _UNSAID_TYPES or scope["path"].startswith(OLLAMA_PREFIX)
     if types != [b"application/json"] and (not is_any_taken or is_browser(scope)):

@@ -101,7 +101,7 @@ ResponsesTools = Annotated[list[Annotated[ResponsesTool, OnlyFunction]], Field(f
 
 
 class CreateResponseBody(SamplingBody, InputBody):
-    """The body of a response. All fields may be null. Unknown fields are ignored."""
+    """The body of a request that creates a response. All fields may be null. Unknown fields are ignored."""
 
     model: ModelName | None = None
     instructions: str | None = None

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from edgeagent.api.wire.shape import Json
+from edgeagent.config import MAX_DRAFT_TOKENS
 from edgeagent.durations import seconds_of
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
 from edgeagent.router.modes import strictest
@@ -29,7 +30,6 @@ from edgeagent.types import Role, RouteMode, SamplingParams, Tier, Tool, ToolCho
 
 MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1
-MAX_DRAFT_TOKENS = 32
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_STOPS = 16
@@ -182,7 +182,7 @@ class SamplingBody(Body):
     ) = None
 
     def sampling(self) -> SamplingParams:
-        """Return the checked parameters. A seed of -1 means any, as it does to llama-server."""
+        """Return the checked parameters. A seed of -1 means a random seed, as in llama-server."""
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,

@@ -41,9 +41,9 @@ _RETRY_AFTER_S = 1.0
 # Some obstacles last until the owner changes a setting or the day's budget is renewed. Frequent retries do not help.
 _LASTING_RETRY_S = 60.0
 _PROBE_INTERVAL_S = 10.0
-# While an endpoint's breaker is open, it is probed more often, after a random delay. The upper bound of the
-# delay starts at 1 s and doubles up to 5 s.
-_FIRST_LOOK_S, _MAX_LOOK_S = 1.0, 5.0
+# An endpoint whose breaker is open is probed more often than that: after a random delay, whose upper bound starts at
+# _FIRST_DELAY_S and doubles up to _MAX_DELAY_S.
+_FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 5.0
 # Probes stop this long after the last request, so that an idle daemon sends nothing.
 _PROBED_AFTER_USE_S = 60.0
 # Servers close idle connections after a few seconds (uvicorn: 5).
@@ -325,7 +325,7 @@ class RemoteBackend:
             logger.error("probing %s ended: %s", self.name, type(error).__name__)
 
     async def _probe_while_used(self, cluster: Cluster) -> None:
-        most_s = _FIRST_LOOK_S
+        most_s = _FIRST_DELAY_S
         while self._used_s is not None and self._clock() - self._used_s <= _PROBED_AFTER_USE_S:
             if (permit := self._probes()) is None or self._obstacle()[0]:
                 return
@@ -334,9 +334,9 @@ class RemoteBackend:
             if cluster.is_resting or await cluster.rests_within(_PROBE_INTERVAL_S):
                 # Full jitter: many machines may have seen the same failure, and should not all probe at the same time.
                 await asyncio.sleep(self._chance() * most_s)
-                most_s = min(2 * most_s, _MAX_LOOK_S)
+                most_s = min(2 * most_s, _MAX_DELAY_S)
             else:
-                most_s = _FIRST_LOOK_S
+                most_s = _FIRST_DELAY_S
 
     async def _probe(self, cluster: Cluster, index: int, permit: ProbePermit) -> None:
         endpoint, prober = cluster.endpoints[index], cluster.probers[index]

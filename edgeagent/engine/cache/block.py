@@ -34,8 +34,10 @@ Payload = bytes | memoryview
 
 KEY_BYTES = 32
 MIN_BLOCK_TOKENS = 32
+"""The fewest tokens of a full block; a power of two."""
 MAX_BLOCK_TOKENS = 256
-_BLOCK_BYTES = 4 << 20
+"""The most tokens of a block; a power of two."""
+_BLOCK_BYTES = 4 << 20  # of a full block with more than MIN_BLOCK_TOKENS tokens, at most
 MIN_PART = 16
 """The fewest tokens of a block. Fewer are not worth a restore: they are computed along with the rest of the prompt."""
 
@@ -43,9 +45,9 @@ MIN_PART = 16
 def choose_block_tokens(token_bytes: float) -> int:
     """Return how many tokens a full block has if each token takes `token_bytes`: a power of two.
 
-    A full block takes at most 4 MiB, unless MIN_BLOCK_TOKENS tokens already take more. Larger blocks would make queues,
-    read-ahead and cuts too coarse. With smaller blocks, the fixed costs of files, hashes and calls of llama.cpp would
-    weigh more.
+    A full block takes at most _BLOCK_BYTES, unless MIN_BLOCK_TOKENS tokens already take more. Larger blocks would make
+    queues, read-ahead and cuts too coarse. With smaller blocks, the fixed costs of files, hashes and calls of llama.cpp
+    would weigh more.
     """
     num_tokens = MAX_BLOCK_TOKENS
     while num_tokens > MIN_BLOCK_TOKENS and num_tokens * token_bytes > _BLOCK_BYTES:

@@ -97,7 +97,7 @@ def total_of(weights: Floats) -> float:
 
 
 def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
-    """Return a mask of the weights that come before the one at `index` in the order of `nucleus`.
+    """Return a mask of the weights before the one at `index`: larger ones, and equal ones with a lower index.
 
     The weight at `index` belongs to the nucleus if the weights before it sum to less than the target.
     """

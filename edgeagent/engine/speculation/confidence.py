@@ -1,4 +1,4 @@
-"""Ends a draft early when the draft model is unsure.
+"""Ends a draft early when the draft model is unsure, and lets it grow while the model is sure.
 
 Verified drafts show how far the probabilities of the draft model can be trusted.
 """

@@ -117,7 +117,7 @@ class Calibration:
         First compare the forms of attention, and then the sizes of a micro-batch with the better form.
         """
         started_s = self._clock()
-        # All forms get the same micro-batch, since only the forms are compared first.
+        # The forms are compared before the sizes, so all get the same micro-batch.
         size = min(PROMPT_TOKENS, max(candidate.micro_batch for candidate in candidates))
         forms = [Attention(form, size) for form in dict.fromkeys(candidate.flash for candidate in candidates)]
         times: list[_Times] = []

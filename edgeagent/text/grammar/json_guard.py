@@ -81,7 +81,7 @@ class JsonGuard:
         return self._is_in_string and not self._is_escaped
 
     def refuses(self, token: int) -> bool:
-        """Whether a token might exceed the limits. Only `narrowed` can decide, since it sees all allowed tokens."""
+        """Whether a token may have to be removed: `narrowed` decides, since it sees all allowed tokens."""
         if self._is_in_string:
             return self._has_to_end and not self._starts.is_quote[token]
         if self._starts.is_space[token]:

@@ -250,7 +250,7 @@ class _Region:
 
 
 class _Sink:
-    """Turns what a reader reports into parts."""
+    """Turns what a reader of tool calls reports (a name, arguments, an end) into parts of the output."""
 
     def __init__(self, parts: list[Part], tool_names: frozenset[str], new_call_id: Callable[[], str]) -> None:
         self._parts = parts

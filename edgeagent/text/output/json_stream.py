@@ -60,7 +60,7 @@ def read_value(first: str, keep: Keep, depth: int = 0) -> Reader:
 
 
 def read_string(first: str) -> Generator[None, str, str]:
-    """Read a string and return its value (not a character beyond it, unlike other readers)."""
+    """Read a string and return its value. Other readers return the character after the value; this one reads none."""
     if first != '"':
         raise MalformedError
     text = [first]

@@ -15,7 +15,10 @@ MAX_COMPARED = 64
 
 
 def choices_as_any_of(root: Schema) -> Schema:
-    """Return the schema with anyOf in place of each oneOf whose schemas exclude one another."""
+    """Return the schema with anyOf in place of each oneOf whose schemas are known to exclude one another.
+
+    A oneOf stays beside an anyOf, or if it has more than MAX_COMPARED schemas.
+    """
 
     def change(schema: Any) -> Any:
         if not isinstance(schema, dict):

@@ -125,7 +125,7 @@ def _leave_the_worker(pipes: list[Pipes]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """On Linux, end this process when its parent ends. On other systems, the end of the pipe ends it."""
+    """On Linux, end this process when its parent ends. On other systems, this process ends when the pipe does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

@@ -145,7 +145,7 @@ class Supervisor:
         self.start()
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
-        """Accept a request and send its steps or its error to the sink. `so_far` is earlier output of another machine.
+        """Accept a request. Its steps and later errors go to the sink. `so_far`: earlier output of another machine.
 
         Raise BackendUnavailable or the load's error if no worker can be started. Raise InvalidRequest or
         PayloadTooLarge if the request cannot be sent to a worker.
