@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgeagent.config import Config
-from edgeagent.errors import InvalidRequest
+from edgeagent.errors import InvalidRequest, ModelNotFound
 from edgeagent.store.resolve import Library
 from edgeagent.store.shelf import Removal, Shelf
 from edgeagent.types import ModelStatus, WorkerState
@@ -17,8 +17,11 @@ def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tu
 
     Raise the errors of `Shelf.plan`. Raise ModelNotFound if `name` is a path, since clients may not name paths.
     """
-    Library.of(config).refuse_path(name)
-    removal = Shelf(config).plan(name)
+    try:
+        Library.of(config).refuse_path(name)
+        removal = Shelf(config).plan(name)
+    except ModelNotFound as error:
+        raise ModelNotFound.for_client(name, error) from None
     files = {path.resolve() for path in removal.files}
     if not files:
         return removal, []

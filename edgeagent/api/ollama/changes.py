@@ -12,7 +12,7 @@ from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody
 from edgeagent.api.wire.fields import validate
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.config import Config
-from edgeagent.errors import InvalidRequest
+from edgeagent.errors import InvalidRequest, ModelNotFound
 from edgeagent.service.removal import plan_removal, refuse_if_used
 from edgeagent.store.resolve import Library
 from edgeagent.store.shelf import Shelf
@@ -48,5 +48,8 @@ async def copy(request: Request) -> Response:
 
 
 def _copy(config: Config, source: str, alias: str) -> None:
-    Library.of(config).refuse_path(source)
-    Shelf(config).copy(source, alias)
+    try:
+        Library.of(config).refuse_path(source)
+        Shelf(config).copy(source, alias)
+    except ModelNotFound as error:
+        raise ModelNotFound.for_client(source, error) from None

@@ -136,8 +136,8 @@ async def test_a_model_that_is_being_loaded_keeps_its_file(
 @pytest.mark.parametrize(
     ("name", "status", "text"),
     [
-        ("othr", 404, "near names: other"),
-        ("org/none", 404, "org/none is not on this machine"),
+        ("othr", 404, "model 'othr' not found: .*near names: other"),
+        ("org/none", 404, "model 'org/none' not found: org/none is not on this machine"),
         ("builtin", 400, "comes with edgeagent"),
         ("/etc/passwd", 404, "clients name models, not paths"),
         ("./served.gguf", 404, "clients name models, not paths"),
@@ -153,7 +153,7 @@ async def test_what_cannot_be_deleted(client: AsyncClient, name: str, status: in
 @pytest.mark.parametrize(
     ("source", "destination", "status", "text"),
     [
-        ("none", "mine", 404, "no model is called none"),
+        ("none", "mine", 404, "model 'none' not found: no model is called none"),
         ("other", "a/b", 400, "cannot be a model's name"),
         ("other", "served", 400, "served is a model's name already"),
         ("other", "qwen3-4b", 400, "a name of the catalog"),
