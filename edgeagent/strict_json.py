@@ -90,6 +90,22 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return fields
 
 
+def kind_of(value: object) -> str:
+    """Return JSON's name for the type of a parsed value, with its article."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+    return "an object"
+
+
 def _integer(digits: str) -> int:
     # The length first: int() of 4,300 digits and more is refused by Python, and quadratic below.
     if len(digits) > 20 or abs(number := int(digits)) > MAX_INTEGER:

@@ -12,7 +12,7 @@ from edgeagent.api.context import context_of
 from edgeagent.api.wire.known_fields import SCOPE_KEY, KnownFields
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
-from edgeagent.strict_json import parse_json
+from edgeagent.strict_json import kind_of, parse_json
 
 # A body of this size takes the event loop some 3 ms at worst (measured: 40 ns a byte, of tools with many small values).
 MAX_INLINE_BYTES = 64 << 10
@@ -53,5 +53,5 @@ async def aside(num_bytes: int, read: Callable[[], T]) -> T:
 def _parse_object(body: bytes) -> Json:
     value = parse_json(body)
     if not isinstance(value, dict):
-        raise InvalidRequest(f"the body must be a JSON object, not {type(value).__name__}")
+        raise InvalidRequest(f"the body must be a JSON object, not {kind_of(value)}")
     return value

@@ -99,7 +99,7 @@ def _parameters_text(schema: object) -> str:
     kind = schema.get("type", "object") if isinstance(schema, dict) else "object"
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         told = "must describe an object: its type is {kind}, not 'object'"
-        raise PydanticCustomError("schema", told, {"kind": repr(kind)[:40]})
+        raise PydanticCustomError("schema", told, {"kind": "null" if kind is None else repr(kind)[:40]})
     return _schema_text(schema)
 
 

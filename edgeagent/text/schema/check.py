@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from edgeagent.strict_json import kind_of
 from edgeagent.text.schema.choices import choices_as_any_of
 from edgeagent.text.schema.closing import (
     MAX_CHAIN,
@@ -50,7 +51,7 @@ def parse_schema(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise SchemaError(f"the schema is not valid JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise SchemaError(f"the schema must be a JSON object, not {type(schema).__name__}")
+        raise SchemaError(f"the schema must be a JSON object, not {kind_of(schema)}")
     _check_depth(schema)
     checked: Schema = _checked(schema)
     return checked

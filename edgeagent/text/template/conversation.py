@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeagent.errors import InvalidToolSchema
+from edgeagent.strict_json import kind_of
 from edgeagent.text.template.rendered import Mark
 from edgeagent.text.template.sandbox import RawJson
 from edgeagent.types import Message, Tool, ToolCall
@@ -61,7 +62,7 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidToolSchema(f"{what} is not valid JSON: {error}", param="tools") from error
     if not isinstance(value, dict):
-        raise InvalidToolSchema(f"{what} must be a JSON object, not {type(value).__name__}", param="tools")
+        raise InvalidToolSchema(f"{what} must be a JSON object, not {kind_of(value)}", param="tools")
     return value
 
 

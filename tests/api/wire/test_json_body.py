@@ -36,9 +36,19 @@ async def test_an_object_is_returned() -> None:
     assert await read_json_object(request_of(b"{}")) == {}
 
 
-@pytest.mark.parametrize("body", [b"[{}]", b'"{}"', b"5", b"true", b"null"])
-async def test_another_value_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match=r"^the body must be a JSON object, not ") as caught:
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"[{}]", "an array"),
+        (b'"{}"', "a string"),
+        (b"5", "a number"),
+        (b"0.5", "a number"),
+        (b"true", "a boolean"),
+        (b"null", "null"),
+    ],
+)
+async def test_another_value_is_refused(body: bytes, kind: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^the body must be a JSON object, not {kind}$") as caught:
         await read_json_object(request_of(body))
     assert caught.value.param is None
 

@@ -193,6 +193,7 @@ class TestParameters:
         ("schema", "told"),
         [
             ({"type": "string"}, "must describe an object: its type is 'string', not 'object'"),
+            ({"type": None}, "must describe an object: its type is null, not 'object'"),
             ({"type": ["null"]}, "must describe an object: its type is ['null'], not 'object'"),
         ],
     )

@@ -17,8 +17,8 @@ def nested(depth: int) -> dict[str, Any]:
     ("text", "words"),
     [
         ("", "not valid JSON"),
-        ("[]", "must be a JSON object, not list"),
-        ("true", "must be a JSON object, not bool"),
+        ("[]", "must be a JSON object, not an array"),
+        ("true", "must be a JSON object, not a boolean"),
         (json.dumps(nested(MAX_SCHEMA_DEPTH + 1)), "nested deeper than 32"),
         ('{"items":' * 7_000, "nested deeper than 32|not valid JSON"),
         ('{"a": "' + "x" * MAX_SCHEMA_BYTES + '"}', "at most 65536"),
