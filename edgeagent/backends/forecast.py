@@ -96,7 +96,10 @@ class Forecast:
         return Rates(self._best.prefill_tokens_per_s * hope, self._best.token_s / hope)
 
     def first_token_s(self, request: GenerateRequest, rates: Rates) -> float | None:
-        """Return the predicted seconds from a request's start in the worker to its first token; None if unknown."""
+        """Return the predicted seconds to the first token of a request that a worker gets now; None if unknown.
+
+        They include the time for prompts that the worker computes before this one.
+        """
         if rates.prefill_tokens_per_s <= 0:
             return None
         rank = _RANK[request.tier]

@@ -115,7 +115,7 @@ class SharedStreams:
 
 
 class _Link:
-    """A step and a link to the next one. Links that every reader has passed are freed."""
+    """A step and a link to the next one. Once no request may join, links that every reader has passed are freed."""
 
     __slots__ = ("next", "step")
 

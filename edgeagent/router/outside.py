@@ -48,7 +48,7 @@ class Outside:
 
     @property
     def why_local(self) -> str:
-        """Why the machine's policy keeps all requests on this machine; empty if it does not, or without any remote."""
+        """Why the machine's policy keeps all requests here; empty if it does not, or if the owner has no remotes."""
         if not self.file.remotes:
             return ""
         if why := self.policy.why_local:

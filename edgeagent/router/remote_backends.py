@@ -63,7 +63,7 @@ class RemoteBackends:
             backend.warm()
 
     def _warm_if_alone(self) -> None:
-        """If there is no local model, ask the remotes which models they serve, and keep connections to them open."""
+        """Without a local backend, ask the remotes which models they serve, and keep connections to them open."""
         if all(name in self._own for name in self._backends):
             for backend in self._own.values():
                 backend.warm()

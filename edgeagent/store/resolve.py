@@ -116,7 +116,10 @@ class Library:
         return HubCache.of(self._store)
 
     def resolve(self, name: str) -> ResolvedModel:
-        """Return a model's files. Files from the hub are verified, so each is read in full on its first use.
+        """Return a model's files.
+
+        Files from the hub, and an imported file with a recorded sha256, are verified: each is read in full on its first
+        use.
 
         A name is looked up in this order: the default; the owner's aliases, imported models and files in the models
         folder; the result of `parse_name`. Raise ModelNotFound (with near names, or the command that pulls the model),
@@ -218,7 +221,7 @@ class Library:
         return replace(_listed(found, _aliases(found, self._own.read())), adapters=self.adapters_of(found))
 
     def find_draft(self, name: str) -> Path | None:
-        """Return the file of a model's draft, unverified; None if it is not here. Raise the errors of `find`."""
+        """Return the verified file of a model's draft; None if it is missing or damaged. Raise the errors of `find`."""
         return self._draft_of(self.find(name))
 
     def find(self, name: str) -> Found:
@@ -283,7 +286,10 @@ class Library:
         return Found(model_name(models, model, name.repo), paths, "hub", draft)
 
     def _verify(self, path: Path, wanted: str) -> None:
-        """Check a file against the sha256 that it should have, unless it is unchanged since the last check."""
+        """Check a file against the sha256 that it should have, unless it is unchanged since the last check.
+
+        Raise ModelDamaged if the sha256 differs, StoreError if it is not known which one the file should have.
+        """
         promised = named_sha256(path) or self._verified.noted_sha256(path)
         if promised is None:
             raise StoreError(

@@ -79,7 +79,7 @@ class Shelf:
             self._own.change(lambda names: names.without(*ended))
 
     def left(self, removal: Removal) -> Path | None:
-        """Return the file of the model that a name still means after its removal; None if it means none."""
+        """After a removal, return the file of another model that the same name means now; None if it means none."""
         with suppress(ModelNotFound, InvalidRequest, StoreError):
             return self._library.find(removal.name).paths[0]
         return None

@@ -144,7 +144,7 @@ class ToolCallDelta(Struct, frozen=True, tag="args"):
 
 
 class Finished(Struct, frozen=True, tag="finished"):
-    """The end of the response, which comes exactly once."""
+    """The last delta of an answer. An answer that fails has none: it ends with an exception."""
 
     reason: FinishReason
     usage: Usage

@@ -129,7 +129,7 @@ class Drop(Struct, frozen=True, tag="drop"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Ask for a Pong, which the worker's reader thread sends even in the middle of a long step."""
+    """Ask for a Pong. The worker's reader thread sends it, even in the middle of a long step."""
 
     nonce: int
 
@@ -165,7 +165,7 @@ class Ready(Struct, frozen=True, tag="ready"):
 
 
 class Keep(Struct, frozen=True, tag="keep"):
-    """A newer `to_keep` than that of the Ready. It includes what was learned since."""
+    """A newer value for `Load.kept` than `Ready.to_keep`. It includes what the worker has learned since."""
 
     content: bytes
 

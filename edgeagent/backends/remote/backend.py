@@ -122,9 +122,9 @@ class RemoteBackend:
             self._cluster.note_network()
 
     def warm(self) -> None:
-        """Open connections to each endpoint and probe it, because requests are likely to follow.
+        """Open connections to the usable endpoints, and probe all, because requests are likely to follow.
 
-        Return at once. Frequent calls are harmless.
+        Do nothing if probes are not permitted. Return at once. Frequent calls are harmless.
         """
         self._note_use()
         now_s = self._clock()

@@ -1,7 +1,7 @@
 """Makes random names for conversations and clients, so that a remote does not learn who the client is.
 
-A conversation keeps its name for a day, so that its turns reach the same endpoint and its cached prefix. The secret
-from which names are derived is new with each start of the daemon.
+Once a day, all conversations get new names. Until then, a conversation keeps its name, so that its turns reach the same
+endpoint and its cached prefix. The secret from which names are derived is new with each start of the daemon.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Pseudonyms:
 
 
 def beginning_of(request: GenerateRequest) -> str:
-    """Return a digest of a conversation's messages, from the first to the first of the user, which is included.
+    """Return a digest of a conversation's messages up to the first user message, which is included.
 
-    The digest is the same for all turns of the conversation. It is "" without a chat prompt.
+    The digest is the same for all turns of the conversation. Without a chat prompt, return "".
     """
     if not isinstance(request.prompt, ChatPrompt):
         return ""

@@ -77,7 +77,7 @@ class ByteReader:
         return self.take(num_bytes).decode("utf-8", "replace")
 
     def string_start(self, max_bytes: int) -> str:
-        """Return the first bytes of a length-prefixed string as text, and step over the rest."""
+        """Return the first `max_bytes` bytes of a length-prefixed string as text, and step over the rest."""
         num_bytes = self.u64()
         if num_bytes > MAX_STRING_BYTES:
             self.fail(f"a string at byte {self.offset} is {num_bytes} bytes long, more than {MAX_STRING_BYTES}")

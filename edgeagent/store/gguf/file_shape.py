@@ -29,7 +29,10 @@ _MAX_LAYERS = 512
 
 
 class _Numbers:
-    """Reads a header's numbers for one architecture. A value is 0 if it is missing, not a number or far too large."""
+    """Reads a header's numbers for one architecture. A missing value is the caller's default, usually 0.
+
+    A value that is not a number, or is far too large, is 0.
+    """
 
     def __init__(self, metadata: Metadata, architecture: str) -> None:
         self._metadata = metadata

@@ -63,7 +63,7 @@ class _CancelledPull(Exception):
 
 
 class _Running:
-    """One pull. The thread writes through the event loop; only `_is_cancelled` goes the other way."""
+    """One pull. Its thread passes progress and the result to the event loop, and reads `_is_cancelled`."""
 
     def __init__(self, pull: Callable[[OnProgress], Pulled]) -> None:
         self.is_done = False
@@ -91,7 +91,7 @@ class _Running:
         self._changed.set()
 
     async def next(self) -> Progress | None:
-        """Return the latest progress that was not yet returned; None at the end. Raise the error that ended it."""
+        """Wait for new progress and return it; None at the end of the pull. Raise the error that ended the pull."""
         while self._latest is None and not self.is_done and self._revoked is None:
             self._changed.clear()
             await self._changed.wait()

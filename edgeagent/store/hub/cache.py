@@ -191,7 +191,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def named_sha256(pointer: Path) -> str | None:
-    """Return the sha256 that a published file should have: its blob is named by it. None if there is no blob.
+    """Return the sha256 in the name of the blob that a published file links to; None if it links to no such blob.
 
     Only the first link is followed, because a blob may itself be a link into a store that uses another hash.
     """

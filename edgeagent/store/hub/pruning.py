@@ -11,7 +11,7 @@ from edgeagent.store.hub.cache import HubCache
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A file of the cache that no model needs. `why` says what it is."""
+    """An unfinished download, or a file of the cache that no name uses. `why` says in words which of the two."""
 
     path: Path
     repo: str
@@ -26,7 +26,7 @@ class Pruner:
         self._cache = HubCache.of(store)
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """Return the files that can be deleted."""
+        """Return the leftover files. One of them may be a download that is still running (see `delete`)."""
         found = []
         for path, repo in self._cache.unreferenced().items():
             why = "not finished" if path.suffix == ".incomplete" else "used by no name"
@@ -34,14 +34,14 @@ class Pruner:
         return tuple(found)
 
     def delete(self, leftover: Leftover) -> bool:
-        """Delete a file, unless another process is downloading it or a name uses it now. Return whether it is gone."""
+        """Delete a leftover, unless a process is downloading it or a name uses it. Return whether it was deleted."""
         from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
         lock = self._cache.lock(leftover.repo, leftover.path.name.removesuffix(".incomplete"))
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
             with WeakFileLock(lock, timeout=0.1):
-                # Check again under the lock: a pull may have used it since.
+                # Check again under the lock: a pull may have published the file since.
                 if leftover.path in self._cache.unreferenced():
                     leftover.path.unlink(missing_ok=True)
                     return True

@@ -41,7 +41,7 @@ class Transfer:
     """Downloads files into partial files.
 
     Each try asks the hub again for the file's address, because addresses expire. If a try fails or is interrupted, the
-    partial file is kept.
+    partial file is kept, unless the server refuses to continue it.
     """
 
     def __init__(self, endpoint: str, token: str | None, min_free_bytes: int) -> None:

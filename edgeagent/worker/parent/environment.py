@@ -25,7 +25,8 @@ def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables for a worker."""
     kept = {name: value for name, value in environ.items() if _is_kept(name.upper())}
     if _PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
-        # This is a run from a checkout. `-P` forbids imports from the current folder, which may be another user's.
+        # This is a run from a checkout, so the worker needs the checkout's path. It gets no path of the current folder
+        # (`-P`), because that may be another user's.
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [kept.get("PYTHONPATH"), str(_PACKAGE_ROOT)]))
     # numpy's BLAS would start a thread for each core before the sandbox is entered. It computes no matrices here.
     kept["OPENBLAS_NUM_THREADS"] = "1"

@@ -45,8 +45,9 @@ def quantize(
 ) -> None:
     """Quantize the sources into the target. `on_tensor` gets the number of finished tensors and the total.
 
-    Before anything is written, `check_size` gets the size of the quantized tensors in bytes. It may raise an error. Any
-    exception ends the process. Raise ModelLoadFailed if llama.cpp refuses, or if the process ends early.
+    Before anything is written, `check_size` gets the size of the quantized tensors in bytes; None if unknown. It may
+    raise an error. Any exception ends the process. Raise ModelLoadFailed if llama.cpp refuses, or if the process ends
+    early.
     """
     oom_kills = num_oom_kills()
     with tempfile.TemporaryFile() as stderr, _started(command, stderr) as process:

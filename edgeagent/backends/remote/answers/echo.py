@@ -42,7 +42,7 @@ class EchoGuard:
     def release(self) -> list[Delta]:
         """Stop holding text back, and return the deltas that were held.
 
-        Call this as soon as they are known to be new, and at the end of the answer.
+        Call this as soon as the held text is known to be new, and at the end of the answer.
         """
         self._is_decided = True
         held, self._held = self._held, []

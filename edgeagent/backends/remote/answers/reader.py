@@ -56,7 +56,10 @@ class Tally:
         self._num_chars += num_chars
 
     def start_call(self, call_id: str, name: str) -> ToolCallStarted:
-        """Return the start of the next call; invent an id if the remote gives none."""
+        """Return the start of the next call, with an invented id if the remote gives none.
+
+        Raise a Failure if the answer has too many calls.
+        """
         if self.num_calls >= MAX_CALLS:
             raise Failure(Kind.GARBLED, f"it started more than {MAX_CALLS} tool calls")
         index = self.num_calls

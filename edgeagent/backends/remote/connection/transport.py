@@ -284,7 +284,7 @@ class Exchange:
             # Read the few bytes after the end in the background, so that the connection can be reused.
             self._errands.begin(self._read_off())
         else:
-            # `drop` may cancel `ending`. The task that closes the exchange was not cancelled then, and continues.
+            # `drop` may cancel `ending`. asyncio.wait does not pass that cancel on to the task that called `close`.
             ending = self._errands.begin(self._end())
             await asyncio.wait([ending])
             if not ending.cancelled():
@@ -345,7 +345,7 @@ async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Re
 
 
 def check_permit(permit: Permit | ProbePermit, remote: str, call: Call) -> None:
-    """Raise Forbidden unless the permit covers this call to this remote, and its mode is not local_only."""
+    """Raise Forbidden if the permit does not cover this call to this remote, or if the permit's mode is local_only."""
     is_request = type(permit) is Permit and bool(call.request_id) and permit.request_id == call.request_id
     is_probe = type(permit) is ProbePermit and call.body is None and not call.request_id
     is_for_us = (is_request or is_probe) and permit.remote == remote

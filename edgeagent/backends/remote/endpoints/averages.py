@@ -25,7 +25,7 @@ class Average:
         self._at_s = now_s
 
     def value(self, now_s: float) -> float | None:
-        """Return the average."""
+        """Return the average; None if it is unknown or too old."""
         return None if now_s - self._at_s > _FORGOTTEN_AFTER_S else self._value
 
 
@@ -46,13 +46,14 @@ class Averages:
             self._token.add(seconds / num_tokens, now_s)
 
     def token_s(self, now_s: float) -> float | None:
-        """Return the seconds from one token to the next."""
+        """Return the seconds from one token to the next; None if unknown."""
         return self._token.value(now_s)
 
     def first_token_s(self, num_prompt_tokens: int, now_s: float) -> float | None:
         """Predict the seconds to the first token from prompts of similar length, else of the nearest known length.
 
-        A value from shorter prompts is multiplied by up to four. A value from longer prompts is an upper bound.
+        A value from shorter prompts is multiplied by four. A value from longer prompts is an upper bound. Return None
+        if no value is known.
         """
         size = _size(num_prompt_tokens)
         for distance in range(len(self._first_token)):

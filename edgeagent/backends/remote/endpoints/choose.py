@@ -19,7 +19,7 @@ _REGION_FACTOR, _REGION_S = 2.0, 0.5
 
 
 class View(Struct, frozen=True):
-    """What is known about an endpoint. `is_on_trial`: it failed, and no request has succeeded since.
+    """What is known about an endpoint. `is_on_trial`: its breaker is not closed, so a request tests it.
 
     `num_long` and `num_short` count this machine's live requests at the endpoint, by the length of their prompts.
     `num_waiting` and `kv_usage` are reported by the endpoint itself; 0 if it does not report them.

@@ -87,7 +87,7 @@ class Breaker:
     def finish(self) -> None:
         """Note that an answer has ended successfully.
 
-        Ignore it while the breaker is open after a hang, because the answer may have begun before the hang.
+        Ignore it while the breaker is open or half-open after a hang: the answer may have begun before the hang.
         """
         if self._open_until_s is None or not self._has_hung:
             self.succeed()
@@ -127,8 +127,8 @@ class Breaker:
     def recover(self, now_s: float) -> None:
         """Note an answered probe. Close the breaker if the endpoint had been down, or if the open time is over.
 
-        Do nothing while a half-open breaker waits for its one request. After closing, one more failure opens the
-        breaker again.
+        Do not close it while the one request that it let through is running. After closing, one more failure opens
+        the breaker again.
         """
         was_down, self._is_down = self._is_down, False
         if self._open_until_s is not None and not self._is_trying and (was_down or now_s >= self._open_until_s):
@@ -136,7 +136,7 @@ class Breaker:
             self._num_failures = MAX_FAILURES - 1
 
     def seconds_left(self, now_s: float) -> float:
-        """Return the seconds until a request may be sent to the endpoint; 0 if one may be sent now."""
+        """Return the seconds until an open breaker becomes half-open; 0 if the breaker is not open."""
         return 0.0 if self._open_until_s is None else max(0.0, self._open_until_s - now_s)
 
     def forgive(self) -> None:
@@ -161,7 +161,10 @@ class Pause:
         self._most_s = _FIRST_PAUSE_S / 2
 
     def refuse(self, now_s: float, retry_after_s: float | None) -> None:
-        """Note that the endpoint is overloaded. If it names no delay, double the limit and pause for a random time."""
+        """Note that the endpoint is overloaded, and pause for the delay that it names.
+
+        If it names none and is not paused yet, double the limit and pause for a random time.
+        """
         if retry_after_s is None:
             if self.seconds_left(now_s):
                 return

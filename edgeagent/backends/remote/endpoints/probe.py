@@ -85,8 +85,9 @@ class Prober:
         request_id: str = "",
         control: Control | None = None,
     ) -> None:
-        """Ask which models the endpoint has, and learn the kind of server from their `owned_by`. Raise a Failure.
+        """Ask which models the endpoint has, and learn the kind of server from their `owned_by`.
 
+        Raise a Failure if the endpoint cannot be reached, refuses the key, fails, or sends no valid list.
         If `control` is given, the query also ends when the request of that Control ends.
         """
         status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id), control)

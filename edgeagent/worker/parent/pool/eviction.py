@@ -94,8 +94,8 @@ class Eviction:
     async def make_room(self, model: LoadedModel) -> None:
         """Unload idle models until there is room for this one; raise BackendUnavailable if there is none.
 
-        If unloading is not enough, allow the load with a shorter context. A pinned model may load in any case.
-        Otherwise, wait for busy models to become idle, for `max_wait_s` seconds at most.
+        If unloading is not enough, allow the load with a shorter context, if that fits. If it does not fit, a pinned
+        model may load nevertheless. Any other model waits for busy models to become idle, at most `max_wait_s` seconds.
         """
         await self._wait_for_itself(model)
         until_s = self._clock() + self._max_wait_s
@@ -119,7 +119,10 @@ class Eviction:
                 raise model.refuse(why.text, _RETRY_AFTER_S)
 
     async def relieve(self) -> None:
-        """Unload the least recently used idle model, if there is one, because the machine is short of memory."""
+        """Unload the least recently used idle model, because the machine is short of memory.
+
+        Do nothing if there is no such model, or while a worker is being ended.
+        """
         tenants = self._others(None)
         leaving = first_to_leave(tenants)
         if leaving is not None and not self._ending:

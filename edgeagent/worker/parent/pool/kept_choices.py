@@ -33,7 +33,7 @@ class KeptChoices:
         self._latest: dict[Path, bytes] = {}
 
     def read(self, model: Path) -> bytes:
-        """Return the calibration kept for a model file; empty if it cannot be read or is too large."""
+        """Return the calibration kept for a model file; empty if there is none, or none that can be used."""
         if model in self._latest or self._folder is None:
             return self._latest.get(model, b"")
         try:

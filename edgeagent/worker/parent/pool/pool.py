@@ -119,7 +119,7 @@ class Pool:
         return found
 
     def _known(self, name: str) -> str | None:
-        """Return a located model's canonical name, with the adapter that `name` has (MODEL+NAME); None if unknown."""
+        """Return a located model's canonical name, plus the adapter in `name` (MODEL+ADAPTER); None if unknown."""
         found = self._names[name]
         if found in self._models:
             return found

@@ -45,8 +45,8 @@ class Devices:
 def free_bytes(memory: Memory, tenants: Sequence[Tenant], devices: Devices = Devices()) -> int:
     """Return how many bytes another model may use.
 
-    This is the free memory minus a margin, minus the files that loaded models map, and minus what loading models still
-    need.
+    This is the free memory of the machine and of `devices`, minus a margin, minus the files that loaded models map,
+    and minus what loading models still need.
     """
     free = memory.available_bytes + devices.free_bytes - margin_bytes(memory.total_bytes)
     for tenant in tenants:

@@ -166,8 +166,7 @@ class Channel(asyncio.SubprocessProtocol):
     async def stop(self, grace_s: float, save_s: float = 0.0) -> bool:
         """Ask the child to stop, wait `grace_s` + `save_s` seconds, then end it; return False if it cannot be ended.
 
-        The child's stdin stays open. If it closed, the child would exit at once, as if the daemon were gone. But the
-        child's last frames are still wanted.
+        The child's stdin stays open. A child whose stdin closes exits at once and does not send its last frames.
         """
         self.send(Stop())
         return await self._has_ended(grace_s + save_s) or await self.end(grace_s)

@@ -14,7 +14,7 @@ from edgeagent.worker.protocol import DiskCache
 
 _DAY_S = 86400.0
 _MIN_CLOSE_S = 1.0  # the least time for closing, even if drain_s is shorter: enough to write a conversation's end
-# The same problem is logged once an hour, a different one after a minute.
+# The least seconds from one log entry to the next: for the same problem, and for a different one.
 _SAME_EVERY_S, _OTHER_EVERY_S = 3600.0, 60.0
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ class Life:
         """Whether a request or a question was sent to the process. If so, its stderr may quote one."""
 
     async def watch(self, channel: Channel, tick: Callable[[float], None], clock: Callable[[], float]) -> None:
-        """Wait until the process ends or must be ended. Until then, call `tick` regularly with the seconds passed."""
+        """Wait until the process ends or must be ended. Regularly call `tick` with the seconds since its last call."""
         events: set[asyncio.Future[Any]] = {channel.ended, self.verdict}
         last_s = clock()
         while True:

@@ -31,17 +31,17 @@ from edgeagent.types import (
 from edgeagent.worker.parent.supervision.refusals import crashed_again, stuck
 from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
 
-# How many workers may die during a request. The first limit applies if the last worker delivered no token for it. Three
-# crashes within a minute lead to quarantine. Hangs have their own limit: they take longer, and all other requests wait.
+# A request fails after this many crashes and hangs of its workers. The first limit applies if the last worker delivered
+# no token for it, and is below the three crashes that lead to quarantine. _MAX_HANGS limits the hangs among them.
 _MAX_FRUITLESS_DEATHS = 2
 _MAX_DEATHS = 5
 _MAX_HANGS = 3
 # A kill from outside is usually not caused by a request. But a request that needs more memory than the machine has must
-# end too. From the third kill on, it is sent alone, so that no other request ends with it.
+# fail too: after this many crashes, hangs and kills together. After more kills than the second limit, it is a suspect.
 _MAX_HANDOVERS = 10
 _MAX_UNSUSPECTED_KILLS = 2
 _URGENCY = {tier: place for place, tier in enumerate(Tier)}
-# Only an echoed prompt and log probabilities may come in many parts.
+# How many deltas are held until a step's last part. Only an echoed prompt and log probabilities need the first limit.
 _MAX_PARTS = 512
 _MAX_PLAIN_PARTS = 4
 
@@ -109,13 +109,13 @@ class LiveRequest:
         self.started: Started | None = None
         self.tokens: list[int] = []
         self.step_lengths: list[int] = []
-        self.unsaid: tuple[TokenLogprob, ...] = ()  # log probabilities of the last tokens
-        self.held: list[Delta] = []  # the deltas so far of an item that comes in several parts
+        self.unsaid: tuple[TokenLogprob, ...] = ()  # log probabilities of the last tokens, whose text was not sent yet
+        self.held: list[Delta] = []  # the deltas of a step whose last part has not arrived
         self.first_token_at_s: float | None = None
         self.has_progressed = False  # got a token from its current worker
         self.num_deaths = 0
         self.num_hangs = 0
-        self.num_kills = 0  # kills from outside, which do not count as deaths
+        self.num_kills = 0  # workers killed from outside; num_deaths does not include them
         self.handovers: tuple[Handover, ...] = ()
 
     @property
@@ -135,7 +135,10 @@ class LiveRequest:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the request may have killed workers: some died during it, and it got no token since."""
+        """Whether the request may have ended workers.
+
+        This is so if a worker crashed or hung during it, or three were killed, and it got no token since.
+        """
         is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
         return is_marked and not self.has_progressed
 
@@ -241,12 +244,12 @@ class ModelRequests:
             self._finish_cancelled(live)
 
     def on_steps(self, steps: StepResult) -> None:
-        """Deliver a step's deltas to their requests; raise ProtocolError if the worker does not have such a request."""
+        """Deliver a step's deltas to their requests; raise ProtocolError if an item violates the protocol."""
         for item in steps.items:
             self._on_item(item, steps.at_s)
 
     def on_failed(self, failed: Failed) -> None:
-        """End a request with the worker's error."""
+        """End a request with the worker's error; raise ProtocolError if the worker does not have the request."""
         error = from_code(failed.code, failed.message, param=failed.param)
         self.fail(self._sent(failed.id), error)
 

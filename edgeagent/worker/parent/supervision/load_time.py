@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from edgeagent.types import WorkerState
 
-# The rest of a load is never predicted to take less than this share of the whole load.
+# The rest of a load is predicted as at least this share of the whole load, unless it is computed from the progress.
 _SOON = 0.1
 _TELLING_PROGRESS = 0.1  # the fraction that must be loaded before the rest can be predicted from it
 # Guesses for a model that was never loaded: how long a worker's start takes, and how fast a disk reads.

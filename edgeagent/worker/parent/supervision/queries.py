@@ -83,7 +83,7 @@ class Queries:
         return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
 
     def on_answer(self, answer: AnswerPart) -> None:
-        """Add a part of an answer. Ignore it if the question was dropped."""
+        """Add a part of an answer. Ignore it if the question was dropped. Raise ProtocolError for too many parts."""
         query = self._open.get(answer.id)
         if query is None:
             return

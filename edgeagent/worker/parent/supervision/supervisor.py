@@ -244,7 +244,7 @@ class Supervisor:
             self._give_up(failure, WorkerState.FAILED, self._patience.load_retry_s)
 
     async def _live(self) -> Death:
-        """Run one worker from its start to its end."""
+        """Run one worker from its start to its end; return how and why it ended."""
         try:
             load = structs.replace(await self._prepare(), num_tries=self._num_short_loads)
             self._take_identity(load.identity)
@@ -277,7 +277,7 @@ class Supervisor:
         is_gone = True
         if self._life.verdict.done():
             death = self._life.verdict.result()
-            # A loading worker reads no messages. One that hangs or violates the protocol gets no time to stop.
+            # A loading worker reads no messages. A worker that hung or broke the protocol gets a signal at once.
             is_asked = self._life.ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
             grace_s = self._patience.stop_grace_s
             is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
