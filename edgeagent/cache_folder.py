@@ -213,7 +213,10 @@ def _read_about(path: Path) -> About | None:
 
 @dataclass(frozen=True, slots=True)
 class FolderShare:
-    """The cached blocks of one model and client. `unused_s`: seconds since any of them was used."""
+    """The cached blocks with the same root: one model, one client, one set of settings.
+
+    `about` is None if the root's file cannot be read. `unused_s`: seconds since any of the blocks was used.
+    """
 
     about: About | None
     num_blocks: int
@@ -234,7 +237,11 @@ class FolderShare:
 
 
 def list_parts(folder: Path) -> list[FolderShare]:
-    """Return a folder's blocks by model and client, the latest used first; raise OSError if it cannot be listed."""
+    """Return a folder's blocks as one share for each root, the latest used first.
+
+    A model and client with blocks for several settings have several shares. Raise OSError if the folder cannot be
+    listed.
+    """
     if not folder.is_dir():
         return []
     abouts, now_s = read_abouts(folder), _store_time(folder)

@@ -40,8 +40,8 @@ def folder_stamp(folder: Path) -> object:
 class OncePerTurn:
     """Limits the checks of a file to one in each iteration of the event loop. Without a loop, every check is due.
 
-    The code of one iteration may ask for the same file two dozen times. An iteration takes a millisecond at most, so a
-    change of the file is still seen soon.
+    The code of one iteration may ask for the same file two dozen times. Iterations are short, so a change of the file
+    is still seen soon.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""JSON from strangers: parsed strictly and within bounds."""
+"""Parses JSON from untrusted senders: strictly, and within limits of size and depth."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _check_size(raw: bytes) -> None:
     if raw.count(b",") <= MAX_JSON_VALUES:
         return
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # A value and its key have four quotes; more would only make the list of pieces long.
+    # A value and its key have at most four quotes. A text with more quotes than that has too many values, and splitting
+    # it would take much memory.
     if plain.count(b'"') <= 4 * (MAX_JSON_VALUES + 1):
         num_commas = sum(piece.count(b",") for piece in plain.split(b'"')[::2])
         if num_commas <= MAX_JSON_VALUES:
@@ -107,7 +108,7 @@ def kind_of(value: object) -> str:
 
 
 def _integer(digits: str) -> int:
-    # The length first: int() of 4,300 digits and more is refused by Python, and quadratic below.
+    # Check the length first: int() raises for more than 4,300 digits, and takes quadratic time for fewer.
     if len(digits) > 20 or abs(number := int(digits)) > MAX_INTEGER:
         raise InvalidRequest(f"the integer {digits[:24]} is out of range (at most {MAX_INTEGER})")
     return number

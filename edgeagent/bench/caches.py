@@ -28,7 +28,7 @@ from edgeagent.errors import NotSupported
 
 NUM_WARM_ASKS = 3
 TURN_TOKENS = 24
-"""The length of each later turn of a conversation, which is an answer or the next question."""
+"""The tokens of each answer in a prompt, and of each question after the first."""
 SETTLE_S = 7.0
 """How many seconds to wait for a server to write an answer's KV blocks."""
 MAX_SETTLES = 6

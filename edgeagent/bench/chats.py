@@ -24,7 +24,7 @@ from edgeagent.bench.wire import Ask, Trace, Turn
 
 NUM_NEXT_TURNS = 3
 ANSWER_TOKENS = 24
-"""The length of the assistant's earlier turns in a prompt."""
+"""The tokens of each earlier answer in a prompt. It is random text, not the answer that the server gave."""
 
 BEGINNING = Metric("beginning TTFT", "ms", "of each new conversation")
 FIRST = Metric("first's TTFT", "ms", "of the first new conversation of a round")
@@ -53,7 +53,11 @@ NEXT = Metric("next turn TTFT", "ms", "each further turn, at once")
 
 
 async def chat(target: Target, load: Load, name: str) -> Round:
-    """Hold a conversation: a long first turn, then short ones, each with a long answer."""
+    """Ask a long question and then NUM_NEXT_TURNS short ones in one conversation, and measure each answer.
+
+    The measured answers have up to `load.max_tokens` tokens. The later prompts do not contain them. In place of each
+    they have a random text of ANSWER_TOKENS tokens, so every server gets prompts of the same length.
+    """
     said = [Turn("user", target.prompts.cold(f"chat {name}", load.prompt_tokens))]
     asked = []
     async with opened(target) as connection:

@@ -22,7 +22,7 @@ PROBE_WORDS = (16, 80)
 
 @dataclass(slots=True)
 class Measurement:
-    """The rounds of one scenario, a list for each server. `failure` says why the rest is missing."""
+    """The rounds of one scenario: a list for each server. If a server failed, `failure` says why rounds are missing."""
 
     scenario: Scenario
     rounds: list[list[Round]]

@@ -32,9 +32,9 @@ class Size:
 class Prompts:
     """Generates the prompts for one server. The same seed, server and name of a prompt give the same prompt.
 
-    Each prompt begins with a word made of these three. So two servers never share a cached prompt, even if both names
-    mean one server. The words after it do not depend on the server, so both servers get prompts of the same length and
-    kind.
+    The first word of a prompt is made from these three. So two servers never share a cached prompt, even if both names
+    mean one server. The other words do not depend on the server, so both servers get prompts of the same length and
+    kind. `text` is an exception: it has no such first word.
     """
 
     seed: int
@@ -60,7 +60,7 @@ class Prompts:
         return self._words(name, max(1, round(num_tokens / self.size.tokens_per_word)))
 
     def _mark(self, name: str) -> str:
-        # This is a few tokens in any vocabulary, and nearly always the first of them is unique.
+        # These letters are a few tokens in any vocabulary. Nearly always, already the first token is unique.
         letters = self._random(f"{self.server} {name}")
         return "".join(letters.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(8))
 

@@ -14,7 +14,7 @@ from edgeagent.bench.wire import Ask, Connection, Trace
 
 SHORT_PROMPT_TOKENS = 64
 FEW_TOKENS = 2
-"""The length of an answer if only its first token matters."""
+"""The number of tokens in an answer if only its first token matters."""
 
 
 @dataclass(frozen=True, slots=True)

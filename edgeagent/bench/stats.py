@@ -26,7 +26,8 @@ class Summary:
 class Ratio:
     """How one server compares with another.
 
-    Each pair of neighbouring rounds gives a ratio. These are the median and the quartiles of those ratios.
+    Each round of one server and the same round of the other give a ratio. `num_pairs` is the number of these ratios.
+    The other fields are their median and quartiles.
     """
 
     num_pairs: int

@@ -33,7 +33,7 @@ class Ask:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The whole conversation, in the form that both APIs accept."""
+        """The whole conversation, in a form that chat completions and the Responses API accept."""
         return [{"role": turn.role, "content": turn.text} for turn in (*self.earlier, Turn("user", self.prompt))]
 
 
@@ -122,7 +122,7 @@ class Trace:
 
     @property
     def tokens_per_s(self) -> list[float]:
-        """The rate from the first text to the last, as a list of one value, or empty if there are fewer than two texts.
+        """The rate from the first text to the last, as a list of one value, or empty if it is unknown.
 
         The tokens of the first text are not counted, since they were generated before that period.
         """
@@ -134,7 +134,7 @@ class Trace:
     def tokens_between(self, after_s: float, until_s: float) -> float:
         """Return the estimated number of tokens that arrived after `after_s`, up to and including `until_s`.
 
-        The server's count of all tokens is divided among the events by their number of characters.
+        The server's count of all tokens is divided among the events by their number of characters. 0 without a count.
         """
         if self.counts is None or not self.texts:
             return 0.0

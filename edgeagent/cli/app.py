@@ -138,7 +138,7 @@ def _can_print() -> bool:
 
 
 def _discard_output() -> None:
-    """Keep the interpreter's flush at exit from failing."""
+    """Connect stdout to the null device, so that the interpreter's flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

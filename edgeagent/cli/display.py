@@ -82,7 +82,10 @@ def table(
 
 
 def wrapped(text: str, indent: int = 0) -> str:
-    """Return text for stdout, with long lines wrapped at blanks to the terminal's width. Words stay whole."""
+    """Return text for stdout, with long lines wrapped at blanks to the terminal's width. Words stay whole.
+
+    `indent` is the column at which the caller prints the text.
+    """
     return _wrapped(text, terminal_width(), indent)
 
 

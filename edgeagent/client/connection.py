@@ -244,7 +244,7 @@ async def _open(address: Address) -> ClientConnection:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a connection could not be opened. For a refusal, asyncio's own text shows the address as a tuple."""
+    """Return why a connection could not be opened. A refusal gets its own text, since asyncio's shows a tuple."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     return str(error) or "no answer in time"

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
-# How long the daemon waits for a worker after a second signal. A worker ends anyway when its pipe closes, so it need
-# not be waited for.
+# After a second signal, the daemon waits this long for its workers to end. A worker that takes longer ends by itself
+# when the daemon has ended, because its pipe closes.
 FORCED_STOP_S = 0.5
-# How long the protocols may take to close. Their data is already on disk, so only a disk that hangs takes longer.
+# How long the API's frontends may take to close. Their data is already on disk, so only a disk that hangs takes longer.
 FRONTENDS_CLOSE_S = 2.0
 
 
@@ -90,7 +90,7 @@ def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callab
         with held(config.state_dir), listening(config.server) as listeners:
             warn_if_missing(config.store.models_dir)
             ensure_token(config.state_dir)
-            # A daemon whose credential files cannot be trusted fails here, not at the first request.
+            # If a credential file cannot be trusted, the daemon fails here and not at the first request.
             check_files(config.state_dir)
             keys = KeyRing(config.state_dir)
             ask_for_short_turns()

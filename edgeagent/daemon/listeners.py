@@ -61,7 +61,7 @@ def _check_tls(server: ServerConfig) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raise StartError if the address is taken or is not this machine's."""
+    """Return a listening socket; raise StartError if the port is taken or not allowed, or the address is unusable."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,4 +1,4 @@
-"""The format of log records: one line each, with its request's id, and never with the content of a request.
+"""The format of log records: a line with the request's id, and for a bug its traceback. No content of a request.
 
 An exception is logged with its type and traceback. Its text is left out, since it may quote a prompt. Debug and info
 messages of libraries may also quote a prompt, so libraries log only warnings and errors. Some libraries log nothing.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgeagent.config import LogConfig
     from edgeagent.daemon.console import Output
 
-# uvicorn's messages are about clients' mistakes or quote exceptions; api.gate.envelope logs the important ones.
+# uvicorn's messages are about clients' mistakes or quote exceptions. api.gate.envelope logs the important exceptions.
 # asyncio's messages show tasks and callbacks with their arguments; `log_unhandled` logs the failures instead.
 _SILENT = ("uvicorn", "asyncio", "websockets")
 # Keys of `extra` for data beside the message: `logger.error("...", extra={"fields": {...}, "places": traceback})`.

@@ -1,8 +1,8 @@
 """Finds the user whose process is at the other end of a loopback TCP connection, if the system can tell.
 
-On Linux the kernel finds the socket by its addresses, over netlink, in microseconds. If that fails, a thread reads
-/proc/net/tcp. On other systems, psutil searches this user's own processes. It does not need to see those of others: a
-socket that it does not find has an unknown user.
+On Linux the kernel finds the socket by its addresses, over netlink, in microseconds. If netlink cannot be used, a
+thread reads /proc/net/tcp. On other systems, psutil searches the processes of this user only. If none of them has the
+socket, the client's user is unknown.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class TcpPeer:
         self._user: User | None = None
 
     async def user(self) -> User:
-        """Return the user of the client's process, which must still have the connection open."""
+        """Return the client's user; UNKNOWN_USER if the system cannot tell, or if the connection has closed."""
         if self._user is None:
             user = await self._look_up()
-            # While the connection is open, no other socket has its two ports, so the right process was found. If it
-            # has closed, another process may have got the client's port and may have been found instead.
+            # While the connection is open, no other socket has its two ports, so the right process was found. After
+            # the connection has closed, another process may get the client's port and be found instead.
             self._user = user if _is_connected(self._connection) else UNKNOWN_USER
         return self._user
 

@@ -32,7 +32,7 @@ class Prefixes:
         self._service = service
         self._files = {name: own.prefixes for name, own in config.models.items() if own.prefixes}
         self._names: dict[str, str] = {}
-        """The canonical name of each model, by its name in the configuration, once it is found."""
+        """Maps a model's name in the configuration to its canonical name. Models that are not found yet are missing."""
         self._computed: dict[str, int | None] = {}
         """The id of the process in which each model's prefixes were computed."""
 
@@ -101,7 +101,7 @@ def _read(path: Path, model: str) -> GenerateRequest:
 
 def _fields(path: Path, content: bytes) -> dict[str, Any]:
     if path.suffix != ".json":
-        # Many templates require a user's message, and its start shows where the instructions end.
+        # Many templates require a user's message. The start of this message marks the end of the instructions.
         said = ({"role": "system", "content": content.decode()}, {"role": "user", "content": "Hello"})
         return {"messages": list(said)}
     fields = json.loads(content)

@@ -1,4 +1,4 @@
-"""What the daemon prints: its addresses on stdout, everything else on stderr."""
+"""What the daemon prints: its addresses and the models that are ready on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ConsoleReporter:
         self._print("\n".join(lines))
 
     def loading(self, model: ModelStatus) -> None:
-        """Print the progress: on a terminal as one line that later output overwrites, in a log as a line per quarter.
+        """Print the progress: on a terminal as one line that later output overwrites, in a log as a line for each 25 %.
 
         A log has no line for 0 %. Most loads that fail do so before any progress, and then the log shows only the
         error.
@@ -144,7 +144,7 @@ class ConsoleReporter:
 
 
 class LogReporter(ConsoleReporter):
-    """Prints the addresses on stdout and writes everything else as log records, for logs that machines read."""
+    """Like ConsoleReporter, but writes log records, for logs that machines read, in place of the lines on stderr."""
 
     def _report(self, level: int, line: str) -> None:
         logger.log(level, "%s", line)

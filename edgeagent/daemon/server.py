@@ -87,7 +87,7 @@ def _uvicorn_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
     http = functools.partial(GuardedHttp, max_connections=server.max_connections)
     return uvicorn.Config(
         app,
-        # uvicorn only calls it, so a function works in place of a class.
+        # uvicorn expects a class but only calls it, so a function that returns a protocol works too.
         http=cast(type[asyncio.Protocol], http),
         ws=GuardedWebSocket,
         ws_max_size=server.max_frame_bytes,
@@ -175,8 +175,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on all sockets. The Unix socket never uses TLS.
 
-        The sockets are opened here and not by uvicorn, since uvicorn would wait 60 s for a client's TLS handshake, and
-        a client in its handshake is not counted as a connection yet.
+        The asyncio servers are created here and not by uvicorn, since uvicorn would let a TLS handshake take 60 s. A
+        client in its handshake does not count towards the limit of connections.
         """
         await super().startup([])
         loop, tls = asyncio.get_running_loop(), self.config.ssl

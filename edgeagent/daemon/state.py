@@ -85,7 +85,7 @@ def _make_private(state_dir: Path) -> None:
 
 
 def warn_if_missing(models_dir: Path | None) -> None:
-    """Warn if the models' folder does not exist: a download would make it, but its name may be wrong."""
+    """Warn if the models' folder does not exist: a download would create it, but its name may be misspelt."""
     if models_dir is not None and not os.path.isdir(models_dir):  # noqa: PTH112 Path.is_dir may raise
         logger.warning("the models' folder %s does not exist; see store.models_dir, or --models-dir", models_dir)
 

@@ -76,10 +76,11 @@ class Tracer:
 
 
 def stages(timings: Timings, began_s: float, ended_s: float) -> Iterator[tuple[str, float, float]]:
-    """Yield each stage with its begin and end: load, render, queue, cache, prefill, decode, deliver.
+    """Yield each stage with its begin and end in seconds: load, render, queue, cache, prefill, decode, deliver.
 
-    The worker measures only durations. The stages always run in this order, and the short times between them belong to
-    no stage. If an answer was resumed, the stages before its first token are not known.
+    `began_s` and `ended_s` are on the same clock. The worker measures only durations. The stages always run in this
+    order. Short times between them belong to no stage. If an answer was resumed, the stages before its first token are
+    not known.
     """
     at_s = began_s
     for name, milliseconds in (("load", timings.load_ms), ("render", timings.render_ms), ("queue", timings.queue_ms)):

@@ -35,7 +35,7 @@ STALL_TIMEOUT_S = 10.0
 # A session closes a socket whose client does not read, and sends the reason. If that close hangs too, this limit aborts
 # the connection.
 SOCKET_STALL_TIMEOUT_S = 11.0
-# The library limits the size of a message, but not the number of its fragments, which may be empty.
+# The library limits the size of a message, but not the number of its fragments. A fragment may be empty.
 MAX_FRAGMENTS = 16_384
 # After a connection has failed, its client's data is read and dropped for this long. An immediate close would reset the
 # connection, and the close frame with the reason might be lost.
@@ -69,7 +69,7 @@ REFUSALS: dict[HTTPStatus, tuple[str, str]] = {
 
 
 class _StallGuard:
-    """Aborts a connection whose client has not read for a while. A normal close would wait for that client."""
+    """Aborts a connection whose client has not read for `timeout_s`. A normal close would wait for that client."""
 
     def __init__(self, transport: asyncio.Transport, timeout_s: float, kind: str) -> None:
         self._transport = transport
@@ -92,7 +92,10 @@ class _StallGuard:
 
 
 class _Guarded(asyncio.Protocol):
-    """The code that both protocols share. Each protocol sets `_stall` to its own guard."""
+    """The base of `GuardedHttp` and `GuardedWebSocket`: it cuts a connection whose client does not read.
+
+    Each of them sets `_stall`, with its own time limit, in `connection_made`.
+    """
 
     _stall: _StallGuard
 
@@ -134,7 +137,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._num_head_bytes = 0
         self._refusal = HTTPStatus.BAD_REQUEST
         self._head_timer: asyncio.TimerHandle | None = None
-        # The requests without a complete answer. Uvicorn's `cycle` is only the latest, which may wait for earlier ones.
+        # All requests without a complete answer. Uvicorn's `cycle` is only the latest of them.
         self._cycles: set[RequestResponseCycle] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -332,7 +335,10 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         await super().send(message)
 
     def handle_parser_exception(self) -> None:
-        """Send the reason of the failure, then read and discard the client's data for a short time, and close."""
+        """Send the reason of the failure, then read and drop the client's data for LINGER_S, and close.
+
+        A failed handshake is answered with HTTP 400, and the connection is closed at once.
+        """
         if self.close_sent:
             return
         if self.conn.close_sent is None:

@@ -16,7 +16,7 @@ _PER_MILLION = 1e-6
 
 @dataclass(slots=True)
 class Spent:
-    """Tokens and money spent. A request that still runs counts with an estimate of its prompt."""
+    """Tokens and money spent. A request whose row has no end counts with an estimate of its prompt."""
 
     num_tokens: int = 0
     money: float = 0.0
@@ -62,7 +62,7 @@ class Spending:
         return sorted(client for name, client in self._by_client if name == remote)
 
     def carried(self) -> list[Carried]:
-        """Return the sums of all ended requests, as lines. Add no more lines afterwards: open rows are dropped."""
+        """Return the sums as lines, without the requests that have not ended. Do not call `add` afterwards."""
         for row in list(self._open):
             self._close(row)
         return [

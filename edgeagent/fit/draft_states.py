@@ -12,7 +12,7 @@ from edgeagent.sizes import memory_text
 from edgeagent.types import Choice, FileShape
 
 _STATE_BYTES = 4  # for each value
-# Three limits on the memory of the states: a share of the free memory; a share of the files' size, or _LITTLE_BYTES if
+# Three limits on the memory of the states: a share of the free memory; a share of the model's size, or _LITTLE_BYTES if
 # that is more; and _MAX_BYTES.
 _ROOM_SHARE, _WEIGHTS_SHARE, _LITTLE_BYTES, _MAX_BYTES = 1 / 8, 1 / 2, 64 << 20, 1 << 30
 
@@ -29,11 +29,14 @@ class DraftStates:
 
 
 def draft_states(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> DraftStates | None:
-    """Return the earlier states that the first shape's model keeps; None if it cannot keep any, or needs none."""
+    """Return how many earlier states the first shape's model keeps: 0 if they would take too much memory.
+
+    Return None if drafts are off, if the model has no states, or if llama.cpp cannot keep its earlier states.
+    """
     values = [layer.num_state_values for layer in shapes[0].layers]
     if not shapes[0].keeps_states or not any(values) or not config.draft_tokens:
         return None
-    # A step writes one layer's states to a buffer first.
+    # A step also needs a buffer for the states of one layer.
     token_bytes = num_states(config) * (sum(values) + max(values)) * _STATE_BYTES
     on_gpus = sum(gpu.free_bytes for gpu in room.gpus) if config.gpu_layers else 0
     most = float(_LITTLE_BYTES)

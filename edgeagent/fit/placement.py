@@ -12,7 +12,7 @@ from edgeagent.fit.gpus import Gpu
 from edgeagent.fit.need import WORKER_BYTES, blocks_bytes, compute_bytes, layer_kv_bytes, outputs_bytes, repacked_bytes
 from edgeagent.types import FileShape
 
-# Reserve on each GPU for the driver's context and libraries, and for the growth of other programs.
+# Memory that stays free on each GPU for the driver's context and libraries, and for the growth of other programs.
 _DRIVER_BYTES = 384 << 20
 _GPU_MARGIN = 0.03
 
@@ -62,8 +62,9 @@ class Taken:
 def layouts(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_back: int = 0) -> Iterator[Layout]:
     """Yield the layouts that a model may have with `num_back` earlier states, the best one first.
 
-    The first layout has all layers on the GPUs. The next leaves the draft out. Then the experts of more and more layers
-    move to the machine's memory, because a token uses few of them. The last layouts have fewer layers on the GPUs.
+    The first layout has all layers on the GPUs, or as many as configured. The next has the draft on the CPU. The next
+    pairs, with and without the draft on the GPUs, move the experts of more and more layers to the machine's memory,
+    because a token uses few of them. The last layouts have fewer layers on the GPUs. Without GPUs there is one layout.
     """
     num_all, num_draft = (len(shape.layers) + 1 for shape in (shapes[0], shapes[-1]))
     has_draft = len(shapes) > 1
@@ -90,7 +91,10 @@ def take(
     *,
     with_reserve: bool = True,
 ) -> Taken:
-    """Return the memory that a model with this context takes in this layout, with a reserve on each GPU."""
+    """Return the memory that a model with this context takes in this layout.
+
+    If `with_reserve`, a reserve is added on each GPU that the model uses.
+    """
     ram = WORKER_BYTES + blocks_bytes(shapes[0], config, num_cells)
     on_gpus = [0] * len(gpus)
     for index, shape in enumerate(shapes):
@@ -110,7 +114,10 @@ def _take_file(
     layout: Layout,
     shares: Sequence[float],
 ) -> Taken:
-    """Return the memory that one file takes in its own layout, without the worker and the drivers."""
+    """Return the memory that one file takes, without the worker, the cache blocks and the drivers.
+
+    `layout.num_gpu_layers` counts the layers of this file, also if the file is a draft.
+    """
     num_there = layout.num_gpu_layers
     cells = [layer_kv_bytes(layer, config, num_cells, layout.num_back) for layer in shape.layers]
     weights = [
@@ -140,7 +147,10 @@ def _shares(gpus: Sequence[Gpu], used: Sequence[int], config: EngineConfig) -> l
 
 
 def _places(num_layers: int, num_there: int, shares: Sequence[float]) -> Iterator[tuple[int, int]]:
-    """Yield each layer that is on a GPU, with the GPU's index, as llama.cpp does (llama_model::load_tensors)."""
+    """Yield each layer that is on a GPU, with the index of the GPU. The output matrix counts as the last layer.
+
+    The layers are divided as in llama.cpp (llama_model::load_tensors).
+    """
     ends = list(accumulate(shares))
     first = num_layers + 1 - num_there
     for place in range(first, num_layers + 1):

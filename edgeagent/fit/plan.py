@@ -20,7 +20,8 @@ from edgeagent.fit.placement import Layout, Room, Taken, layouts, take
 from edgeagent.sizes import memory_text
 from edgeagent.types import Choice, FileShape
 
-# To keep a context this long, the cache is quantized first, and then fewer layers are put on the GPUs.
+# Context lengths in tokens, tried in this order. To reach a length, the KV cache is quantized first. If that is not
+# enough, fewer layers are put on the GPUs.
 _WORTHY = (4096, 1024, 256)
 _QUANTIZED = "q8_0"
 # Numbers of parallel requests that are tried for a model that keeps a state for each request.
@@ -52,7 +53,7 @@ class Plan:
 
 
 def least_cells(shape: FileShape, config: EngineConfig) -> int:
-    """Return the shortest context, in tokens, that a model is run with."""
+    """Return the context, in tokens, with which a model is run if no context fits."""
     return num_cells_wanted(shape, config) if config.ctx else min(num_cells_wanted(shape, config), _WORTHY[1])
 
 
@@ -62,7 +63,7 @@ def make_plan(
     """Return how a model runs with its draft. The first shape is the model, the others its draft.
 
     A context that is not configured has at most `most_cells` tokens (0: the usual limit). With `may_keep_states`,
-    earlier states are kept for drafts, but only if they change nothing else in the plan.
+    earlier states are kept for drafts, but only if the options and `fits` are the same without them.
     """
     plan = _plan(shapes, config, room, most_cells)
     states = draft_states(shapes, plan.config, room)
@@ -125,7 +126,7 @@ def plan_again(shapes: Sequence[FileShape], config: EngineConfig, room: Room, nu
 
 
 def longest_context(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> int:
-    """Return the longest context, in tokens, that fits with the configured KV types; 0 if none fits."""
+    """Return the longest context, in tokens, that fits with the configured KV types (auto: f16); 0 if none fits."""
     typed = _typed(config)[0]
     trained = shapes[0].context_length or DEFAULT_MAX_CONTEXT
     if not kv_bytes_per_token(shapes, typed):
@@ -142,7 +143,8 @@ def longest_context(shapes: Sequence[FileShape], config: EngineConfig, room: Roo
 def check_possible(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> None:
     """Raise ModelLoadFailed if the configured options need more memory than could ever become free.
 
-    `room` is that memory. Without this check the system would kill the worker, or llama.cpp would try for seconds.
+    `room` is the memory that could become free. Without this check the system would kill the worker, or llama.cpp
+    would try for seconds.
     """
     _check_gpu_layers(shapes, config, room)
     cells = num_cells_wanted(shapes[0], config) if config.ctx else min(_WORTHY)

@@ -103,7 +103,7 @@ slow_clients_cut_total = Counter(
     ["transport"],
     registry=REGISTRY,
 )
-# Create both series at the start. A rate cannot show the first cut of a series that begins with that cut.
+# Create both series at the start, with 0. If a cut created its series, a rate would not show that cut.
 for _transport in ("http", "websocket"):
     slow_clients_cut_total.labels(_transport)
 loop_lag_seconds = Tally(

@@ -43,7 +43,7 @@ class Chat:
     daemon closes the connection between answers, the client reopens it.
 
     `look` returns the reason for a wait, such as "builtin: loading 40%", or "" if the answer is being computed. It is
-    called in a thread. The reason is shown on a terminal.
+    called in a thread. The reason is shown only on a terminal.
     """
 
     def __init__(
@@ -138,7 +138,10 @@ class Chat:
 
     @asynccontextmanager
     async def _explained(self, printer: _Printer) -> AsyncIterator[None]:
-        """While this context is active and no events arrive, show the reason for the wait, if there is a terminal."""
+        """Watch an answer while this context is active. After QUIET_S without an event, show the reason for the wait.
+
+        Do nothing if stderr is not a terminal.
+        """
         if not printer.waiting.is_seen:
             yield
             return

@@ -1,7 +1,7 @@
 """Finds out which arguments of `edgeagent run` are the model and which are the question.
 
-1. A single argument is a model if it looks like a name (`llama3.2`, `org/repo:Q4_0`, `hello`), ends in .gguf, or is the
-   path of a file. Otherwise it is a question (`Hello!`, `What now?`).
+1. A single argument is a model if it looks like a name (`llama3.2`, `org/repo:Q4_0`, `hello`), if it ends in .gguf and
+   has no blanks, or if a file or folder has this path. Otherwise it is a question (`Hello!`, `What now?`).
 2. If there are several arguments, the first is the model, and the others are the question.
 """
 

@@ -36,8 +36,8 @@ def private_daemon(
     `progress` is called with the current stage of the start. The daemon knows the model names of the state folder
     `owner`. If this process dies without clean-up, the daemon stops too, since its standard input closes.
 
-    Raise BackendUnavailable if the daemon does not start. The message is the error in the daemon's log, or else the end
-    of the log.
+    If the daemon ends early, raise ConfigError for a wrong setting, otherwise BackendUnavailable. The message is the
+    error in the daemon's log, or else the end of the log. Raise EdgeAgentError if the model cannot be loaded.
     """
     with killable_daemon(flags, progress, owner=owner) as (address, _):
         yield address
@@ -81,7 +81,10 @@ def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None
 
 
 def load_in_progress(address: Address) -> str:
-    """Return the progress of a load as text; empty if a model is ready, or if the daemon does not answer."""
+    """Return the progress of a load as text; empty if no model is being loaded, or if the daemon does not answer.
+
+    Models that the daemon lists after a ready model are not looked at.
+    """
     told = [""]
     with contextlib.suppress(EdgeAgentError):
         _is_ready(address, told.append)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from edgeagent.config import EngineConfig
     from edgeagent.store.gguf.header import GgufHeader
 
-# The estimate for a file of which only the size is known: its matrices are in memory twice. Add a fixed size for the
-# KV cells, the buffers and the process.
+# If only a file's size is known, its memory is estimated as twice this size, since its matrices may be kept twice, plus
+# a fixed size for the KV cells, the buffers and the process.
 _TIMES_FILE, _BESIDE_BYTES = 2, 1 << 30
 
 

@@ -1,4 +1,7 @@
-"""Displays of a pull: a bar on a terminal, lines in a log (both on stderr), JSON lines for programs (on stdout)."""
+"""Displays of a pull: a bar on a terminal, lines in a log, JSON lines for programs.
+
+The bar and the lines of progress are on stderr. The result and all JSON lines are on stdout.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ class JsonDisplay:
 
 
 class LineDisplay:
-    """Plain lines on stderr, one for every 10 %."""
+    """Plain lines of progress on stderr, one for every 10 %, and the result as a line on stdout."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -116,7 +119,7 @@ class LineDisplay:
 
 
 class BarDisplay(LineDisplay, AbstractContextManager["BarDisplay"]):
-    """A bar with speed and remaining time. It is removed when the model is downloaded."""
+    """A bar with speed and remaining time. It is removed at the end of the pull."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

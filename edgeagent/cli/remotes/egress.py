@@ -32,7 +32,7 @@ _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 @dataclass(slots=True)
 class Totals:
-    """The number of requests in the ledger, with their total bytes, tokens and money."""
+    """The number of rows, with their total bytes, tokens and money. A request has a row for each attempt to send it."""
 
     num_rows: int = 0
     num_bytes: int = 0
@@ -83,7 +83,7 @@ def egress(
 
 
 def recent_egress(state_dir: Path) -> list[dict[str, object]]:
-    """Return the rows of the last 24 hours, as JSON."""
+    """Return the rows of the last 24 hours, each as a dict for JSON."""
     return [described(row) for row in read_rows(folder_of(state_dir), _since(_RECENTLY, time.time()))]
 
 
