@@ -221,7 +221,10 @@ class Library:
         return replace(_listed(found, _aliases(found, self._own.read())), adapters=self.adapters_of(found))
 
     def find_draft(self, name: str) -> Path | None:
-        """Return the verified file of a model's draft; None if it is missing or damaged. Raise the errors of `find`."""
+        """Return the file of a model's draft; None if it is missing or damaged. Raise the errors of `find`.
+
+        The file is verified, except the draft of the builtin model.
+        """
         return self._draft_of(self.find(name))
 
     def find(self, name: str) -> Found:
