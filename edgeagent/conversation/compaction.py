@@ -1,6 +1,6 @@
 """A conversation made shorter: its length, the model's summary of it, and the items that replace it.
 
-The request for the summary is one more message of the conversation, because most of that prompt is cached.
+The request for the summary is one more message of the conversation, so most of its prompt is already cached.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def summarize(
     """Return a summary of a conversation, and its usage. `template` gives the model, the id and the client.
 
     If the conversation is too long, its first half is left out, and then half of the rest, until it fits. Raise
-    ContextLengthExceeded if fewer than four messages do not fit.
+    ContextLengthExceeded if fewer than four messages do not fit, SummaryCancelled if the request was cancelled.
     """
     messages = to_messages(instructions, items)
     while True:
@@ -94,7 +94,7 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
 
 
 def compacted(items: Sequence[Item], summary: str, item_id: str) -> tuple[CompactionItem, *tuple[Item, ...]]:
-    """Return the items that replace a conversation: its system messages with the summary, and the unanswered calls."""
+    """Return the items that replace a conversation: system messages and summary in one, then the unanswered calls."""
     system = [item.text for item in items if isinstance(item, MessageItem) and item.role == "system"]
     answered = {item.call_id for item in items if isinstance(item, CallOutputItem)}
     calls = (item for item in items if isinstance(item, CallItem) and item.call_id not in answered)

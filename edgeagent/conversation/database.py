@@ -121,7 +121,7 @@ class ResponseDatabase:
             self._evict()
 
     def get(self, response_id: str, partition: str) -> StoredResponse | None:
-        """Return a response of this partition, which makes it the most recently used."""
+        """Return a response of this partition, now the most recently used; None if there is no such response."""
         row = self._row(response_id, partition)
         if row is None:
             return None
@@ -143,7 +143,7 @@ class ResponseDatabase:
         )
 
     def body(self, response_id: str, partition: str) -> bytes | None:
-        """Return the JSON of a response of this partition."""
+        """Return the JSON of a response of this partition; None if there is no such response."""
         row = self._row(response_id, partition)
         return _inflate(row[2]) if row else None
 
@@ -190,8 +190,8 @@ class ResponseDatabase:
                 self._execute(f"PRAGMA user_version = {VERSION}")
         elif version != VERSION:
             raise DamagedError(f"its format is {version}, not {VERSION}")
-        # Not a part of the format: SQLite maintains the index for a daemon that does not know it. It only saves time,
-        # so the file is read even if the disk has no room for the index.
+        # The index is not part of the format: SQLite maintains it also for a daemon that does not create it. The index
+        # only saves time, so the file is used even if the disk has no room for the index.
         with suppress(sqlite3.OperationalError):
             self._execute("CREATE INDEX IF NOT EXISTS responses_by_partition ON responses (partition, used)")
         self._num_responses, self._num_bytes = self._count()

@@ -2,7 +2,7 @@
 
 This is the memory of one connection. The store (`conversation.store`) keeps what outlives the connection. Nothing here
 waits: `missing` names the ids that are not remembered, and the caller fetches them from the store as `Recalled`. This
-module does not know the wire's events.
+module does not use the wire's events.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ class ConnectionHistory:
             self.forget(previous_id)
 
     def continue_from(self, previous_id: str | None, new: tuple[Item, ...], found: Recalled) -> Conversation:
-        """Return the whole conversation: the previous response's, then the new items, references resolved.
+        """Return the whole conversation: the previous response's items, then the new ones, with references resolved.
 
-        Raises ResponseNotFound, and InvalidRequest for a reference to nothing or a function's output that answers no
-        call.
+        Raise ResponseNotFound for an unknown previous response. Raise InvalidRequest for a reference to an unknown item
+        and for a function's output that answers no call. A reference to an inherited item adds nothing.
         """
         previous = self._previous(previous_id, found) if previous_id is not None else None
         inherited = previous.items if previous else ()

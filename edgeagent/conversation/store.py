@@ -1,7 +1,7 @@
 """The stored responses of all connections, kept off the event loop: one thread owns the file.
 
 No request fails because of the file. A response that cannot be read counts as not found. A response that cannot be
-written stays in memory until it can be written. A damaged file is set aside, and a warning says so.
+written waits in memory (the newest MAX_UNWRITTEN only). A damaged file is set aside, and a warning says so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def stored_limits(server: ServerConfig) -> Limits:
-    """Return the configured bounds."""
+    """Return the configured limits of stored responses."""
     return Limits(server.max_stored_responses, server.max_stored_bytes, server.max_stored_days * 86400.0)
 
 
@@ -77,7 +77,7 @@ class ResponseStore:
         return await self._ask(lambda shelf: shelf.find(missing, partition))
 
     async def get(self, response_id: str, partition: str) -> StoredResponse | None:
-        """Return a response of this partition, even if it failed."""
+        """Return a response of this partition, even if it failed; None if there is no such response."""
         return await self._ask(lambda shelf: shelf.get(response_id, partition))
 
     def add(self, response: StoredResponse, body: bytes) -> asyncio.Future[None]:
@@ -93,7 +93,7 @@ class ResponseStore:
         return asyncio.shield(self._ask(lambda shelf: shelf.add(response, body)))
 
     async def body(self, response_id: str, partition: str) -> bytes | None:
-        """Return the JSON of a response of this partition."""
+        """Return the JSON of a response of this partition; None if there is no such response."""
         return await self._ask(lambda shelf: shelf.body(response_id, partition))
 
     async def remove(self, response_id: str, partition: str) -> bool:
@@ -169,7 +169,7 @@ class _Shelf:
         return self._try(lambda database: database.remove(response_id, partition), False)
 
     def close(self) -> None:
-        # There may be room for them by now.
+        # The disk may have room for the unwritten responses by now.
         self._write_waiting()
         self._release()
 

@@ -1,8 +1,8 @@
 """The requests and sockets that tokens have opened, so that each ends with its token.
 
-The server checks ten times a second whether the tokens still hold (`Grants.check`). Work for a token registers a
-function that ends the work with the token's grant. The grant is in a context variable (GRANT) of the request's task;
-tasks that it starts inherit the variable.
+The server checks ten times a second whether the tokens are still valid (`Grants.check`). Work that a token allows
+registers a function with the token's grant. The grant calls this function to end the work. The grant is in a context
+variable (GRANT) of the request's task; tasks that it starts inherit the variable.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Grants:
         return self._keys.holder(grant.held) == grant.client
 
     def check(self) -> None:
-        """End the grants of tokens that were removed, or whose holder or scopes have changed."""
+        """End the grants of tokens that were removed, or whose holder, scopes or route have changed."""
         revision = self._keys.revision  # reads the files if they changed, and logs trouble with them
         if not self._live or revision == self._checked:
             return

@@ -1,4 +1,4 @@
 """What all wires share: the requests in flight, the drain, measurements, readiness, and the models that there are.
 
-It knows no HTTP.
+Nothing here uses HTTP.
 """

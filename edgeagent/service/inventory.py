@@ -108,8 +108,8 @@ def _aliases(models: Sequence[KnownModel], local: Sequence[LocalModel]) -> list[
 
 
 def _names_beside(model: LocalModel) -> tuple[str, ...]:
-    """Return a model's aliases. A file without a name of its own is named by its first alias, which is returned too.
+    """Return a model's aliases. If only aliases name its file, `model.name` is an alias too, and is also returned.
 
-    Such a file may be served by its path, and then its name is the file's.
+    Such a file may be served under its path. Then the served model has another name than this alias.
     """
     return (model.name, *model.aliases) if model.origin == "alias" else model.aliases

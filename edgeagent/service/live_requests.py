@@ -1,6 +1,6 @@
 """The registry of the requests in flight: whether each runs, can be found by its id, and has its end delivered.
 
-It is used by the stop, the status, a cancel by id and the sockets. It does not know what a request asks.
+The registry is used by the stop, the status, a cancel by id and the sockets. It does not depend on what a request asks.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class LiveService(ServiceDecorator):
 
     @property
     def num_total(self) -> int:
-        """How many requests there have been."""
+        """How many generations, embeddings and reranks there have been."""
         return self._num_total
 
     @property
@@ -101,7 +101,10 @@ class LiveService(ServiceDecorator):
             self.live.end(request_id)
 
     async def load(self, model: str, request_id: str, keep_alive_s: float | None = None) -> str:
-        """Return the canonical name of a model once it is loaded; raise the error that prevents loading."""
+        """Return the canonical name of a model once it is loaded; raise the error that prevents loading.
+
+        `keep_alive_s`: how many seconds it stays loaded after its last use from now on; None changes nothing.
+        """
         name = await self.locate(model)
         # An adapter of a loaded model may still fail: its file may be unusable.
         is_loaded = any(name == each.name and each.state is WorkerState.READY for each in self.models())

@@ -59,7 +59,7 @@ class Probe:
         except TimeoutError:
             error = RequestTimeout(f"no token came within {PROBE_TIMEOUT_S:g} s")
         except LocalUnavailable as failure:
-            # The probe does not go to a remote, where it would cost something: the remotes' own status must do.
+            # The probe does not go to a remote, where it costs money. Any ready model is enough, also a remote one.
             error = None if self._is_a_model_ready() else failure
         except EdgeAgentError as failure:
             error = failure
@@ -78,7 +78,7 @@ class Probe:
                 await self._generate(model)
                 return
             except NotSupported:
-                info = self._info(model)  # it is known now that the model is loaded
+                info = self._info(model)  # known by now, because the model is loaded
                 if info is None or info.can_generate:
                     raise
         await self._service.ask(model, Rerank(_TEXT, (_TEXT,)) if info.can_rank else Embed((TextPrompt(_TEXT),)))

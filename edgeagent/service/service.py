@@ -41,7 +41,7 @@ class Service(Protocol):
         """Return a model's canonical name, given any of its names; raise ModelNotFound or BackendUnavailable."""
 
     async def locate(self, name: str) -> str:
-        """Like `find_model`, but also find a model on this machine that no request has named yet. Loads nothing."""
+        """Do as `find_model`, but also search this machine for a model that no request has named yet. Load nothing."""
 
     async def unload(self, model: str) -> int:
         """End a model's worker and return 0; if it is serving, return how many requests must end first.

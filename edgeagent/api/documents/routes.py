@@ -14,7 +14,7 @@ from edgeagent.api.wire.shape import Json
 
 router = APIRouter()
 
-# Nothing is loaded from anywhere, and nothing may be.
+# The page loads nothing, and this policy forbids loading.
 _POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE = "body{font:15px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}pre{overflow:auto}"
 

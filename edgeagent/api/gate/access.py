@@ -156,7 +156,7 @@ class Access:
 
 
 def is_unix(scope: AsgiScope) -> bool:
-    """Whether a request came over a Unix socket: the transport lets only the owner's own processes in there."""
+    """Whether a request came over a Unix socket. The transport admits only processes of the owner on that socket."""
     server = scope.get("server")
     return server is not None and server[1] is None
 

@@ -1,4 +1,4 @@
-"""Adds the facts about its caller to a request: the client's name, the route of its token, and the number of hops."""
+"""Adds facts about the caller to a request: the client's name, the route of its token, and the number of hops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgeagent.types import GenerateRequest, RouteMode, replace
 
 
 def with_caller(request: GenerateRequest) -> GenerateRequest:
-    """Return a request with its client's name and the strictest route that applies. All generations pass here.
+    """Return a request with its client's name, its number of hops and the strictest route that applies.
 
     A prefill stays on this machine, since it fills this machine's cache. A request that was forwarded MAX_HOPS times
     stays too, since two edgeagents may be each other's remotes.

@@ -25,7 +25,7 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Envelope:
-    """The middleware that the module describes. `answer_unhandled` sends a bare 500, if no answer has begun."""
+    """The middleware that the module describes. `answer_unhandled` sends status 500 if no answer has begun."""
 
     def __init__(self, app: ASGIApp, answer_unhandled: AsgiApp) -> None:
         self._app = app

@@ -1,8 +1,8 @@
-"""Which values of the Host header are accepted. A page that rebinds its name to this machine sends its own name there.
+"""Which values of the Host header are accepted. This check stops DNS rebinding.
 
-A name is accepted if it is the daemon's own or if the owner allows it. A page can only rebind names of its own, so it
-cannot send such a name. If the daemon listens beyond loopback, an address is accepted if the connection came in on it,
-also on an interface that came up later.
+In DNS rebinding, a web page lets a name of its own resolve to this machine. Its requests then have that name as Host. A
+name is accepted only if it is the daemon's own or if the owner allows it. If the daemon listens beyond loopback, an
+address is accepted if the connection came in on it, also on an interface that came up later.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def _while_held(receive: Receive, grant: Grant) -> Receive:
 def _hide_token(scope: Scope, send: Send) -> tuple[Scope, Send]:
     """Remove the token from the offered subprotocols. Return the scope, and a `send` that selects another subprotocol.
 
-    A browser fails a handshake in which the server selects no subprotocol.
+    Raise RefusalError if no other subprotocol is offered: a browser fails a handshake in which the server selects none.
     """
     offered = list(scope.get("subprotocols") or ())
     others = [name for name in offered if not name.startswith(TOKEN_SUBPROTOCOL)]

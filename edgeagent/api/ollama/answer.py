@@ -1,6 +1,6 @@
 """An answer in Ollama's shapes while it is generated: the lines of a stream, or one body at the end.
 
-It knows neither sockets nor the source of the deltas.
+It does not use sockets, and does not depend on where the deltas come from.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ class OllamaAnswer:
         self._answer.add(0, delta)
 
     def lines(self, delta: Delta) -> list[Json]:
-        """Add a delta, and return the lines that it completes.
+        """Add a delta, and return the lines that it completes; raise BackendUnavailable if the answer was cut short.
 
-        Calls are complete, and come in one line, when a delta of another kind follows.
+        A call is complete when a delta follows that adds no arguments to it. Each call comes in a line of its own.
         """
         if isinstance(delta, ToolCallDelta | Started):
             self._answer.add(0, delta)

@@ -234,7 +234,7 @@ class Asked:
 def read_chat(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> Asked:
-    """Return a checked chat. Without `messages` the model is only loaded or unloaded (see Asked); this is not an error.
+    """Return a checked chat; raise InvalidRequest. Without `messages` the model is only loaded or unloaded (see Asked).
 
     `served` returns the service's name of a model. `may_keep`: whether the client may set how long the model stays
     loaded. If not, its keep_alive has no effect, except that 0 without messages asks for an unload.
@@ -253,7 +253,7 @@ def read_chat(
 def read_generate(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> Asked:
-    """Return a checked generation from one prompt. The parameters are as in read_chat."""
+    """Return a checked generation from one prompt; raise InvalidRequest. The parameters are as in read_chat."""
     body = validate(OllamaGenerateBody, fields)
     for name, problem in _UNSUPPORTED.items():
         if getattr(body, name):
@@ -327,9 +327,9 @@ def _read_format(raw: str | Json | None) -> OutputFormat:
 
 
 class _OpenCalls:
-    """The last message's calls that have no result yet.
+    """The calls of the last assistant message that have no result yet.
 
-    They get ids here, since most of Ollama's clients send no ids.
+    Each call gets an id here, since most of Ollama's clients send no ids.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ KNOWN_OLDER = KnownFields.of(OllamaEmbeddingsBody, options=OPTIONS)
 
 
 def read_embed(fields: Json) -> tuple[OllamaEmbedBody, Embed | None]:
-    """Return the checked body and its query, None if the model is only to be loaded; raise InvalidRequest."""
+    """Return the checked body, and its query (None: only load the model); raise InvalidRequest."""
     body = validate(OllamaEmbedBody, fields)
     if not body.input:
         return body, None
@@ -48,6 +48,6 @@ def read_embed(fields: Json) -> tuple[OllamaEmbedBody, Embed | None]:
 
 
 def read_embeddings(fields: Json) -> tuple[OllamaEmbeddingsBody, Embed | None]:
-    """Return the same for the older route."""
+    """Return the checked body of the older route, and its query (None: only load the model); raise InvalidRequest."""
     body = validate(OllamaEmbeddingsBody, fields)
     return body, Embed(read_inputs(body.prompt, "prompt"), truncate=True) if body.prompt else None

@@ -167,7 +167,7 @@ def _rounded(count: int) -> str:
 
 
 def _digest(model: KnownModel) -> str:
-    """Return a digest that changes with the model: its sha256 if that is cached, else a digest of its size and time."""
+    """Return the model's cached sha256, else a digest of its name, size and time of change; "" without a file."""
     if model.path is None:
         return ""
     with suppress(OSError):
@@ -219,7 +219,7 @@ def _capabilities(model: KnownModel) -> list[str]:
 
 
 def _model_info(model: KnownModel) -> Json:
-    """Return the file's metadata under its own keys, and facts known since it was loaded."""
+    """Return metadata under the keys of GGUF files: from the file's header, otherwise from the loaded model."""
     fields: Json = {}
     header, info = model.header, model.info
     if info is not None:

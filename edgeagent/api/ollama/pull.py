@@ -1,4 +1,4 @@
-"""POST /api/pull: a model brought to this machine, its progress as lines."""
+"""POST /api/pull: the download of a model to this machine, with its progress as lines of JSON."""
 
 from __future__ import annotations
 

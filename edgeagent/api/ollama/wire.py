@@ -1,6 +1,6 @@
 """What all routes of the Ollama API share: how a line of a stream, a time and a model's name look.
 
-It knows neither what is generated nor which routes there are.
+This module does not depend on what is generated, nor on which routes there are.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def tagged(name: str) -> str:
 def known_name(service: Service, name: str) -> str:
     """Return the service's name of a model that a client calls by Ollama's rules: no tag means the same as :latest.
 
-    A model that the service does not know keeps its name; the request for it will fail with the reason.
+    A name that the service does not know is returned without `:latest`. It may be the name of a model on disk; if not,
+    the request for it fails later.
     """
     for each in (name, without_latest(name)):
         with suppress(EdgeAgentError):

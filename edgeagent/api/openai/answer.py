@@ -1,6 +1,6 @@
 """What chat and text completions have in common: the answer while it is generated, and the chunks of its stream.
 
-It knows neither sockets nor the source of the deltas.
+It does not use sockets, and does not depend on where the deltas come from.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A chat completion while it is generated: the deltas of its choices as one body, or as the chunks of a stream.
 
-It knows OpenAI's shapes, but neither sockets nor the source of the deltas.
+It uses OpenAI's shapes. It does not use sockets, and does not depend on where the deltas come from.
 """
 
 from __future__ import annotations

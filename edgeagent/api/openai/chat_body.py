@@ -132,10 +132,10 @@ def read_chat(fields: Json, *, completion_id: str, default_model: str, partition
 
 
 def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], AnswerSoFar | None]:
-    """Return the conversation, and the answer to continue; None if there is no such answer.
+    """Return the messages of the prompt, and the answer to continue; raise InvalidRequest if the fields do not fit.
 
-    The answer is the last message if `continue_final_message` is true. That field and `add_generation_prompt` are
-    vLLM's.
+    If `continue_final_message` is true, the last message is the answer, and the prompt has the messages before it.
+    Otherwise the answer is None. `continue_final_message` and `add_generation_prompt` are fields of vLLM.
     """
     is_continued = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and body.add_generation_prompt == is_continued:

@@ -1,6 +1,6 @@
 """One or more generations as one answer: they run side by side and become one body or one stream.
 
-It does not know what the body or the chunks look like.
+It does not depend on the form of the body or of the chunks.
 """
 
 from __future__ import annotations

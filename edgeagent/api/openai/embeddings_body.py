@@ -35,7 +35,7 @@ def read_embeddings(fields: Json) -> tuple[EmbeddingsBody, Embed]:
 
 
 def read_inputs(raw: str | Sequence[object], name: str) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the inputs: one text, one list of token ids, or a list of either."""
+    """Return the inputs of one text, one list of token ids, or a list of either; raise InvalidRequest."""
     match raw:
         case str() | [int(), *_]:
             inputs = [_read_input(raw, name)]

@@ -132,7 +132,7 @@ def _model_bodies(status: ModelStatus, context: Context) -> list[Model]:
 
 
 def _with_adapters(name: str, others: Iterable[str], details: ModelDetails, context: Context) -> list[Model]:
-    """Return a model, followed by one entry for each of its adapters, whose parent it is."""
+    """Return the entry of a model, then one entry for each of its adapters. The model is the parent of these."""
     model = _body(name, details, context)
     adapted: list[Model] = [{**model, "id": other, "parent": name} for other in others]
     return [model, *adapted]

@@ -1,6 +1,6 @@
 """A completion of raw text while it is generated: the choices as one body, or as the chunks of a stream.
 
-It knows OpenAI's older shapes, but neither sockets nor the source of the deltas.
+It uses OpenAI's older shapes. It does not use sockets, and does not depend on where the deltas come from.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Piece:
 
 @dataclass(slots=True)
 class TextSoFar(ChoiceSoFar):
-    """What was generated of one choice so far. If the prompt is echoed, text and token positions begin with it."""
+    """What was generated of one choice so far. If the prompt is echoed, text and positions begin with the prompt."""
 
     parts: list[Piece] = field(default_factory=list)
     num_echoed_chars: int = 0

@@ -28,7 +28,7 @@ from edgeagent.types import GenerateRequest, Prompt, TextFormat, TextPrompt, Tok
 MAX_PROMPTS = 128
 MAX_CHOICES = 8
 MAX_PROMPT_TOKENS = 1 << 20
-# OpenAI's default: a text without turns has no end of its own.
+# OpenAI's default. Raw text has no end of a turn at which the model would stop.
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -58,7 +58,10 @@ KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
 
 @dataclass(frozen=True, slots=True)
 class CompletionCreate:
-    """A checked completion: a group of requests for each prompt. The answer shows the `num_kept` best of each group."""
+    """A checked completion: a group of requests for each prompt. The answer shows the `num_kept` best of each group.
+
+    `num_rivals`: how many alternatives of each token the answer's `logprobs` list; None if it has no `logprobs`.
+    """
 
     groups: tuple[tuple[GenerateRequest, ...], ...]
     num_kept: int
@@ -125,7 +128,7 @@ def _read_counts(body: CompletionBody, num_prompts: int) -> tuple[int, int]:
 
 
 def _read_prompts(body: CompletionBody) -> list[Prompt]:
-    """Return the prompts: one text, one list of token ids, or a list of either."""
+    """Return the prompts of a body; raise InvalidRequest or NotSupported."""
     match body.prompt:
         case str() | [int(), *_]:
             prompts = [_read_prompt(body.prompt, body.suffix, "prompt")]
@@ -153,7 +156,7 @@ def _read_prompt(raw: object, suffix: str | None, path: str) -> Prompt:
 
 
 def read_tokens(raw: Sequence[object], path: str) -> tuple[int, ...]:
-    """Return token ids. The worker checks that the model has them."""
+    """Return token ids; raise InvalidRequest. The worker checks that the model has these tokens."""
     if len(raw) > MAX_PROMPT_TOKENS:
         raise InvalidRequest(f"{path} holds {len(raw)} tokens; at most {MAX_PROMPT_TOKENS}", param=path)
     for token in raw:

@@ -41,7 +41,7 @@ class WarmBody(Body):
     model: ModelName | None = None
 
 
-# The fields of a prompt, and those of a chat completion, which other servers' clients send with it.
+# The fields of WarmBody, and all known fields of a chat completion.
 _WARM_NAMES = frozenset({*WarmBody.model_fields, *KNOWN.names})
 
 
@@ -96,7 +96,7 @@ async def purge(request: Request) -> JSONResponse:
     await _purge_workers(context, body.client)
     folder = context.config.cache_dir
     try:
-        # Blocks that no worker knows of: those of other models, settings and processes.
+        # This also deletes blocks that no worker has: those of other models, settings and processes.
         await asyncio.to_thread(cache_folder.purge, folder, body.client)
     except OSError as error:
         raise InternalError(f"cannot remove everything from {folder}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""POST /v1/models/pull: a model brought to this machine, its progress as server-sent events."""
+"""POST /v1/models/pull: the download of a model to this machine, with its progress as server-sent events."""
 
 from __future__ import annotations
 

@@ -166,7 +166,8 @@ def route_report(context: Context) -> RouteReport:
 def _remote(
     remote: Remote, why_not: str, status: RemoteStatus | None, spent: Spent, budget_trouble: str | None
 ) -> RemoteReport:
-    # Just after a change the status may be that of the remote before it: the owner's settings come from the file.
+    # Just after the owner's file changed, `status` may still be that of the remote's earlier endpoints. Settings are
+    # taken from the file.
     known = {} if status is None else {endpoint.url: shaped(EndpointReport, endpoint) for endpoint in status.endpoints}
     used = status if any(endpoint.url in known for endpoint in remote.endpoints) else None
     trouble = why_not or (used.trouble if used is not None else "")

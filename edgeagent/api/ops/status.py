@@ -1,4 +1,4 @@
-"""The owner's view of the daemon: its status, reloading a model, and the stop."""
+"""The owner's routes of the daemon: its status, load, unload and reload of a model, and the stop."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
         raise InvalidRequest("a background response is asked for by its id, so it must be stored", param="store")
     turn.events.response["background"] = True
     turn.events.created(is_queued=True)
-    # Its stream looks for it before the task below has its first turn.
+    # Clients may ask for the response by its id before the task below has started.
     live = LiveTurn(turn, partial(context.service.cancel, turn.request.id))
     context.service.live.show(live)
     context.frontends.get(Responses).carry_on(last_of(drive(live, steps_of(turn, context.service), context)))
@@ -63,8 +63,8 @@ def tell(response: ResponseBody, after: int) -> Response:
 async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
     """Yield the events until the response is over, or until the token of the following client is revoked.
 
-    Another client may have created the response. If the stream ends before the response, it has no terminal event. The
-    client gets the reason when it asks for the remaining events.
+    The response may have been created with another token. If the stream ends before the response, the stream has no
+    terminal event. The client gets the reason when it asks for the remaining events.
     """
     is_over = is_revoked = False
 
@@ -88,7 +88,7 @@ async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
             if is_over:
                 yield sse.DONE
             elif is_revoked or live.over.is_set():
-                return  # or the daemon is stopping
+                return  # the token has ended, or the response ended without a terminal event (the daemon stops)
             else:
                 await change.wait()
 

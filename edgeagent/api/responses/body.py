@@ -160,12 +160,12 @@ class ResponseCreate:
 
     @property
     def previous_id(self) -> str | None:
-        """The response that it continues."""
+        """The id of the response to continue; None if this create begins a conversation."""
         return self.body.previous_response_id
 
     @property
     def is_stored(self) -> bool:
-        """Whether other connections may continue from it, and it may be written to disk; the API's default is yes."""
+        """Whether the response may be stored, for other connections to continue it; the API's default is yes."""
         return self.body.store is not False and not self.body.no_store
 
     @property
@@ -176,7 +176,7 @@ class ResponseCreate:
 
     @property
     def compact_threshold(self) -> int | None:
-        """The number of prompt tokens above which the earlier conversation is summarized first."""
+        """The number of prompt tokens above which the earlier conversation is summarized first; None means never."""
         entries = self.body.context_management or []
         return next((entry.compact_threshold for entry in entries if entry.compact_threshold is not None), None)
 
@@ -229,7 +229,7 @@ class ResponseCreate:
     def echo(self, defaults: SamplingParams) -> Echo:
         """Return the fields of a response that repeat its request, each with a value; see the API's Response object."""
         body = self.body
-        # Decide whether the fields may be repeated without parsing large ones.
+        # The sizes are compared before any schema is parsed, so that large schemas are not parsed.
         are_short = sum(len(tool.parameters) for tool in self.tools) <= MAX_ECHO_BYTES
         echo: Echo = {
             "previous_response_id": body.previous_response_id,

@@ -54,6 +54,6 @@ async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGene
 async def _keep(turn: Turn, context: Context) -> None:
     """Store a turn that is over, unless its client forbade the storing.
 
-    After that the response can be continued, also after a restart.
+    After that the response can be continued, also after a restart if responses are stored in a file.
     """
     await context.frontends.get(Responses).store.add(turn.stored(), to_json(turn.events.response))

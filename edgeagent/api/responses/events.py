@@ -1,6 +1,6 @@
 """Turns deltas into the events of one response, and builds the response object: a state machine without I/O.
 
-It does not know sockets, lanes or history. Order and fields are the Responses API's. Every item and part that is opened
+It does not use sockets, lanes or history. Order and fields are the Responses API's. Every item and part that is opened
 is closed before the one terminal event.
 """
 
@@ -71,7 +71,7 @@ TERMINAL = frozenset({"response.completed", "response.incomplete", "response.fai
 
 
 def new_id(prefix: str) -> str:
-    """Return a fresh id of a kind: resp, msg, fc, rs."""
+    """Return a fresh id that begins with a prefix, such as resp, msg, fc or rs."""
     return f"{prefix}_{uuid.uuid4().hex}"
 
 

@@ -16,7 +16,7 @@ from edgeagent.conversation.store import FILE, ResponseStore, stored_limits
 
 # The file holds items as the wire has them.
 ITEM_FORMAT = ItemFormat(item_body, read_items)
-# How long the end of background responses is waited for; the drain has cancelled them.
+# How long `close` waits for background responses to end, twice at most. The drain has cancelled them before.
 TASKS_S = 0.5
 
 

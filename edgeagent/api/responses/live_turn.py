@@ -10,7 +10,7 @@ from edgeagent.service.live_requests import LiveRequest, LiveRequests
 
 
 class LiveTurn(LiveRequest):
-    """A turn that runs or waits. `cancel` asks it to end. `over` is set after it has ended and its response is stored.
+    """A turn that runs or waits. `cancel` asks it to end. `over` is set after it has ended (see `hidden`).
 
     Set `cancel` before clients can find the turn by its id.
     """
@@ -42,6 +42,6 @@ class LiveTurn(LiveRequest):
 
 
 def find_turn(live: LiveRequests, response_id: str, partition: str) -> LiveTurn | None:
-    """Return a response that runs or waits. Only the credential that made the response finds it."""
+    """Return a response that runs or waits; None if the client `partition` has no such response."""
     found = live.find(response_id, partition)
     return found if isinstance(found, LiveTurn) else None

@@ -1,4 +1,4 @@
-"""An output item of a response between its added and its done event: what each kind is called and looks like."""
+"""The kinds of output items of a response: their ids, their JSON, and the events from `added` to `done`."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class OpenItem(ABC):
         """Emit more of its content."""
 
     def _at(self) -> ItemEvent:
-        """Return the fields of each event within the item; the number is set when it is emitted."""
+        """Return the fields of each event within the item. `sequence_number` is set when the event is emitted."""
         return {"sequence_number": 0, "item_id": self._id, "output_index": self._index}
 
 
@@ -312,7 +312,7 @@ class OpenCall(OpenItem):
 
 
 class OpenCompaction(OpenItem):
-    """A summary of the earlier conversation, under the id of its own item."""
+    """A summary of the earlier conversation. If `own_id` is not empty, it replaces `item_id`."""
 
     num_closing = 1
 
@@ -327,10 +327,10 @@ class OpenCompaction(OpenItem):
         self._emit(compacting)
 
     def _close_content(self, text: str) -> None:
-        """Emit nothing: its content is opaque."""
+        """Emit nothing: the content of a compaction is opaque."""
 
     def _emit_delta(self, text: str) -> None:
-        """Emit nothing: its content comes as a whole."""
+        """Emit nothing: the content of a compaction comes as a whole."""
 
     def _item(self, status: ItemStatus, text: str) -> OutputCompaction:
         del text

@@ -58,7 +58,7 @@ class _Teller:
     def _tell_item(self, item: OpenItem, status: ItemStatus | None) -> None:
         """Emit the events of an item; it is open if `status` is None."""
         num_closing = 0 if status is None else item.num_closing
-        before = self.number + item.num_opening - 1  # the result of a delta without characters
+        before = self.number + item.num_opening - 1  # the number of the last opening event
         if before + item.num_chars + num_closing <= self._after:
             self.number = before + item.num_chars + num_closing + 1
             return

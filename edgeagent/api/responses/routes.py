@@ -1,4 +1,4 @@
-"""POST /v1/responses: one response over HTTP, whole or as server-sent events, from turns like a WebSocket's."""
+"""POST /v1/responses: one response over HTTP, whole or as server-sent events. A WebSocket uses the same turns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def create_response(request: Request) -> Response:
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
-    """Return the turn of a create over HTTP. Without a connection's history it can only continue stored responses."""
+    """Return the turn of a create over HTTP, which can continue only stored responses; raise as begin_turn does."""
     history = ConnectionHistory()
     found = await context.frontends.get(Responses).store.find(
         history.missing(create.previous_id, create.items), partition

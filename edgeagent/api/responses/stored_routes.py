@@ -1,4 +1,4 @@
-"""A response and its input, by its id, over HTTP, for the credential that made it."""
+"""The HTTP routes of one response, by its id: read, stream, cancel, delete. Only the client that made it finds it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.conversation.items import Item
 from edgeagent.errors import InvalidRequest, NotFound
 
-# A cancelled request ends within a step; if the worker hangs, the watchdog ends it, and the client does not wait.
+# How long a cancel waits for the response to end. A cancelled response ends within a step, unless its worker hangs.
 CANCEL_S = 30.0
 
 router = APIRouter(prefix="/v1/responses/{response_id}")

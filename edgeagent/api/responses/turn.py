@@ -104,7 +104,7 @@ def begin_turn(
     response["store"] = create.is_stored and conversation.is_storable
     events = ResponseEvents(response, stream_id=stream_id, make_id=make_id, clock=clock)
     if route is not None:
-        # The store reads it back, for what continues this response.
+        # The store reads the mode back when another response continues this one.
         events.notes["mode"] = route
     if create.warning:
         events.notes["warnings"] = [create.warning.text]

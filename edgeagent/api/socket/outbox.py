@@ -13,9 +13,9 @@ from typing import Protocol
 from edgeagent.api.socket.actions import Close, Send
 from edgeagent.api.wire.shape import Json
 
-# Above this the requests of a connection are no longer asked for more (their backend then pauses).
+# Above this, a connection's requests are asked for no more steps, so their backend pauses.
 MAX_PENDING_BYTES = 256 << 10
-# Only a client that sends bad frames and does not read the errors gets far above it.
+# Only a client that sends bad frames and does not read the errors gets so far above MAX_PENDING_BYTES.
 MAX_FLOOD_BYTES = 4 << 20
 
 

@@ -83,7 +83,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         """Release what the connection holds, after its tasks have ended."""
 
     async def run(self) -> None:
-        """Accept the socket, serve it until it closes or its token is revoked, and then end all of its tasks."""
+        """Accept the socket, serve it until it closes, and end its tasks. If its token ends, see `lose_token`."""
         await self.websocket.accept()
         with until_revoked(lambda: self.perform(self.lose_token())):
             await self._serve()
@@ -177,7 +177,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
                 if entry.is_terminal:
                     await self.before_end(entry)
                 self._stall.begin()
-                # The quickest encoder of a dict at hand in this layer: 0.5 µs a delta, where json.dumps takes 2.
+                # to_json takes 0.5 µs for a delta, and json.dumps 2 µs.
                 await self.websocket.send({"type": "websocket.send", "text": to_json(entry.event).decode()})
                 self._stall.end()
                 self.sent(entry)
@@ -202,7 +202,7 @@ class _Stall:
             self._timer = loop.call_later(STALL_S, self._look)
 
     def end(self) -> None:
-        """Note that it is written."""
+        """Note that the frame is written."""
         self._since_s = None
 
     def cancel(self) -> None:

@@ -88,7 +88,7 @@ LOOKS: dict[type[EdgeAgentError], Look] = {
     errors.ContextLengthExceeded: Look(400, "invalid_request_error"),
     errors.InvalidToolSchema: Look(400, "invalid_request_error"),
     errors.TemplateTooSlow: Look(400, "invalid_request_error"),
-    # 501 would be retried by openai clients, and a missing feature does not come back.
+    # 501 would be retried by openai clients, and a missing feature stays missing.
     errors.NotSupported: Look(400, "invalid_request_error"),
     errors.PayloadTooLarge: Look(413, "invalid_request_error"),
     errors.NotFound: Look(404, "not_found_error"),

@@ -96,11 +96,11 @@ def _stop(value: str) -> str:
     return value
 
 
-# In characters, which may have several bytes; the bound in bytes is the check's.
+# JSON schema counts characters. `_stop` checks the bound in bytes; a character may have several.
 _STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
 Count = Annotated[int, between(1, MAX_INT32)]
 MaxTokens = Annotated[int, between(-1, MAX_INT32)]
-"""The most tokens to generate. As to llama-server, 0 means none and -1 means no limit."""
+"""The most tokens to generate. As in llama-server, 0 means no tokens and -1 means no limit."""
 Penalty = Annotated[float, between(-2, 2)]
 Share = Annotated[float, between(0, 1)]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -206,7 +206,10 @@ def _token(key: str) -> int:
 
 
 def validate(model: type[M], fields: object, path: str = "") -> M:
-    """Return checked fields; raise InvalidRequest that names the first wrong field, what it must be, and its value."""
+    """Return checked fields; raise InvalidRequest that names the first wrong field, what it must be, and its value.
+
+    `path` is put before the field's name in the message.
+    """
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -289,7 +292,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def choose(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoice:
-    """Return a tool choice over these tools; raise InvalidRequest if it names a tool that is not among them."""
+    """Return a checked tool choice; raise InvalidRequest for an unknown mode or tool, or if `required` has no tools."""
     known = {tool.name for tool in tools}
     for name in names:
         if name not in known:
@@ -317,7 +320,7 @@ def tier(service_tier: str | None) -> Tier:
 
 
 def template_kwargs(effort: str | None, extra: TemplateKwargs | None) -> str:
-    """Return the template variables for a reasoning effort and a client's own, as JSON text; the worker checks them."""
+    """Return template variables as JSON text: those of a reasoning effort, replaced and extended by `extra`."""
     kwargs: TemplateKwargs = {}
     if effort is not None:
         kwargs["enable_thinking"] = effort not in ("none", "minimal")

@@ -28,7 +28,7 @@ async def read_json_object(request: Request) -> dict[str, object]:
 async def read_body(request: Request, read: Callable[[Json], T], known: KnownFields | None = None) -> T:
     """Parse the JSON object in a request's body and return `read` of it; raise its errors, or InvalidRequest.
 
-    The answer's headers and the log name the fields that are not `known`. If `known` is None, they name no fields.
+    The answer's headers name the fields that are not `known`, and the log counts them. None: no field is checked.
     """
     body = await request.body()
 

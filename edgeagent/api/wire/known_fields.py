@@ -1,6 +1,6 @@
 """Unknown fields in a body: a client's typo, or a field of another server.
 
-The request is answered without them. A warning names them: in a header, or, on a WebSocket, in the response object.
+The request is answered without them. A warning names them in an HTTP header and in the object of a response.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def header(warning: FieldWarning) -> tuple[bytes, bytes]:
 
 
 class WarningLog:
-    """Writes warnings into the log, at most one in LOG_EVERY_S seconds: a client sends the same field every time."""
+    """Writes warnings into the log, at most one in LOG_EVERY_S seconds, since clients repeat the same field."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -109,7 +109,7 @@ class ExtendedBody(SamplingBody):
         return CachePolicy(is_cached, is_cached, partition, persist=self.store is not False and not self.no_store)
 
     def schema_format(self, chosen: OutputFormat) -> OutputFormat:
-        """Return the output's format: what OpenAI's field says, or else json_schema."""
+        """Return the output's format: `chosen` (from OpenAI's field) or json_schema; raise InvalidRequest for both."""
         if self.json_schema is None:
             return chosen
         if not isinstance(chosen, TextFormat):
@@ -150,7 +150,7 @@ def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...
 
 
 def _without(samplers: Sequence[str]) -> Json:
-    """Return the parameters that disable all other samplers."""
+    """Return the parameters that disable all other samplers; raise NotSupported for other names or another order."""
     names = [name for name in samplers if name not in _IDLE]
     order = [name for name in _CHAIN if name in names]
     if names != order:

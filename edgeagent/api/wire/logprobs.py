@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from edgeagent.api.wire.shape import Shape
 from edgeagent.types import TokenLogprob
 
-# JSON has no -inf; OpenAI writes this for a token that could not come.
+# JSON has no -inf. OpenAI writes this number for a token with probability 0.
 _MIN_LOGPROB = -9999.0
 
 

@@ -34,7 +34,7 @@ def told_by(field: str, tags: Mapping[str, str], default: str = "") -> Discrimin
     return Discriminator(tag_of, custom_error_type=f"{TOLD_BY}{field}", custom_error_message=", ".join(tags))
 
 
-# A conversation has many parts. Dicts are made in half of a model's time.
+# A conversation has many parts, and pydantic makes a dict in half the time of a model.
 @final
 class TextPart(TypedDict):
     """Text in a message or an item."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from edgeagent.types import Placement, Started
 
-# Printable ASCII but the percent sign, which quoting uses: a remote names its own models.
+# The characters that are not quoted: printable ASCII without the percent sign. A remote's names may have others.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 

@@ -23,7 +23,7 @@ _TRACE_NAMES = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
 
 def begin_request(headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """Return a fresh id, and set it, and what the headers say, for the rest of the current task."""
+    """Return a fresh id. Set the id, the trace headers and the number of hops for the rest of the current task."""
     request_id = f"req_{secrets.token_hex(12)}"
     REQUEST_ID.set(request_id)
     TRACE_HEADERS.set({_TRACE_NAMES[name]: value.decode("latin-1") for name, value in headers if name in _TRACE_NAMES})
@@ -32,5 +32,5 @@ def begin_request(headers: Sequence[tuple[bytes, bytes]]) -> str:
 
 
 def _num_hops(value: bytes) -> int:
-    """Return the number in a header; MAX_HOPS if it is not a number."""
+    """Return the number in a header, MAX_HOPS at most; MAX_HOPS if it is not a number."""
     return min(int(value), MAX_HOPS) if value.isdigit() and len(value) < 10 else MAX_HOPS

@@ -1,6 +1,7 @@
 """The JSON of items, on the wire and in the store: the inverse of input_items.read_items.
 
-Every item has an id and a status here. Its content is one part, into which the text of several parts is joined.
+Every item has an id here, and every item but a compaction has a status. Its content is at most one part, into which the
+text of several parts is joined.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ ItemId = Annotated[
 
 
 def _summary(content: str) -> str | None:
-    """Return the summary in a compaction's content, None if another service made it; raise ValueError."""
+    """Return the summary in a compaction's content; None if another service made it; raise ValueError."""
     if not content.startswith(COMPACTION_PREFIX):
         return None
     return base64.b64decode(content.removeprefix(COMPACTION_PREFIX), altchars=b"-_", validate=True).decode()
@@ -140,7 +140,7 @@ class InputBody(Body):
 
 
 def to_items(sent: Input | None) -> tuple[Item, ...]:
-    """Return the items of a conversation."""
+    """Return the items of a checked `input`. Summaries of other services are left out."""
     if isinstance(sent, str):
         return (MessageItem("", "user", sent),)
     return tuple([item for each in sent or () if (item := _item(each)) is not None])

@@ -1,4 +1,4 @@
-"""The Responses API over a WebSocket: a Session's actions performed, and one task for each live request."""
+"""The Responses API over a WebSocket. A Connection performs the actions of its Session, with one task per request."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Connection(Pump[Frame, OwnAction]):
             default_model=websocket.query_params.get("model"),
             partition=self._partition,
         )
-        # Each until its task has ended and its terminal event is written.
+        # The requests, by id. Each is kept until its task has ended and its terminal event is written.
         self._requests: dict[str, LaneTurn | UnwrittenEnd] = {}
 
     def read(self, text: str) -> Frame:
@@ -87,7 +87,7 @@ class Connection(Pump[Frame, OwnAction]):
             case Start(live):
                 live.task = self.start(self._run_turn(live))
                 self._show(live)
-                # Not at the task's own end: a task that is cancelled before its first step never gets there.
+                # A callback, not code in the task: a task that is cancelled before it starts runs no code.
                 live.task.add_done_callback(lambda _: self._release(live))
             case Fetch():
                 self.start(self._fetch(action))
@@ -194,7 +194,7 @@ class Connection(Pump[Frame, OwnAction]):
                     self.perform(self._session.step(live, step))
                     if self.is_full and live.is_under_way:
                         await self.room()
-            # Without effect after a terminal event. It keeps the rule if a backend breaks its own.
+            # This has no effect after a terminal event. It ends the request if the backend sent no Finished.
             self.perform(self._session.failed(live, InternalError("the backend ended without finishing")))
         except Exception as error:
             self.perform(self._session.failed(live, told(live.id, error)))

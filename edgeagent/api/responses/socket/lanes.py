@@ -104,7 +104,7 @@ class LaneTurn(LiveTurn):
         self.is_created = False
         self.has_steps = False
         self.is_cancelled = False
-        # The connection's own.
+        # Set by the connection.
         self.task: asyncio.Task[None] | None = None
         self.is_ending = False
         self.kept: asyncio.Future[None] | None = None
@@ -160,7 +160,7 @@ class Lanes:
         return iter(self._lanes.values())
 
     def find(self, name: object) -> Lane | None:
-        """Return a lane that is in use."""
+        """Return the lane of this name (None: the default lane); None if it is not in use."""
         return self._lanes.get(name) if name is None or isinstance(name, str) else None
 
     def use(self, name: object, *, is_named: bool) -> Lane:
@@ -183,7 +183,7 @@ class Lanes:
         return self._lanes[name]
 
     def turn(self, response_id: object) -> LaneTurn | None:
-        """Return the response of this id that is under way on a lane."""
+        """Return the response of this id that is under way on a lane; None if there is none."""
         under_way = (lane.live for lane in self._lanes.values() if lane.live is not None)
         return next((live for live in under_way if live.id == response_id), None)
 

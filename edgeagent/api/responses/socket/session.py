@@ -2,7 +2,7 @@
 
 It owns the lanes and the responses on them. Every `response.create` ends in exactly one terminal message: an error
 envelope if `response.created` was not sent, else `response.completed`, `response.incomplete` or `response.failed`. The
-session does no I/O and keeps no time. The connection performs its actions in order.
+session does no I/O and sets no timers. The connection performs its actions in order.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Session:
         return self._take()
 
     def cancel(self, live: LaneTurn) -> list[Action]:
-        """Cancel a live request at the request of another connection."""
+        """Return the actions that cancel a live request. A request on another connection asked for the cancel."""
         self._cancel_live(live)
         return self._take()
 

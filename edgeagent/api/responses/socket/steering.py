@@ -1,7 +1,7 @@
 """`response.steer`: an input that a client sends to a response that is under way, and the events about this input.
 
 The response stops at a token boundary, and a successor answers. If the response ended with calls, the input waits for
-the create that brings their results. This module does not know lanes.
+the create that brings their results. This module does not use lanes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A connection's steers: which are accepted, which wait for the results of calls, and which are refused and returned.
 
-The session sends the events. `steering` has the form of a steer on the wire.
+The session sends the events. The module `steering` reads and writes the JSON of a steer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgeagent.conversation.history import ConnectionHistory
 
 
 class Steers:
-    """The steers of one connection. `history` says whether an unknown response is over, or never existed."""
+    """The steers of one connection. `history`: the responses of the connection that are over."""
 
     def __init__(self, history: ConnectionHistory, make_id: NewId) -> None:
         self._history = history
