@@ -16,7 +16,8 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import MemoryKind
 
-# A sequence does not wait for another one's prefill to save fewer tokens than this. States are this far apart.
+# A sequence waits for another one's prefill only if that saves at least this many tokens. A chunk of a prompt ends at a
+# regular interval only if all other ends of its chunks are at least this far away.
 _MIN_SHARED = 32
 
 
@@ -34,9 +35,9 @@ class Admission:
     def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether `sequence` should wait for the prefill of a running sequence (the leader) with the same prefix.
 
-        This is the case if the leader will compute more of the prompt than is cached now. The leader becomes at least
-        as urgent as `sequence`. If the memory is not full attention, the leader also ends a chunk where the shared
-        prefix ends, so that a state can be saved there.
+        This is the case if the leader will compute at least _MIN_SHARED more tokens of the prompt than are cached now.
+        The leader becomes at least as urgent as `sequence`. If the memory is not full attention, the leader also ends a
+        chunk where the shared prefix ends, so that a state can be saved there.
         """
         if sequence.follows is not None:
             leader, length = sequence.follows
@@ -118,7 +119,7 @@ class Admission:
         return True
 
     def checkpoint(self, sequence: Sequence, start: int) -> None:
-        """Save what can only be read out now, such as a recurrent state. `start`: where the last step began."""
+        """Save what can be read out only now, such as a recurrent state. `start`: the last step's first position."""
         if sequence.keeps_prefix:
             assert sequence.seq_id is not None
             is_boundary = sequence.num_computed in sequence.chunk_ends

@@ -62,7 +62,7 @@ class ThreadGovernor:
         self.num_threads = max_threads
 
     def update(self, now_s: float) -> bool:
-        """Measure the load if it is due; return whether `num_threads` changed."""
+        """Measure the load, at most twice a second. Return whether `num_threads` changed. `now_s`: time.monotonic()."""
         if now_s - self._last.at_s < _PERIOD_S or self._max_threads == 1:
             return False
         sample = self._sample()

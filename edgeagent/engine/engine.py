@@ -53,8 +53,8 @@ class Engine:
     ) -> None:
         """`prefixes`: the prefix cache and step costs of `runner`. If None, prefixes evicted from its cells are lost.
         `drafters` are limited to the number of tokens that the memory can take back, which may be 0. `num_trained`: the
-        model's trained context in tokens; 0 if unknown. `adapters`: names that sequences may use. `open_side` makes
-        contexts that compute long prompts beside streams (see side_prefill); if None, there are none.
+        model's trained context in tokens; 0 if unknown. `adapters`: identities that sequences may use. `open_side`
+        makes contexts that compute long prompts beside streams (see side_prefill); None: there are none.
         """
         self._num_trained = num_trained
         self._runner = runner
@@ -114,7 +114,7 @@ class Engine:
         return self._runner.num_cells
 
     def status(self) -> EngineStatus:
-        """Return counts for the status."""
+        """Return counts, rates, the prediction error of step times, and the gain of drafts, for status and metrics."""
         return EngineStatus(
             num_steps=self._num_steps,
             num_running=len(self._running),
@@ -148,7 +148,7 @@ class Engine:
         return sequence
 
     def admit(self) -> list[Output]:
-        """Start waiting sequences, in fair shares, while there is room. Return an output for each restored sequence.
+        """Start waiting sequences, in fair shares, while there is room. Return an output for each with a ready prefix.
 
         `step` calls this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
         """

@@ -54,10 +54,10 @@ class Runner(Protocol):
     num_cells: int
     num_sequences: int
     max_batch: int
-    max_outputs: int  # tokens of a batch that may give logits
+    max_outputs: int  # the most tokens of a batch that may give logits
     row_cost: float  # cost of a row of logits in addition to its token, in tokens
     max_drafts: int  # the most tokens of a sequence that `rewind` can take back; 0: no drafts are possible
-    attention_tile: int  # attention computes so many tokens of one sequence at once; 0: `decode` pads no batch to that
+    attention_tile: int  # how many tokens of one sequence attention computes at once; 0: no batch is padded
     min_prompt_chunk: int  # prompt chunks of fewer tokens give different bits than larger ones (see engine.replay)
 
     def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
@@ -164,12 +164,13 @@ class SideContext(Protocol):
     def resume(self, until_s: float = math.inf) -> None:
         """Start or continue the computation, until `pause` is called.
 
-        It pauses by itself before a part of it that would end after `until_s` (monotonic clock), except for the first.
+        The computation also pauses by itself before a part that would end after `until_s` (monotonic clock). The first
+        part always runs.
         """
         ...
 
     def wait_paused(self, timeout_s: float) -> bool:
-        """Wait until it has paused by itself or has ended, at most `timeout_s`; return whether it has."""
+        """Wait at most `timeout_s` until the computation has paused by itself or has ended. Return whether it has."""
         ...
 
     def pause(self) -> None:

@@ -76,7 +76,7 @@ class SequenceSpec:
 
 @dataclass(slots=True)
 class Marks:
-    """When a sequence reached each stage, in seconds of time.monotonic. A stage that is not reached yet has 0."""
+    """When a sequence reached each stage (time.monotonic; 0: not yet). Only `cache_s` is a duration. All in seconds."""
 
     claimed_s: float = 0.0  # its cached prefix was claimed and restored
     cache_s: float = 0.0  # how long the lookup, claim and restore of the prefix took
@@ -148,7 +148,8 @@ class Sequence:
     def num_usable(self) -> int:
         """How many leading tokens may come from the cache.
 
-        The last tokens are left out: they are computed, so that the logits match those of a full prefill.
+        The last tokens are always computed, so that the logits match those of a full prefill. A prefill-only sequence
+        needs no logits, so all its tokens may come from the cache.
         """
         if not self.spec.read_cache:
             return 0

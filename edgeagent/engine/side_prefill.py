@@ -96,7 +96,7 @@ class SidePrefill:
         return others
 
     def wait(self, is_wanted: Callable[[], bool]) -> bool:
-        """Let it compute until the streams' next step is due; return False if a command arrives before that."""
+        """Let the side context compute until the streams' next step is due. Return False if `is_wanted()` is True."""
         while self._context is not None and (rest_s := self._until_s - self._clock()) > 0 and not self._context.is_over:
             if is_wanted():
                 return False

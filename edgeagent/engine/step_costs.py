@@ -12,7 +12,7 @@ from edgeagent.engine.runner import Runner
 from edgeagent.engine.scheduler import Work
 from edgeagent.engine.sequence import Sequence
 
-_STEPS_PER_RATES = 8  # measured rates change slowly
+_STEPS_PER_RATES = 8  # after the first steps, `rates` is updated once in this many steps: rates change slowly
 
 
 class StepCosts:

@@ -17,7 +17,7 @@ TURN_S = 0.01
 class AdapterTurns:
     """Gives turns to the adapters that have sequences. The adapter that has waited longest is next.
 
-    The name "" means the model without an adapter. It takes turns like an adapter.
+    Adapters are named by their identities. "" means the model without an adapter, which takes turns like an adapter.
     """
 
     def __init__(self) -> None:

@@ -194,7 +194,7 @@ def size_of(num_tokens: int) -> int:
 
 
 def _level(number: float) -> int:
-    """Return k with 2^(k-1) < number ≤ 2^k."""
+    """Return the k for which the integer part of `number` is more than 2^(k-1) and at most 2^k; 0 if it is below 2."""
     return max(0, int(number) - 1).bit_length()
 
 

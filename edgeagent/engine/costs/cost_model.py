@@ -17,7 +17,7 @@ from edgeagent.engine.costs.cost_fit import CostFit, interpolated, size_of
 from edgeagent.engine.costs.step_shape import StepShape
 
 _PACE_WEIGHT = 0.3
-_MOST_OFF = 2.0  # a measurement changes the pace as if it were off by this factor at most: the machine may have slept
+_MOST_OFF = 2.0  # an error by a larger factor counts as an error by this factor: the machine may have slept
 # Each of the first _NUM_FIRST measurements is followed by a fit. Later, a fit follows _PER_FIT measurements, or
 # _PER_FIT_IF_FAR_OFF if the last prediction was off by more than the share _FAR_OFF.
 _NUM_FIRST = 16
@@ -25,7 +25,7 @@ _PER_FIT, _PER_FIT_IF_FAR_OFF = 32, 4
 _FAR_OFF = 0.3
 # After this many further measurements a measurement is old. If a later one contradicts it, the later one is used.
 _OLD = 16
-# `measured` relies on steps that are at most this many times as large. Drafts make a sequence's steps up to that large.
+# `measured` relies on steps that are at most this many times as large. Steps with drafts are often up to that large.
 _SIMILAR = 8
 # A step with a prompt chunk has a multiple of this many tokens, since kernels compute whole tiles.
 TILE = 32
@@ -110,14 +110,16 @@ class CostModel:
     def padded(self, shape: StepShape, span: int) -> StepShape:
         """Return how a step should be computed: as it is, or padded to a whole tile.
 
-        `span`: how many cells any token of the step attends to. A tile computes its pairs with all of them.
+        `span`: how many cells the step's tokens attend to, all together. A tile computes a pair of each of its tokens
+        with each of these cells.
 
-        Flash attention on a CPU computes a tile of 64 tokens in the time of 10 to 30 single ones, and 2,000 tokens deep
-        attention is most of a step. But the padding tokens are multiplied with the weights too.
+        Flash attention on a CPU computes a tile of 64 tokens in the time of 10 to 30 single ones. At a depth of
+        2,000 tokens, attention is most of a step. But the padding tokens are multiplied with the weights too.
         """
         if not 1 < shape.num_tokens < self._tile <= self._largest:
             return shape
-        # A small step is computed as it is if none of at least its size was, since its expected time is a guess.
+        # If no step of at least this size (and smaller than a tile) was measured, the expected time is a guess. Then a
+        # small step is computed as it is.
         at = bisect.bisect_left(self._fit.sizes, size_of(shape.num_tokens))
         if shape.num_tokens <= self._tile // _SMALL and self._fit.sizes[at] >= self._tile:
             return shape

@@ -55,7 +55,7 @@ class SharedAcceptance:
     def num_to_try(self) -> int:
         """How many tokens to draft to learn more of the source; 0 once a token was refused, or enough are known.
 
-        As long as all tokens were accepted, each draft is twice as long as the one before.
+        As long as all tokens were accepted, each draft is about twice as long as the one before.
         """
         num_known = sum(judged > 0 for judged in self._counts.judged)
         if num_known >= min(_NUM_KNOWN, self.max_tokens) or self._counts.stood != self._counts.judged:

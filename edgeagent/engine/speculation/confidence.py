@@ -79,7 +79,8 @@ class DraftPlan:
     - `steps_s[n]`: the seconds of a draft step for n sequences.
     - `num_sequences`: how many sequences decode.
     - `num_drafted`: how many draft tokens are planned for all sequences together.
-    - `gain`: the expected factor by which the drafts raise the tokens per second. 0 if they are only a trial.
+    - `gain`: the expected factor by which the drafts raise the tokens per second. 0 for a trial, and if a client has
+      set the number of draft tokens.
     - `max_s`: the most seconds that the step may take.
     """
 
@@ -91,7 +92,7 @@ class DraftPlan:
     max_s: float
 
     def needs(self, stand_rate: float, count: int, num_drafting: int, room: int) -> list[float]:
-        """Return the `needs` of Ending for a draft of `count` tokens; empty for a trial.
+        """Return the `needs` of Ending for a draft of `count` tokens; empty if `gain` is 0.
 
         A further token is worth its time if it does not lower the tokens per second of the whole step (the marginal
         value theorem). If there is only one stream, its draft may become longer than `count`, up to `room` tokens,

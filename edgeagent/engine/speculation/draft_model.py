@@ -41,8 +41,8 @@ class _Draft:
     """The state of one sequence in the draft model.
 
     - `num_agreed`: how many tokens the prefix cache records for the sequence. They equal the target's tokens.
-    - `fed`: the tokens that the runner has computed after these: the last known token and drafted ones. They are
-      recorded only after the target has verified them.
+    - `fed`: the tokens after the first `num_agreed` that the runner has computed: the last known token, then drafted
+      ones. They are recorded only after the target has verified them.
     - `restoring`: the unfinished restore of its prefix; None if it is complete.
     """
 
@@ -126,8 +126,9 @@ class DraftModel:
     ) -> dict[str, tuple[int, ...]]:
         """Return drafted tokens by sequence id.
 
-        `counts`: the most tokens to draft for each sequence. `endings`, by sequence id, may end a draft earlier. If the
-        draft model lacks many tokens of a sequence, it drafts nothing for it, but computes a chunk of these tokens.
+        `counts`: the most tokens to draft for each sequence. `endings`, by sequence id, may end a draft earlier. If
+        the count is 0, or if the draft model lacks many tokens of a sequence, nothing is drafted for the sequence. The
+        draft model then computes a chunk of the missing tokens.
         """
         self.prefixes.shed()
         try:

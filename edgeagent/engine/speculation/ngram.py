@@ -15,7 +15,7 @@ from edgeagent.engine.sequence import Sequence
 # A draft is made only if the last _LENGTH tokens occurred before.
 _LENGTH = 3
 _TOKEN_BITS = 20
-# Only the latest _MAX_PLACES places where they occurred are compared, each over at most _MAX_MATCH tokens.
+# Only the latest _MAX_PLACES earlier occurrences are compared, each over at most _MAX_MATCH tokens.
 _MAX_PLACES = 4
 _MAX_MATCH = 32
 # Tokens of a long prompt that are indexed in one step.
@@ -54,7 +54,7 @@ class NgramIndex:
         return self._num_indexed >= len(tokens) - 1
 
     def find(self, tokens: Items[int]) -> tuple[int, int]:
-        """Return where the longest earlier run that equals the last tokens ended, and its length; (0, 0) if none."""
+        """Return the end of the longest earlier run that equals the last tokens, and its length; (0, 0) if none."""
         if len(tokens) <= _LENGTH:
             return 0, 0
         best = (0, 0)
@@ -80,7 +80,7 @@ def _key(tokens: Items[int]) -> int:
 
 
 def _match(tokens: Items[int], place: int) -> int:
-    """Return how many tokens before `place` equal the last ones."""
+    """Return how many tokens before `place` equal the last ones, at most _MAX_MATCH."""
     end, length = len(tokens), 0
     while length < min(place, _MAX_MATCH) and tokens[place - 1 - length] == tokens[end - 1 - length]:
         length += 1
@@ -91,7 +91,7 @@ def _match(tokens: Items[int], place: int) -> int:
 class _Text:
     """What is known of one sequence: its index, and where the latest match was.
 
-    `distance`: how many tokens lie between the present end and the place that it repeats (0: no match yet).
+    `distance`: how many tokens lie between the present end and the place that the end repeats (0: no match yet).
     """
 
     index: NgramIndex = field(default_factory=NgramIndex)

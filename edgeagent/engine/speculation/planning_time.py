@@ -25,12 +25,12 @@ class PlanningTime:
         self._has_planned = self._pays = False
 
     def allows(self) -> bool:
-        """Whether drafts may be planned for the next step. It is called once a step."""
+        """Whether drafts may be planned for the next step. Each call saves up time, so call this once a step."""
         self._saved_s = min(self._saved_s + self._share * self._step_s, _MAX_SAVED * self.plan_s)
         return self._pays or not self._has_planned or self._saved_s >= self.plan_s
 
     def note(self, plan_s: float, step_s: float, *, pays: bool) -> None:
-        """Note a plan.
+        """Record that a plan took `plan_s` seconds.
 
         `step_s`: the expected seconds of a step without drafts. `pays`: whether drafts are made, so that planning goes
         on.

@@ -25,7 +25,7 @@ from edgeagent.engine.speculation.tally import Tally
 from edgeagent.engine.speculation.trials import Candidate, Trials
 from edgeagent.types.choices import DraftRecord
 
-# After this many steps with drafts, one step is made without, so that its cost stays known.
+# One of this many steps has no drafts, so that the cost of a step without drafts stays known.
 _PLAIN_EVERY = 128
 # Measured times change slowly, so they are looked up again only after this many steps.
 _STEPS_PER_LOOKUP = 16
@@ -41,8 +41,8 @@ _NOTHING = Offer(())
 class Drafters:
     """The sources of proposals. `max_tokens`: the most tokens to draft for a sequence in a step (0: none).
 
-    `planning_share`: see PlanningTime. `are_even`: all sequences of a step get equally many, because different numbers
-    need more passes over the weights.
+    `planning_share`: see PlanningTime. `are_even`: all sequences of a step get equally many tokens, because
+    different numbers need more passes over the weights.
     """
 
     model: DraftModel | None = None
@@ -182,9 +182,9 @@ class Proposals:
         return any(state.source for state in self._states.values())
 
     def note_step(self, num_sequences: int, step_s: float, plain_s: float) -> None:
-        """Note the time of a step of decoding sequences: `step_s`, in which drafting is not included.
+        """Record a step of `num_sequences` decoding sequences. `step_s`: its seconds without those of drafting.
 
-        `plain_s`: how long the step would have taken without drafts.
+        `plain_s`: the seconds that the step would have taken without drafts.
         """
         self.tally.add_step(num_sequences, self._num_accepted, step_s + self._draft_s, plain_s)
 
@@ -264,7 +264,7 @@ class Proposals:
         return known
 
     def _end_early(self, guesses: Items[tuple[Sequence, int]], plan: DraftPlan) -> list[tuple[Sequence, int]]:
-        """Let drafts end early where the draft model is unsure (see DraftPlan); return their new maximum lengths."""
+        """Let drafts end early where the draft model is unsure (see DraftPlan); return `guesses` with new lengths."""
         num_drafting, found = sum(count > 0 for _, count in guesses), []
         for sequence, count in guesses:
             if count:

@@ -26,7 +26,7 @@ class Candidate:
     acceptance: Acceptance
     offer: Offer
     tokens: tuple[int, ...] = ()
-    catch_up_s: float = 0.0  # until the source can draft at all
+    catch_up_s: float = 0.0  # time that the source needs before it can draft
 
     def trial_s(self, num_tokens: int, target_s: Items[float]) -> float:
         """Return the expected seconds that drafting and verifying up to `num_tokens` adds to a step."""
@@ -48,7 +48,7 @@ class Trials:
     ) -> tuple[int, int] | None:
         """Return (index of a candidate, number of tokens) if too little is known of its source; else None.
 
-        The first draft of a source is short. Each next one is twice as long, until a token is refused.
+        The first draft of a source is short. Each next one is about twice as long, until a token is refused.
         """
         for index, each in enumerate(candidates):
             count = each.acceptance.shared.num_to_try
@@ -65,8 +65,8 @@ class Trials:
     ) -> tuple[int, int] | None:
         """Return (index of a candidate, number of tokens) if the saved time is enough for its trial; else None.
 
-        It is called once for `num_steps` steps without drafts. A sequence without any draft yet comes first, else the
-        one that has had none for longest.
+        `num_steps`: for how many steps without drafts this call saves time. A sequence that never had a draft comes
+        first. Otherwise the sequence without drafts for the longest time comes first.
         """
         worth = [index for index, each in enumerate(candidates) if could_pay(each.offer, target_s, num_sequences)]
         if not worth:

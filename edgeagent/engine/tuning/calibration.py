@@ -23,15 +23,16 @@ from edgeagent.types.choices import CandidateTimes, Measurements
 PROMPT_TOKENS, TURN_TOKENS, BATCH_TOKENS = 128, 16, 512
 MAX_DEPTH = 512
 MAX_PROBES = 3
-"""The most probes at a time: one for each size of a micro-batch."""
+"""The most probes at a time, one for each size of a micro-batch, if the batch has at most 512 tokens."""
 MAX_STREAMS = 8
 """The most streams in a measured step. More would take too much time."""
 # The most rounds, if there is time. In each round, work of few tokens is measured _NUM_REPEATS_OF_SHORT times.
 _MAX_ROUNDS = 3
 _NUM_REPEATS_OF_SHORT = 3
 _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
-# _FORM_SHARE of the time is for choosing the form of attention, the rest for choosing the micro-batch. So many layers
-# are measured that _PLANNED_SHARE of the time should suffice for two rounds of the form and one of the micro-batch.
+# _FORM_SHARE of the time is for choosing the form of attention, the rest for choosing the micro-batch. The number of
+# measured layers is chosen so that two rounds of the form and one of the micro-batch should take _PLANNED_SHARE of the
+# time.
 _FORM_SHARE, _PLANNED_SHARE = 0.8, 0.5
 # A sample counts if the threads had cores for at least the share _UNDISTURBED of its time. Threads wait for each other,
 # so one thread without a core slows all of them. Systems measure CPU time in ticks of up to 10 ms, so a sample shorter

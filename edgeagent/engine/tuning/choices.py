@@ -170,12 +170,12 @@ class _Judge:
         situations: Mapping[Work, Work | None],
         kept: str | None,
     ) -> Choice:
-        """Choose one of the values that are the keys of `seconds`. The items are measured seconds by kind of work.
+        """Choose one of the keys of `seconds`. They are the possible values of a setting.
 
-        The usual value is `kept`, or else the default (the first value). Another one is chosen only if it is clearly
-        better. Values without measurements are left out. The others are compared by the kinds of work that were
-        measured for all of them. These must be at least half of the `situations`, so that the comparison is not
-        one-sided.
+        `seconds` has the measured times of each value, by kind of work. The usual value is `kept`, or else the default
+        (the first value). Another one is chosen only if it is clearly better. Values without measurements are left out.
+        The others are compared by the kinds of work that were measured for all of them. These must be at least half of
+        the `situations`, so that the comparison is not one-sided.
         """
         usual = kept or next(iter(seconds))
         measured = [value for value, works in seconds.items() if any(work in works for work in situations)]

@@ -60,8 +60,8 @@ class BannedText:
 
 def banned_texts(tool_format: ToolFormat, vocabulary: Vocabulary) -> tuple[BannedText, ...]:
     """Return the texts that open a call in this format. Keep the result: it takes a pass over the vocabulary."""
-    # Ban the marker's part up to the underscore, because a partial marker would be shown to the client. No other text
-    # contains this part.
+    # Ban the marker's part up to the underscore, because a partial marker would be shown to the client. Answers hardly
+    # ever contain this part otherwise.
     marker = call_opener(tool_format).partition("_")[0] + "_"
     banned = [BannedText(marker.encode(), vocabulary)]
     if tool_format is ToolFormat.LLAMA:

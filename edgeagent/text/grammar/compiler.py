@@ -79,7 +79,7 @@ class GrammarCompiler:
     def prepare(self) -> None:
         """Read the vocabulary, at the first call only. This takes half a second for 150,000 tokens.
 
-        Without this call, the first `compile` does it.
+        Without this call, the first `compile` does it. Raise NotSupported if no token ends an answer.
         """
         if self._tokenizer is None:
             if not self.end_tokens:
@@ -102,7 +102,8 @@ class GrammarCompiler:
         """Return the constraint of a request; None if the model may write anything.
 
         has_called: the conversation contains calls. A model imitates calls, so the constraint prevents them if no call
-        is allowed. Raise InvalidRequest for a format that cannot be followed, and InvalidToolSchema for tools.
+        is allowed. Raise InvalidRequest for a format that cannot be followed, InvalidToolSchema for tools, and
+        NotSupported if no token ends an answer.
         """
         usable = callable_tools(tools, tool_choice)
         if not usable and isinstance(format, TextFormat):

@@ -78,8 +78,8 @@ class Plan:
 class Constraint:
     """Decides which tokens may come next in one answer. It is an `engine.sampling.constraint.TokenConstraint`.
 
-    Tokens that end generation are allowed exactly when the answer is complete. Methods raise InvalidRequest if the
-    grammar exceeds its limits in the middle of the answer.
+    While the grammar is active, tokens that end generation are allowed exactly when its text is complete. Methods
+    raise InvalidRequest if the grammar exceeds its limits in the middle of the answer.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""Reads JSON with generators that are sent one character at a time. They are strict and limit the depth.
+"""Reads JSON with generators that are sent one character at a time. They limit the depth.
 
+They are strict, except that a string may contain unescaped line breaks and other control characters.
 A reader returns the character that it had to read beyond its value, or "" if it needed none.
 """
 

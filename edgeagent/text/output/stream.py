@@ -1,7 +1,7 @@
 """Turns one request's tokens into deltas: characters, then channels, then stop strings.
 
-It keeps log probabilities together with the text of their tokens. Of the reasons for the end of an answer, it knows
-only stop strings.
+It keeps log probabilities together with the text of their tokens. It recognizes stop strings. It does not know
+other reasons for the end of an answer.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from edgeagent.text.schema.closing import (
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 
-# Formats that the grammar compiler supports. The value is the longest text, if the compiler itself sets no limit. JSON
-# Schema lets a validator ignore other formats, so they are left out.
+# Formats that the grammar compiler supports. The value is the maximum length of the text in characters; None if the
+# compiler itself sets a limit. JSON Schema lets a validator ignore other formats, so they are removed.
 _FORMATS: dict[str, int | None] = {
     "date-time": 35,
     "time": 24,

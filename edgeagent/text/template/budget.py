@@ -1,6 +1,6 @@
 """Limits the operations, the text and the time of one rendering of a template.
 
-The size of a result is computed and charged before the result itself.
+If a result may be much larger than its operands, its size is computed and charged before the result itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Budget:
 
 
 def size_of(value: object) -> int:
-    """Return the size of a new string, list or dict in characters; 0 for all other values, which are small."""
+    """Return the size of a new string, list, tuple or dict in characters; 0 for all other values, which are small."""
     match value:
         case str():
             return len(value)
@@ -66,7 +66,7 @@ def size_of(value: object) -> int:
 
 
 def num_chars(value: object) -> int:
-    """Return the approximate length of a value's text; raise SecurityError if it is far too long.
+    """Return the approximate length of a value's text. Raise SecurityError if it is too long or not plain.
 
     A list can contain another list many times, so its text can be exponentially longer than its memory.
     """
@@ -118,7 +118,7 @@ def replaced_size(text: str, old: str, new: str) -> int:
 
 
 def result_size(operator: str, left: Any, right: Any) -> int:
-    """Return the size of an operation's result; raise SecurityError for integers that are too large."""
+    """Return the size of an operation's result. Raise SecurityError for too large integers and unknown formats."""
     match operator, left, right:
         case "+", (str() | list() | tuple()), (str() | list() | tuple()):
             return size_of(left) + size_of(right)

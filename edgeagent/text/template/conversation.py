@@ -105,7 +105,10 @@ def join_same_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with the system's text moved to the beginning of the first user message."""
+    """Return the messages with the system's text moved to the beginning of the first user message.
+
+    If there is no user message, the text becomes one.
+    """
     messages = join_systems(messages)
     if not messages or messages[0].role != "system":
         return tuple(messages)

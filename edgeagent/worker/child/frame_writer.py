@@ -1,7 +1,8 @@
 """Writes frames to the pipe on a separate thread. The main thread writes directly if that cannot block.
 
-If all frames went through the thread, each step's tokens would wait until the next step has begun. Only then does the
-thread get the interpreter. The two threads never write at the same time: each first takes the only item of `permit`.
+If all frames went through the thread, each step's tokens would wait until the next step has begun, because the thread
+does not get the interpreter before that. The two threads never write at the same time: each first takes the only item
+of `permit`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """The worker process: one model behind a pipe.
 
-Five threads communicate through queues:
+Up to five threads communicate through queues:
 
 - The reader reads frames from stdin, and answers pings even in the middle of a step.
-- The preparer renders and tokenizes, so that a long template or prompt does not delay other streams.
+- The preparer renders and tokenizes, so that a long template or prompt does not delay other streams. There is one only
+  for a model that generates.
 - The main thread runs the engine. It writes its frames directly to stdout if that cannot block.
 - The writer writes all other frames to stdout, so that delivery never blocks the engine.
 - The questions thread answers questions about text.
 
-With a disk cache, two more threads read and write blocks. When the daemon ends, stdin ends and the process exits.
+With a disk cache, further threads read and write blocks. When the daemon ends, stdin ends and the process exits.
 """
 
 from __future__ import annotations

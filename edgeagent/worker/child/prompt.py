@@ -35,7 +35,7 @@ from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
 from edgeagent.worker.render.protocol import Open
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
-_USUAL_PIECE = 8  # characters per cell of the context; a shorter text may fit, and is tokenized quickly
+_USUAL_PIECE = 8  # a text with at most this many characters per cell of the context may fit, and is tokenized fast
 _MOST_BYTES = 16  # bytes per token, on average; a conversation with more cannot fit and is not even rendered
 _ROUGHLY_BYTES = 4  # bytes per token, if a conversation is too long to count its tokens
 _TURN_TOKENS = 8  # about how many tokens a turn's role and punctuation add

@@ -46,7 +46,7 @@ from edgeagent.worker.sandbox import sandbox
 # CPU time for compiling a template and finding out what it supports. The template's own budgets, which raise an error,
 # are smaller.
 OPEN_CPU_S = 5.0
-# In addition to the memory that the process has mapped at its start.
+# The most bytes that a renderer may map, in addition to those that are mapped at its start.
 MAX_MEMORY_BYTES = 256 << 20
 _MAX_DESCRIPTORS = 4096
 _PR_SET_PDEATHSIG = 1

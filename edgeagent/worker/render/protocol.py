@@ -108,7 +108,10 @@ def encode(message: ToRenderer | FromRenderer) -> bytes:
 
 
 def new_mark() -> bytes:
-    """Return a random mark for the frames of one pair of pipes. It does not begin with zero, as a frame's end does."""
+    """Return a random mark for the frames of one pair of pipes.
+
+    Its first byte is not zero, so that no mark seems to begin within the zeros at the end of a frame.
+    """
     return b"\xc1" + os.urandom(MARK_BYTES - 1)
 
 

@@ -63,9 +63,10 @@ class Template(Protocol):
 
 # CPU time for all renderings of one request. A conversation to be truncated is rendered again for each length tried.
 REQUEST_CPU_S = 3.0
-# With less, starting the process alone would exceed the limit.
+# The least CPU time for a rendering. With less, starting the process alone would exceed the limit.
 _LEAST_CPU_S = 0.05
-# A message is sent again if the process ended before or after its work on it: the prompt is not the cause then.
+# How often a message is sent, at most. It is sent again if the process ended before or after its work on the message,
+# since the message is not the cause then.
 _MAX_TRIES = 4
 _END_TRIES, _END_WAIT_S = 20, 0.01
 

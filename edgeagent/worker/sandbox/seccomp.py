@@ -43,7 +43,8 @@ class _Program(ctypes.Structure):
 def refuse_calls() -> None:
     """Make the kernel refuse the calls listed in `system_calls` for all threads of this process and its children.
 
-    The caller must have set no_new_privs. Raise OSError if the kernel or the architecture has no filter.
+    The caller must have set no_new_privs. Raise OSError if the kernel refuses the filter, or if none is known
+    for the architecture.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None:

@@ -1,6 +1,7 @@
 """The main thread of an embedding or ranking model's worker: takes commands and sends frames.
 
-Every request and every question ends exactly once. This module uses queues; it does not know pipes or threads.
+Every request ends exactly once. Every question ends once too, unless it is dropped or the worker stops. This module
+uses queues; it does not know pipes or threads.
 """
 
 from __future__ import annotations

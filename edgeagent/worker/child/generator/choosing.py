@@ -27,7 +27,7 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import Choice, Kept, Learned, Measurements
 
-# In hybrid models layers differ, in patterns of up to six.
+# Hybrid models have different kinds of layers, in a pattern that repeats after at most this many layers.
 _PATTERN = 6
 # A calibration that its time budget cut off is repeated at later loads, up to this many tries in total.
 _MAX_TRIES = 3

@@ -63,7 +63,7 @@ _OPEN_S = 1.0  # how long to wait for a slow disk to list its blocks; blocks lis
 
 
 class Host:
-    """One model, ready to serve. While `Engine.step` runs, another thread may call `prepare` and no other method.
+    """One model, ready to serve. While `Engine.step` runs, other threads may use `prepare`, and what says so itself.
 
     Exceptions are stated at each method.
     """
@@ -165,12 +165,12 @@ class Host:
 
     @property
     def num_threads(self) -> int:
-        """How many CPU threads a decode uses."""
+        """How many CPU threads a decode uses; any thread may read this."""
         return self._runner.num_threads
 
     @property
     def num_cells(self) -> int:
-        """How many KV cells the context has."""
+        """How many KV cells the context has; any thread may read this."""
         return self._runner.num_cells
 
     def prepare_grammars(self) -> None:
@@ -189,7 +189,7 @@ class Host:
         """Return a request ready for the engine: render, tokenize, compile the grammar and set up the sampler.
 
         Sampler, grammar and output are advanced to the end of the `delivered` output, which is not sent again. Raise
-        InvalidRequest (template, grammar, sampling values) or NotSupported.
+        InvalidRequest (template, grammar, sampling values), NotSupported, or ModelDamaged for an unusable adapter.
         """
         started_s = time.monotonic()
         prompt = self._prompts.read(request.prompt, request.max_tokens)

@@ -42,7 +42,8 @@ from edgeagent.worker.child.generator.step_frames import step_frames
 from edgeagent.worker.child.generator.turns import Turns
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, Stop, Submit, failed
 
-# More tokens are held back only while a long text may be the beginning of a tool call.
+# How many held-back log probabilities of a request are sent, at most. More tokens are held back only while a long text
+# may be the beginning of a tool call.
 _MAX_UNSAID = 64
 
 

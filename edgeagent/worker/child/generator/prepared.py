@@ -23,7 +23,7 @@ class Prepared:
     earlier: Continuation | None = None
     """The beginning of the answer, if another machine generated it."""
     seam: Seam | None = None
-    """The constraint while the end of that beginning is generated again."""
+    """The constraint under which the open text at the end of `earlier` is generated again."""
 
     @property
     def num_elsewhere(self) -> int:

@@ -80,9 +80,10 @@ def barriers_sleep() -> bool:
 
 
 class NodeTimes:
-    """Expects how long the next graph node takes, as long as the same one of the previous chunk.
+    """Predicts that each graph node takes the same time as in the previous chunk.
 
-    Every chunk has the same nodes. A node of attention takes longer the deeper the chunk is, but a chunk adds little.
+    Every chunk has the same nodes. A node of attention takes longer at a greater depth, but two successive chunks
+    differ little.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class NodeTimes:
         self._began_s = now_s
 
     def end(self, now_s: float) -> float:
-        """Note that a node has ended; return when the next one should end. An unknown node takes no time."""
+        """Note that a node has ended; return when the next one should end. An unknown node counts as 0 s."""
         taken_s, self._began_s = now_s - self._began_s, now_s
         if self._index < len(self._seconds):
             self._seconds[self._index] = taken_s

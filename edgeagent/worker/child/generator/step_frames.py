@@ -13,9 +13,9 @@ _MAX_LOGPROBS = 128
 
 
 def step_frames(items: Sequence[StepItem], at_s: float) -> Iterator[StepResult]:
-    """Yield the frames of a step. The last frame has all items.
+    """Yield the frames of a step: first frames with a part of one item each, then one frame with the rest of all items.
 
-    If an item is too large for that frame, earlier frames have parts of the item.
+    A part ends with a PromptText of any size, or with a TextDelta of _MAX_LOGPROBS log probabilities.
     """
     last = []
     for item in items:
@@ -28,7 +28,7 @@ def step_frames(items: Sequence[StepItem], at_s: float) -> Iterator[StepResult]:
 
 
 def _split(item: StepItem) -> list[StepItem]:
-    """Split an item into one or more that are small enough to share a frame with many others."""
+    """Return the parts of an item in order, then its rest, which is small enough for a frame with other items."""
     parts: list[StepItem] = []
     deltas: list[Delta] = []
     for delta in item.deltas:

@@ -18,8 +18,8 @@ def check_drafts(
 ) -> tuple[str, tuple[Choice, ...]]:
     """Return why a model cannot use drafts ("" if it can), and its choices.
 
-    If it cannot, the returned choices say so. That replaces a choice about drafts that was planned in `choices`; see
-    `fit.draft_states`. The runner's cells must be empty before the call, and are empty again afterwards.
+    If it cannot, the returned choices have a choice that says so, instead of the one about drafts in `choices`, if
+    any; see `fit.draft_states`. The runner's cells must be empty before the call, and are empty again afterwards.
     """
     if model.memory_kind in CUTTABLE:
         return "", tuple(choices)
