@@ -1,7 +1,7 @@
 """Blocks: pieces of computed prefixes outside the KV cells, their keys, and the interface of tiers.
 
-This is the interface between the engine, which makes and restores blocks, host memory (`engine.cache.host`) and disk
-(`engine.cache.disk`). This module knows neither llama.cpp nor files.
+The engine makes and restores blocks. Host memory (`engine.cache.host`) and disk (`engine.cache.disk`) keep blocks. This
+module is the interface between them. It knows neither llama.cpp nor files.
 
 A prefix is a chain of blocks, which are restored in order. Each block covers consecutive tokens. For models with
 attention only, a block has at most the number of tokens that `choose_block_tokens` returns. For models with a recurrent
@@ -37,7 +37,7 @@ MIN_BLOCK_TOKENS = 32
 """The fewest tokens of a full block; a power of two."""
 MAX_BLOCK_TOKENS = 256
 """The most tokens of a block; a power of two."""
-_BLOCK_BYTES = 4 << 20  # of a full block with more than MIN_BLOCK_TOKENS tokens, at most
+_BLOCK_BYTES = 4 << 20  # limit of a full block that has more than MIN_BLOCK_TOKENS tokens
 MIN_PART = 16
 """The fewest tokens of a block. Fewer are not worth a restore: they are computed along with the rest of the prompt."""
 
@@ -61,9 +61,9 @@ class Importance(IntEnum):
     VOLATILE = -1
     """For memory only; never offered to a tier that outlives the process."""
     ONCE = 0
-    """Used once, and about to be evicted from memory."""
+    """Used once. The engine gives no block this importance."""
     IDLE = 1
-    """Part of a conversation that went idle."""
+    """Part of a prompt or an answer. Most new blocks have this importance."""
     REUSED = 2
     """Used by a second request."""
     SYSTEM = 3
@@ -78,7 +78,8 @@ class CachePriority:
 
     `num_system`: tokens of the instructions, which are the system prompt and the tool definitions; 0 if there are none
     or the number is unknown. `lane`: the conversation whose latest response is this sequence. The sequence's blocks
-    stay until the conversation's next response. "" if the sequence belongs to no conversation.
+    stay in memory until the conversation's next response, or until other lanes need the room. "" if the sequence
+    belongs to no conversation.
     """
 
     importance: Importance = Importance.IDLE
@@ -113,8 +114,8 @@ class Head:
 
     `root` is the root key of its partition. It distinguishes partitions (for quota and purge) without naming a client.
     `start` is the position of `tokens[0]` in the prefix. `is_draft`: the block belongs to a draft model. Draft models
-    also have root keys of their own. The flag only tells whether a block found on disk goes to the cache of the
-    worker's draft model or to that of its target model.
+    also have root keys of their own. The flag tells which of the worker's caches gets a block found on disk: that of
+    the draft model, or that of the target model. `DiskWriter` and `choose_victims` also depend on the flag.
     """
 
     root: BlockKey
@@ -167,7 +168,10 @@ class PayloadCodec(Protocol):
         ...
 
     def unpack(self, payload: Payload) -> Payload:
-        """Undo `pack`. The result is valid until the next call. Raise InternalError if the packed form is damaged."""
+        """Return the payload that `pack` packed. Its values may be rounded. The result is valid until the next call.
+
+        Raise InternalError if the packed form is damaged.
+        """
         ...
 
 
@@ -204,7 +208,7 @@ class BlockTier(Protocol):
         ...
 
     def discard(self, key: BlockKey) -> None:
-        """Drop a block without children that a longer block replaces. Ignore unknown keys. Never waits."""
+        """Drop a block that has no children, since a longer block replaces it. Ignore unknown keys. Never waits."""
         ...
 
     def purge(self, root: BlockKey | None = None) -> int:

@@ -26,7 +26,7 @@ class Source:
 class BlockReference:
     """A block to restore at position `start`, and the tier that holds it.
 
-    Of the block's `length` tokens, the first `num_tokens` are wanted.
+    The block has `length` tokens. The first `num_tokens` of them are wanted. A read moves `num_bytes`.
     """
 
     tier: BlockTier

@@ -19,11 +19,11 @@ from edgeagent.types import CacheStatus
 
 # The factor on the value of a block that the tier below also holds, since the block can be read again.
 _KEPT_BELOW = 0.5
-# Blocks that wait for the tier below are not evicted as long as they take at most this part of all bytes.
+# Blocks that wait for the tier below are evicted if they take more than this part of the limit, or if it cannot write.
 PENDING_SHARE = 0.5
 # A partition that was unused for this long has no claim to a share.
 _STALE_S = 600.0
-# Blocks that are pinned for lanes take at most this part of all bytes.
+# Blocks that are pinned for lanes take at most this part of the limit.
 _HELD_SHARE = 0.5
 
 _Item = tuple[float, int, BlockKey]
@@ -34,7 +34,7 @@ class _Entry:
     block: Block
     importance: Importance
     priority: float = 0.0
-    item: _Item | None = None  # its item in its partition's heap, while it may be evicted
+    item: _Item | None = None  # in its partition's heap; None if the block must stay
     is_offered: bool = False  # the tier below accepted it
     is_below: bool = False  # the tier below held it when last checked
 
@@ -51,15 +51,15 @@ class _Partition:
 class HostTier:
     """A BlockTier in memory.
 
-    It evicts only leaves and blocks that the tier below also holds, so every block's ancestors stay within reach.
-    Pinned blocks are never evicted. Neither are blocks that are pinned for lanes, which may take half of all bytes, and
-    blocks that wait for the tier below, as long as they take at most half of all bytes.
+    It evicts only leaves and blocks that the tier below also holds, so every block's ancestors stay within reach. It
+    never evicts PINNED blocks and blocks that are pinned for lanes (at most half of the limit). It evicts blocks that
+    wait for the tier below only if they take more than half of the limit, or if the tier below cannot write.
 
     Partitions with more than an equal share lose blocks first, in the order of GreedyDual-Size (Cao and Irani 1997): a
     block's priority is its value per byte, plus the highest priority of all blocks evicted before its last use.
 
-    `can_cut`: a prefix of this model can be cut at any token. Then a block is removed if a longer sibling begins with
-    all its tokens.
+    `can_cut`: a prefix of this model can be cut at any token. A longer sibling may then replace a block with whose
+    tokens it begins (see `_drop_beginnings`).
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class HostTier:
                 self._raise(entry, importance)
 
     def hold(self, lane: str, keys: Iterable[BlockKey]) -> None:
-        """Pin blocks, parents first, for a lane. The blocks stay until it pins others, or other lanes need the room."""
+        """Pin blocks, parents first, for a lane. They stay until the lane pins others or other lanes need room."""
         blocks = [self._entries[key].block for key in keys if key in self._entries]
         if blocks:
             freed = self._pins.pin(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
@@ -187,7 +187,7 @@ class HostTier:
             self._hand_down(entry)
 
     def flush(self) -> None:
-        """Offer all blocks to the tier below, parents first."""
+        """Offer blocks to the tier below, parents first. Skip VOLATILE blocks, their descendants and accepted ones."""
         for entry in sorted(self._entries.values(), key=lambda entry: entry.block.start):
             self._hand_down(entry)
 
@@ -274,7 +274,7 @@ class HostTier:
         return True
 
     def _is_needed(self, victim: _Entry) -> bool:
-        """Whether a block chosen for eviction must stay. First, offer it to the tier below, unless it is or was there.
+        """Whether a block chosen for eviction must stay. Offer it to the tier below, unless that tier has lost it.
 
         A block stays while its write is pending, unless such blocks may be evicted (see `_has_to_give_way`). A block
         that the tier below has lost stays only if it has children.
@@ -316,7 +316,7 @@ class HostTier:
     def _choose_victim(self, block: Block) -> _Entry | None:
         """Return the block to evict to make room for `block`: that of the lowest priority. None if all must stay.
 
-        Partitions that exceed their share when `block` is added lose blocks first. The parent of `block` stays.
+        Stale partitions, and those above their share with `block`, lose blocks first. The parent of `block` stays.
         """
         now_s = self._clock()
         stale = {root for root, partition in self._partitions.items() if now_s - partition.used_s >= _STALE_S}

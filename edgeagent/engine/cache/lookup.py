@@ -119,9 +119,10 @@ class BlockCache:
         return references[::-1]
 
     def continuation(self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
-        """Find blocks with the tokens `own` that follow a chain. The chain ends at `at` with the block `key`.
+        """Find the blocks that follow a chain and share the leading tokens of `own`.
 
-        If `key` is None, the chain is empty. A block is extendable if it is full, ends at `cut`, or has children.
+        The chain ends at position `at` with the block `key`. If `key` is None, the chain is empty. A block is
+        extendable if it is full, ends at `cut`, or has children.
         """
         if key is not None and key not in self.tree.blocks:
             return Continuation(None, None)
@@ -177,7 +178,10 @@ class BlockCache:
         return True
 
     def refresh(self, max_heads: int = 1 << 60) -> None:
-        """Add blocks that other processes wrote to the tier below, and forget blocks that no tier holds."""
+        """Add up to `max_heads` blocks that other or earlier processes wrote to the tier below.
+
+        If the tree has grown enough since the last time, remove blocks from it that no tier holds.
+        """
         if self.below is not None:
             for head in self.below.take_found(max_heads, is_draft=self._is_draft):
                 self.tree.add(head)
@@ -188,7 +192,10 @@ class BlockCache:
             self._sweep_at = _MIN_SWEEP + 2 * len(self.tree.blocks)
 
     def purge(self, root: BlockKey | None) -> int:
-        """Forget the blocks of a partition (None: of all partitions) in all tiers; return how many."""
+        """Forget the blocks of a partition (None: of all partitions) in all tiers; return how many.
+
+        A block that two tiers hold counts twice.
+        """
         self._num_purges[root] += 1
         self.refresh()
         self.tree.purge(root)

@@ -93,7 +93,7 @@ class PrefixStore:
         return restoring
 
     def reload(self, restoring: Restoring, budget_s: float) -> bool:
-        """Restore blocks for about `budget_s`, at least one block; return True when no block remains."""
+        """Restore blocks for about `budget_s`, at least one if it is read; return True when no block remains."""
         return self._restorer.advance(restoring, budget_s)
 
     def stop_reload(self, restoring: Restoring) -> None:
@@ -107,7 +107,8 @@ class PrefixStore:
     def save(self, seq_id: int, since: int, priority: CachePriority, *, is_boundary: bool = False) -> None:
         """Save the part of a live sequence that can be read out only now. `since`: the length before the last step.
 
-        `is_boundary`: other prompts may diverge at the sequence's present end, so all of the sequence is saved.
+        `is_boundary`: other prompts may diverge at the sequence's present end, so a block that is not full is saved
+        too. `Saver.save_live` describes what is read out of each kind of memory.
         """
         now = self._cells.length(seq_id)
         if is_boundary or priority.has_block_end(since, now, self._blocks.block_tokens):
@@ -156,7 +157,10 @@ class PrefixStore:
         self._cells.append(seq_id, tokens)
 
     def rewind(self, seq_id: int) -> int:
-        """Cut the runner's memory of a live sequence to the recorded length; return that, or 0 if it cannot be cut."""
+        """Cut the runner's memory of a live sequence to the recorded length. Return the sequence's new length.
+
+        The new length is 0 if the memory cannot be cut.
+        """
         return self._cells.rewind(seq_id)
 
     def cut(self, seq_id: int, length: int) -> int:
@@ -173,7 +177,7 @@ class PrefixStore:
     def checkpoint_interval(self) -> int:
         """How many prompt tokens to leave between two saved states.
 
-        The states of a full context then take at most an eighth of host memory.
+        The states of a full context then take at most an eighth of the limit of host memory.
         """
         return self._saver.checkpoint_interval
 
@@ -223,14 +227,17 @@ class PrefixStore:
         self._blocks.refresh()
 
     def purge(self, partition: str | None) -> int:
-        """Forget the idle prefixes and blocks of a partition (None: of all partitions); return the number of blocks."""
+        """Forget the idle prefixes and blocks of a partition (None: of all partitions); return the number of blocks.
+
+        A block that is in host memory and on disk counts twice.
+        """
         root = None if partition is None else self._blocks.root(partition)
         self._saver.forget_growing()
         self._saver.forget_partition(root)
         return self._blocks.purge(root)
 
     def close(self) -> None:
-        """Save all prefixes to the tier below, if there is one. Stop reading blocks.
+        """Save all idle prefixes to the tier below, if there is one, except VOLATILE ones. End the thread that reads.
 
         The tier below stays open until `close_below`.
         """
@@ -250,7 +257,7 @@ class PrefixStore:
         """Whether to restore a prefix into lower cells instead of using it where it is, above a gap of unused cells.
 
         Each step attends to the unused cells of the gap too, while a restore happens once. So a restore is worth its
-        time if the gap has more cells than the prefix.
+        time if the gap has more cells than the prefix, and more than MAX_GAP.
         """
         if source.seq_id is None or not self._saver.is_saved(source.seq_id):
             return False

@@ -41,7 +41,7 @@ class Node:
         self.depth = depth  # tokens from the root to the end of the edge
         self.children: dict[int, Node] = {}
         self.blocks: dict[BlockKey, Place] = {}  # the blocks that end exactly here
-        self.sequences: frozenset[int] = frozenset()  # those that end here or below; few, so a linear search is fast
+        self.sequences: frozenset[int] = frozenset()  # those that end here or below; few, so a copy is fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class RadixTree:
         return node if node.depth == length else self._split(node, len(node.tokens) - (node.depth - length))
 
     def _descend(self, node: Node, tokens: Sequence[int], sequences: frozenset[int]) -> Node:
-        """Follow `tokens` down from a node; create missing nodes. Return the last. Add `sequences` to all of them."""
+        """Follow `tokens` down from a node, and return the last node. Create missing nodes. Add `sequences` to each."""
         rest, at = to_array(tokens), 0
         while at < len(rest):
             child = node.children.get(rest[at])

@@ -22,7 +22,7 @@ class ReadOutPolicy:
     2. A prompt is about to be computed, and there are enough free cells. The prefix is read out first if that takes no
        longer than the time by which it would slow the prompt (`crowding_s`). Otherwise it stays until there is idle
        time, or until it has slowed steps by the time that a read-out takes (see `background`).
-    3. Before the first measurement, reading out costs nothing, and so does leaving a prefix in the cells.
+    3. Before the first measurement, the expected costs of a read-out and of leaving a prefix in the cells are 0.
     """
 
     def __init__(self, costs: CostModel) -> None:

@@ -201,7 +201,7 @@ class Restorer:
             block.tokens[: reference.num_tokens] != restoring.tokens[reference.start : reference.end]
             or length != reference.length
         ):
-            return False  # the block has other tokens than its key promises: it is forged
+            return False  # the key was not made from these tokens: the block is forged
         if not self._cells.reserve(length):
             return False
         started_s = self._clock()

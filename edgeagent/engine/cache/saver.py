@@ -23,9 +23,9 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
 
-# A step attends to all cells up to the last used one. To avoid this many unused cells is worth the time of a restore.
+# A step attends to all cells up to the last used one. A restore is worth its time if it avoids more unused cells.
 MAX_GAP = 512
-# Checkpoints of one full context take at most this part of host memory.
+# Checkpoints of one full context take at most 1/8 of the limit of host memory.
 _CHECKPOINT_SHARE = 8
 # Memory to keep ready for read-outs: enough for 1/4 of the cells, but at most 1/8 of the limit of host memory.
 _READY_CELLS = 4
@@ -122,7 +122,10 @@ class Saver:
             self._unsaved[seq_id] = None
 
     def save_one(self) -> None:
-        """Read one block out of the cells. Idle sequences come first, since their cells can then be freed."""
+        """Read one block out of the cells. Call it only if `has_something`.
+
+        Idle sequences come first, since their cells can then be freed.
+        """
         if not self._unsaved:
             seq_id, priority = next(iter(self._growing.items()))
             if self._save_next(seq_id, priority, is_whole=False) is not _Saved.MORE:
@@ -145,10 +148,11 @@ class Saver:
         return self._runner.prepare(block_bytes, min(ready, host.max_bytes - host.num_bytes))
 
     def save_live(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
-        """Read out the part of a live sequence that can be read only now. At a boundary, read out all of it.
+        """Read out the part of a live sequence that can be read only now.
 
-        Full attention can be read at any time, so nothing is read out now. If there is a tier below, `save_one` reads
-        full blocks out before the sequence ends, when there is time.
+        Sliding window: full blocks are read out, and at a boundary also a block that is not full. Recurrent state: it
+        is read out only at a boundary. Full attention can be read at any time, so nothing is read out now. If there is
+        a tier below, `save_one` reads full blocks out before the sequence ends, when there is time.
         """
         if not self._blocks.is_enabled:
             return
@@ -192,7 +196,7 @@ class Saver:
     def checkpoint_interval(self) -> int:
         """How many prompt tokens to leave between two saved states.
 
-        The states of a full context then take at most an eighth of host memory.
+        The states of a full context then take at most an eighth of the limit of host memory.
         """
         budget = max(1, self._blocks.host.stats().max_bytes // _CHECKPOINT_SHARE)
         num_blocks = -(-self._runner.num_cells // MAX_BLOCK_TOKENS)
@@ -217,7 +221,7 @@ class Saver:
         self._forget(seq_id)
 
     def close(self) -> None:
-        """Read out all unsaved idle prefixes. Offer all blocks to the tier below."""
+        """Read out all unsaved idle prefixes. Offer blocks to the tier below (see `HostTier.flush`)."""
         for seq_id in tuple(self._unsaved):
             while self._save_all(seq_id) is _Saved.LATER and self._below_goes_on():
                 pass
@@ -318,7 +322,7 @@ class Saver:
         return None if is_held else end
 
     def _keep(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
-        """Raise the importance of a sequence's blocks to that of the sequence. All its tokens are in blocks.
+        """Raise the importance of a sequence's blocks to that of the sequence. No more blocks of it can be read out.
 
         VOLATILE blocks may be written to disk afterwards. If the sequence itself is VOLATILE, its blocks do not change.
         If the sequence is idle and belongs to a lane, pin its blocks for the lane.

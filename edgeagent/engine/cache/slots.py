@@ -2,8 +2,8 @@
 
 A sequence id is free, live or idle. A live id belongs to a running sequence. An idle id belongs to a finished sequence
 whose tokens are still in the cells. The radix tree contains the live and idle sequences, and also the blocks. A new
-prompt takes over or shares the longest prefix found there. When ids or cells run out, idle prefixes are evicted, least
-recently used first. Before each eviction, `on_evict` is called and can save the prefix.
+prompt takes over or shares the longest prefix of these sequences. When ids or cells run out, idle prefixes are evicted,
+least recently used first. Before each eviction, `on_evict` is called and can save the prefix.
 
 Invariants: there are runner.num_sequences ids in total. The tree contains exactly the live and idle sequences. Each
 sequence has as many cells as tokens.

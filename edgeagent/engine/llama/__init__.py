@@ -1,1 +1,1 @@
-"""The only importer of llama_cpp: the model, its context, and their placement on devices."""
+"""All code that calls llama.cpp: models, contexts, embeddings and quantization. No other package imports llama_cpp."""

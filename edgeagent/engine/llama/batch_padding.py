@@ -52,5 +52,5 @@ def _num_to_round(num_tokens: int, tile: int) -> int:
     added = -num_tokens % _LARGE_TILE
     if added > _MAX_ADDED:
         added = 1 if -num_tokens % tile == 1 else 0
-    # From a whole tile of attention on, another kernel rounds differently. A few padding tokens must not change that.
+    # Batches of an attention tile or more use a kernel that rounds differently. Padding must not change the kernel.
     return 0 if num_tokens < FLASH_TILE <= num_tokens + added else added

@@ -111,10 +111,11 @@ class _DeviceProps(ctypes.Structure):
 
 @cache
 def _ggml(name: str) -> Any:
-    """Return one of ggml's shared libraries by its name, such as "ggml-base". Its symbols differ by platform.
+    """Return one of ggml's shared libraries by its name, such as "ggml-base". The file's name differs by platform.
 
     A wheel contains copies of a library under up to three names. llama.cpp has loaded one of these copies, and the same
-    copy must be returned: another one would have its own registry and buffer types.
+    copy must be returned: another one would have its own registry and buffer types. Raise InternalError if the library
+    is missing.
     """
     folder = Path(sys.modules["llama_cpp"].__path__[0]) / "lib"
     if hasattr(os, "RTLD_NOLOAD"):

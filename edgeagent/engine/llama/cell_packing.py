@@ -29,7 +29,7 @@ _MAGIC = b"edgeq8_0"
 _HEADER = struct.Struct("<8sQQ")  # magic, bytes of the payload, number of spans
 _MAX_CACHES = 2  # those of layers with and without a window
 _STATE_HEADER_BYTES = 8  # llama.cpp's magic, and the sequence
-_CELL_BYTES = (12, 24)  # of a cell's record: position, number of sequences, sequence; and its place in an image
+_CELL_BYTES = (12, 24)  # of a cell's record: position, number of sequences, sequence; 24: also a place in an image
 
 _FREE_BYTES = 32 << 20
 

@@ -125,8 +125,8 @@ class LlamaRunner:
         # Rows of logits to allocate. llama.cpp's default is n_batch of them, 300 MB at a vocabulary of 150,000.
         num_sampled = max(self.num_sequences, config.num_parallel * (1 + config.draft_tokens))
         self.max_outputs = min(num_sampled + MAX_SCORED, config.batch)
-        # The cost of a row of logits, in tokens: a row uses the output weights (vocabulary × width), a token all other
-        # weights.
+        # The cost of a row of logits, in tokens. A row uses the output weights (vocabulary × width). A token uses all
+        # other weights.
         row_params = self.model.num_tokens * self.model.embedding_length
         self.row_cost = min(_MAX_ROW_COST, row_params / max(1, self.model.num_params - row_params))
         params.n_outputs_max = max(self.max_outputs, params.n_seq_max)  # llama.cpp asserts that each sequence has one

@@ -1,4 +1,4 @@
-"""Computes the vectors or the ranks of whole texts, for models whose tokens attend to later tokens.
+"""Computes the vectors or the scores of whole texts, for ranking models and models whose tokens attend to later ones.
 
 These models cannot compute a text in chunks. Several short texts are computed in one batch, which reads each weight
 only once. This module knows token ids, not text. The context is made at the first batch, and replaced for a larger

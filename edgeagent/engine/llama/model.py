@@ -168,8 +168,8 @@ class Model:
     def tokenize(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
         """Return the token ids of a text.
 
-        If `parse_special`, the text of a control token becomes that token. If `add_bos`, BOS comes first if the model
-        wants one.
+        If `parse_special`, the text of a control token becomes that token. If `add_bos` and the model wants BOS,
+        BOS comes first.
         """
         tokens = self._tokenize(text, parse_special=parse_special)
         bos = self.bos_token if add_bos else None
@@ -328,7 +328,7 @@ class Model:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers, which are transformer blocks or others."""
+        """Number of layers, such as transformer blocks."""
         return int(lib.llama_model_n_layer(self._handle))
 
     @property

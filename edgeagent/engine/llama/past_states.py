@@ -9,8 +9,8 @@ not know which of them are valid:
 - A later micro-batch with several sequences may move a sequence's present state without moving its earlier states.
 - After going back, the sequence's state is stored elsewhere until the next decode. llama_memory_seq_cp ignores this.
 
-In all three cases seq_rm returns True, and later logits are wrong. So this module tracks how far each sequence can go
-back.
+In all three cases llama.cpp reports no error, and later logits are wrong. So this module tracks how far each sequence
+can go back.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class PayloadPool:
     def prepare(self, num_bytes: int) -> bool:
         """Add a free buffer of this many bytes whose pages were already written to.
 
-        Return False if free buffers would exceed `max_free_bytes`, or if so small a buffer needs no preparation.
+        Return False if free buffers would exceed `max_free_bytes`, or if the buffer is too small to need preparation.
         """
         capacity = _capacity(num_bytes)
         if num_bytes < _MIN_BYTES or self.num_free_bytes + capacity > self.max_free_bytes:
@@ -72,10 +72,10 @@ def _fresh(capacity: int) -> Buffer:
     """Return new memory, in huge pages if the system has them, since the kernel maps a few large pages faster."""
     if not hasattr(mmap, "MADV_HUGEPAGE") or capacity < _HUGE_PAGE:
         return np.empty(capacity, np.uint8)
-    mapped = mmap.mmap(-1, capacity + _HUGE_PAGE)  # what is never touched takes no memory
+    mapped = mmap.mmap(-1, capacity + _HUGE_PAGE)  # pages that are never touched take no memory
     whole = np.frombuffer(mapped, np.uint8)
     start = -whole.ctypes.data % _HUGE_PAGE
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError):  # a kernel without huge pages
         # Only whole huge pages: a part of one at the end would take a whole page.
         mapped.madvise(mmap.MADV_HUGEPAGE, start, capacity // _HUGE_PAGE * _HUGE_PAGE)
     return whole[start : start + capacity]

@@ -15,7 +15,7 @@ from edgeagent.errors import ModelLoadFailed
 # Limit of the rows that are converted at a time. llama.cpp's default is 8 GiB.
 _MAX_BUFFER_BYTES = 1 << 30
 _ERROR_LEVEL = 4  # ggml_log_level
-# `[  12/ 290]  blk.0.attn_q.weight - [...]`, which is logged before each tensor, and the size of the result.
+# Lines of llama.cpp's log: `[  12/ 290]  blk.0.attn_q.weight - [...]` comes before each tensor. The other has the size.
 _TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
 
@@ -47,7 +47,10 @@ class Quantizer:
         self._params.max_buf_size = _MAX_BUFFER_BYTES
 
     def size_bytes(self) -> int | None:
-        """Return how many bytes the result's tensors will have. Return None if llama.cpp does not report it."""
+        """Return how many bytes the result's tensors will have. Return None if llama.cpp does not report it.
+
+        Raise ModelLoadFailed if llama.cpp fails.
+        """
         report, self._on_tensor = self._on_tensor, lambda _done, _all: None
         self._run(Path(os.devnull), is_dry=True)
         self._on_tensor = report

@@ -13,7 +13,7 @@ class TokenConstraint(Protocol):
     """The state of a grammar after the tokens accepted so far. Each request has its own."""
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next (end-of-generation tokens too). No side effect."""
+        """Whether `token`, which may be an end-of-generation token, may come next. No side effect."""
         ...
 
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:

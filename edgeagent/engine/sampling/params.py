@@ -10,7 +10,10 @@ from edgeagent.types import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSampling:
-    """Sampling parameters that are all set and in range. A `top_k` of 0 and a `repeat_last_n` of -1 mean no limit."""
+    """Sampling parameters that are all in range.
+
+    A `top_k` of 0 or -1 and a `repeat_last_n` of -1 mean no limit. If `seed` is None, a random seed is used.
+    """
 
     temperature: float = 0.8
     top_k: int = 40

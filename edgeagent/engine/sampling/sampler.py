@@ -1,8 +1,8 @@
 """Draws the next token of a sequence from its logits.
 
 The steps and their order are those of llama.cpp's default sampler chain: logit bias, penalties, top-k, top-p, min-p,
-temperature. Tokens that a grammar refuses count as logits of -inf before all of these steps. Computing the grammar's
-mask of all tokens is slow, so shortcuts avoid it where the distribution stays the same.
+temperature. The result is as if the logits of tokens that a grammar refuses were -inf before all of these steps.
+Computing the grammar's mask of all tokens is slow, so shortcuts avoid it where the distribution stays the same.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Sampler:
         return freedom if self._constraint is None else f"{freedom}, constrained"
 
     def sample(self, logits: Floats) -> Sampled:
-        """Draw the next token. Of the sampler, only the random numbers change. Raise InternalError on NaN."""
+        """Draw the next token. Only the state of the random numbers changes. Raise InternalError on NaN."""
         token = self._draw(self._modified(logits))
         return Sampled(token, None if self._num_logprobs is None else score(logits, token, self._num_logprobs))
 

@@ -2,8 +2,8 @@
 
 These are pure functions. Returned indices are ascending if not stated otherwise. The functions guess a floor from every
 64th value, check the guess, and look only at the values above it. A wrong guess costs time but does not change the
-result. The code calls methods of arrays instead of numpy's functions of the same names. Those add several frames of
-Python, which is slow because the processor's caches are cold after a step.
+result. The code calls methods of arrays instead of numpy's functions of the same names. The functions add several
+frames of Python, which is slow because the processor's caches are cold after a step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def largest(values: Floats, k: int) -> Indices:
 
 
 def ranked(values: Floats, k: int) -> Indices:
-    """Return the same indices as `largest`, but the largest value's first. Faster for a small `k`."""
+    """Return the same indices as `largest`, but sorted by value, the largest first. Faster for a small `k`."""
     if len(values) <= _MAX_WHOLE:
         return (-values).argsort(kind="stable")[:k]
     found = _at_least(values, _guess_floor(values, k))

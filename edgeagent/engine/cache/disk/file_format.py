@@ -1,8 +1,10 @@
 """The format of a block's file, and the check that this installation wrote the file and that it is unchanged.
 
-A file has a header of fixed size, a nonce, a Poly1305 authentication code over everything else, the token ids and the
-payload. Files are not compressed: on f16 KV of a real prompt, zstd saves only 15 %. It compresses 0.7 GB/s and
-decompresses 0.9 GB/s.
+A file has these parts, in order: a header of fixed size, a nonce, an authentication code, the token ids and the
+payload. The code (Poly1305) covers the header, the token ids and the payload. Its key depends on the nonce.
+
+Files are not compressed: on f16 KV of a real prompt, zstd saves only 15 %. It compresses 0.7 GB/s and decompresses
+0.9 GB/s.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from edgeagent.engine.cache.block import KEY_BYTES, Block, BlockKey, Head, block
 VERSION = 2
 _NONCE_BYTES = 16
 _MAC_BYTES = 16
-# magic, version, is_draft, root, parent, key, start, tokens, bytes of the payload, 0
+# magic, version, is_draft, root, parent, key, start, number of tokens, bytes of the payload, 0
 _HEADER = struct.Struct("<8sHH32s32s32sIIQQ")
 _MAGIC = b"edgeagkv"
 HEADER_BYTES = _HEADER.size + _NONCE_BYTES + _MAC_BYTES

@@ -1,6 +1,6 @@
-"""The file operations of the block store. Each of them may fail.
+"""The file operations of the block store. They raise OSError if the disk fails.
 
-Tests replace this class with one that simulates errors, partial writes and crashes.
+Tests replace `Files` with a class that simulates errors, partial writes and crashes.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Files:
         (self.folder / name).unlink(missing_ok=True)
 
     def stamp(self, name: str, used_s: float) -> None:
-        """Set a file's times to the time when its block was last used, in seconds."""
+        """Set a file's times to `used_s`, the time when its block was last used: seconds of the store's time."""
         if os.utime not in os.supports_fd:
             os.utime(self.folder / name, (used_s, used_s))
             return

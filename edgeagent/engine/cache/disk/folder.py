@@ -37,7 +37,7 @@ _SCAN_EVERY_S = 10.0
 _STAMP_EVERY_S = 30.0
 _RETRY_EVERY_S = 30.0
 _YIELD_EVERY_S = 60.0
-# Ranking 10,000 blocks takes 50 ms, and the thread that computes tokens may wait for the interpreter for part of it.
+# Ranking 10,000 blocks takes 50 ms, and the thread that computes tokens may wait for the interpreter part of that time.
 _TIDY_EVERY_S = 600.0
 _SAVE_EVERY_S = 300.0
 _PROBE_BYTES = 4096
@@ -90,7 +90,7 @@ class Folder:
         self.trouble: str | None = None
         """The disk's error; None while writing works. Nothing is written until a retry succeeds."""
         self.shortage: str | None = None
-        """Why there was no room when a block was last written; None if there was room."""
+        """Why there is no room for the block that was to be written last; None if there is room."""
         self._missing_bytes = 0  # the size of that block
         self._obstacle: str | None = None
         self._is_gone = False  # whether the folder was missing at the last failure
@@ -307,7 +307,7 @@ class Folder:
         self._obstacle = None
 
     def _set_ages(self, *, is_time_known: bool) -> None:
-        """Set times of use that lie in the future to now. If the store's time is unknown, do this for all blocks."""
+        """Set future times of use to about now, in the same order. If the store's time is unknown, set all of them."""
         now_s = self._budget.now_s
         wrong = [held for held in self._index.all() if not is_time_known or held.used_s > now_s]
         for place, held in enumerate(sorted(wrong, key=lambda held: -held.used_s)):
@@ -331,7 +331,7 @@ class Folder:
         self._make_room(0 if self.shortage is None else self._missing_bytes)
 
     def _tidy(self) -> None:
-        """Remove expired and unreachable blocks, and the descriptions of partitions without blocks."""
+        """Remove expired and unreachable blocks, and other processes' descriptions of partitions without blocks."""
         self._evict(0)
         roots = {held.name.root for held in self._index.all()}
         for root in self._labelled - roots - set(self._abouts):

@@ -1,8 +1,8 @@
 """The list of the folder's blocks, in memory. A lookup takes a microsecond.
 
 Only the writer's thread adds and removes blocks. Any thread may look blocks up. Any thread may also forget a partition:
-it raises the partition's epoch, and blocks of an earlier epoch are no longer found. No lock is needed: a lookup is one
-access to a dictionary, and the fields of a block are changed one at a time.
+this raises the partition's epoch, and blocks of an earlier epoch are no longer found. No lock is needed: a lookup is
+one access to a dictionary, and the fields of a block are changed one at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Index:
         return held if held.epoch == self.epoch(held.name.root) else None
 
     def find_unreadable(self, key: BlockKey) -> Held | None:
-        """Return a block whose file cannot be read; None for any other."""
+        """Return a block if its file cannot be read; else return None."""
         held = self._blocks.get(key)
         return held if held is not None and held.is_unreadable else None
 

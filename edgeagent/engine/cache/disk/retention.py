@@ -27,7 +27,7 @@ _KEPT_LONGER = {
     Importance.REUSED: 3.0,
     Importance.SYSTEM: 8.0,
 }
-# A partition with less than this share of the space keeps its blocks longer, however much others write.
+# A partition with at most this share of the space keeps its blocks longer, however much others write.
 RESERVED_SHARE = 0.25
 _RESERVED_KEPT_LONGER = 8.0
 

@@ -6,8 +6,9 @@ while reading and checking a block of 3 MB takes 2 ms or more. Conversations cou
 writes would not be atomic.
 
 Three threads use the store, which starts none of them. The engine's thread looks blocks up and offers them. The
-loader's thread reads blocks. The writer's thread calls `run`; only this thread changes the files and the index. The
-threads share a queue, and values that are replaced atomically.
+loader's thread reads blocks. The writer's thread calls `run`. Only the writer's thread changes the files, and adds
+blocks to the index or removes them. The other threads only hide blocks from lookups, by their epochs. The threads share
+a queue, and values that are replaced atomically.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class BlockStore:
         self._writer.is_busy = is_busy
 
     def expect(self, block_tokens: int, max_pending_bytes: int) -> None:
-        """Set how many tokens a full block has, and from how many pending bytes on the writer makes no pauses."""
+        """Set the tokens of a full block. The writer makes no pauses while at least `max_pending_bytes` are pending."""
         self._writer.block_tokens, self._writer.max_pending_bytes = block_tokens, max_pending_bytes
 
     def wait_until_open(self, timeout_s: float) -> None:
@@ -169,7 +170,7 @@ class BlockStore:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing is written at the moment; None while writing works."""
+        """The error of the disk or the writer, because of which nothing is written now; None if there is no error."""
         return self._folder.trouble
 
     @property

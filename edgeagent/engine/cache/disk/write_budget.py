@@ -71,9 +71,9 @@ class WriteBudget:
         self._granted_bytes = 0.0
         # The part of the hour's bytes that was left when the file was last read, and the store's time of that read.
         self._allowance_left, self._looked_at_s = 1.0, 0.0
-        self._latest: _State | None = None  # this process's own, in case the file cannot be written
+        self._latest: _State | None = None  # this process's latest, used if the file cannot be read
         self.obstacle: str | None = None
-        """Why the shared state cannot be saved or locked: a folder has a file's name. None if it can be."""
+        """Why the shared state cannot be saved or locked: a folder has a file's name. None if no folder does."""
         self.read_bytes_per_s = 0.0
 
     @property
@@ -90,7 +90,7 @@ class WriteBudget:
 
     @property
     def thrift(self) -> str | None:
-        """A message for the status if the hour's allowance is nearly used up; else None."""
+        """A message for the status if at most LITTLE_LEFT of the hour's allowance is left; else None."""
         if self.left_now > LITTLE_LEFT:
             return None
         return (
@@ -114,7 +114,7 @@ class WriteBudget:
     def save(self) -> None:
         """Save the store's time, and give unused bytes back to the allowance that processes share.
 
-        Raise OSError if the file cannot be written.
+        Do nothing if another process keeps the lock. Raise OSError if the file cannot be written.
         """
         with self._locked() as is_locked:
             if is_locked:

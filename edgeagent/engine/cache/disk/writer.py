@@ -25,7 +25,7 @@ from edgeagent.engine.cache.disk.index import Index
 
 _TICK_S = 1.0
 _SETTLE_S = 5.0
-_MAX_STALE = 1000  # writes of blocks that were withdrawn
+_MAX_STALE = 1000  # about how many queued writes of withdrawn blocks are kept
 # The pause after a write while few bytes are pending, as a multiple of the write's CPU time. The writer then takes 1 %
 # of a busy CPU.
 _REST_FOR_WORK = 100.0
@@ -34,7 +34,7 @@ _REST_STEP_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write a pending block to disk. `epoch`: if the partition has another epoch by then, drop the block."""
+    """Write a pending block to disk. Drop it if the partition's epoch is no longer `epoch`."""
 
     key: BlockKey
     importance: Importance
@@ -133,7 +133,7 @@ class DiskWriter:
         """Whether a bug ended the thread."""
         self.num_written = 0
         self.num_lost = 0
-        """Blocks that were accepted but not written, since there was no room, or no time before the end."""
+        """Blocks that were accepted but not written, for example since there was no room, or no time before the end."""
 
     def run(self) -> None:
         """Carry out commands until Close."""
