@@ -63,7 +63,8 @@ def make_plan(
     """Return how a model runs with its draft. The first shape is the model, the others its draft.
 
     A context that is not configured has at most `most_cells` tokens (0: the usual limit). With `may_keep_states`,
-    earlier states are kept for drafts, but only if the options and `fits` are the same without them.
+    earlier states are kept for drafts, but only if the options, the layers on GPUs and `fits` are the same without
+    them.
     """
     plan = _plan(shapes, config, room, most_cells)
     states = draft_states(shapes, plan.config, room)
@@ -71,7 +72,8 @@ def make_plan(
         return plan
     if may_keep_states and states.num_tokens:
         keeping = _plan(shapes, config, room, most_cells, states.num_tokens)
-        if keeping.config == plan.config and keeping.fits == plan.fits:
+        is_same_layout = replace(keeping.layout, num_back=0) == plan.layout
+        if is_same_layout and keeping.config == plan.config and keeping.fits == plan.fits:
             return replace(keeping, draft_states=states)
     return replace(plan, draft_states=replace(states, num_tokens=0))
 

@@ -89,3 +89,12 @@ def test_they_give_way_first() -> None:
     assert plan.draft_states.num_tokens == 0
     tries = [plan_again([LARGE], CONFIG, ROOMY, count) for count in range(3)]
     assert [(each.layout.num_back, each.num_cells) for each in tries] == [(4, 8192), (0, 8192), (0, 4096)]
+
+
+def test_they_move_no_draft_off_the_gpu() -> None:
+    shapes, config = [LARGE, shape(1, layer_bytes=512 * MIB)], CONFIG.model_copy(update={"ctx": 4096})
+    for num_mib in range(5000, 7000, 64):
+        room = Room(64 * GIB, (Gpu("card", num_mib * MIB, 16 * GIB),))
+        without = make_plan(shapes, config, room, may_keep_states=False)
+        plan = make_plan(shapes, config, room)
+        assert plan.layout.num_draft_gpu_layers == without.layout.num_draft_gpu_layers
