@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,8 +23,6 @@ from edgeagent.types.choices import CandidateTimes, Measurements
 
 PROMPT_TOKENS, TURN_TOKENS, BATCH_TOKENS = 128, 16, 512
 MAX_DEPTH = 512
-MAX_PROBES = 3
-"""The most probes at a time, one for each size of a micro-batch, if the batch has at most 512 tokens."""
 MAX_STREAMS = 8
 """The most streams in a measured step. More would take too much time."""
 # The most rounds, if there is time. In each round, work of few tokens is measured _NUM_REPEATS_OF_SHORT times.
@@ -194,6 +193,12 @@ class Calibration:
                         if sample is None:
                             return
                         times.note(work, sample)
+
+
+def most_probes(candidates: Sequence[Attention]) -> int:
+    """Return how many probes `Calibration.measure` opens at a time, at most: all forms, or all sizes of one form."""
+    num_sizes = Counter(candidate.flash for candidate in candidates)
+    return max(len(num_sizes), *num_sizes.values())
 
 
 def _num_repeats(work: Work) -> int:

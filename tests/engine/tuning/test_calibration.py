@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.calibration import tokens_of
+from edgeagent.engine.tuning.calibration import most_probes, tokens_of
 from edgeagent.engine.tuning.choices import Work, decide
 from tests.engine.tuning.machines import CANDIDATES, NUM_LAYERS, ROOM, Machine, cheap
 
@@ -75,3 +75,10 @@ def test_of_one_form_the_size_alone_is_measured() -> None:
     found = machine.calibrate(CANDIDATES[:3])
     assert {work.partition(" ")[0] for _, _, work in machine.asked} == {"batch", "turn"}
     assert decide(CANDIDATES[:3], found, ROOM, num_layers=NUM_LAYERS, asked="on").attention.micro_batch == 64
+
+
+def test_the_most_probes_are_all_forms_or_all_sizes_of_a_form() -> None:
+    sizes = (512, 128, 64)
+    assert most_probes([Attention("on", 512)]) == 1
+    assert most_probes([Attention("on", 64), Attention("off", 64)]) == 2
+    assert most_probes([*(Attention("on", size) for size in (2048, *sizes)), Attention("off", 64)]) == 4

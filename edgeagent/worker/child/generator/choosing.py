@@ -21,7 +21,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe, num_probe_cells
 from edgeagent.engine.runner import OutOfCells
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.calibration import MAX_DEPTH, MAX_PROBES, Calibration
+from edgeagent.engine.tuning.calibration import MAX_DEPTH, Calibration, most_probes
 from edgeagent.engine.tuning.choices import Room, decide
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
@@ -80,7 +80,7 @@ def choose(
     if former is not None and former.conditions == conditions:
         measurements, num_tries = former.measurements, former.num_tries
     is_enough = measurements is not None and measurements.is_whole
-    needed_bytes = MAX_PROBES * num_probe_cells(_depth(room)) * kv_bytes_per_token
+    needed_bytes = most_probes(candidates) * num_probe_cells(_depth(room)) * kv_bytes_per_token
     is_wanted = config.calibration_s > 0 and len(candidates) > 1 and not is_enough and num_tries < _MAX_TRIES
     if is_wanted and needed_bytes <= _MEMORY_SHARE * free_bytes():
         on_measure()
