@@ -72,7 +72,8 @@ def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> Edge
     """Return the error of a request that failed here and may not leave this machine.
 
     The error says how much would have been sent to a remote. `why` is the reason from the machine's policy; empty if
-    the policy does not keep the request here. An error that is not a failure of this machine is returned unchanged.
+    only the request's own mode (`local_only`) keeps it here. An error that is not a failure of this machine is returned
+    unchanged.
     """
     if not isinstance(error, _LOCAL_FAILURES):
         return error

@@ -99,7 +99,7 @@ class _Cutter:
         1. The place must not be inside another special text that begins earlier, because llama.cpp takes the longest
            first.
         2. It must not be beside white space, because special tokens of a few vocabularies swallow white space. With
-           `is_urgent` this is allowed.
+           `is_urgent` this is allowed, and may change a token.
         """
         behind = (match.end(), text[match.end() : match.end() + 1])
         before = (match.start(), text[match.start() - 1 : match.start()])

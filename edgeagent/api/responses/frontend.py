@@ -14,7 +14,7 @@ from edgeagent.config import Config
 from edgeagent.conversation.items import ItemFormat
 from edgeagent.conversation.store import FILE, ResponseStore, stored_limits
 
-# The file holds items as the wire has them.
+# The file of stored responses keeps items in the JSON form of the wire.
 ITEM_FORMAT = ItemFormat(item_body, read_items)
 # How long `close` waits for background responses to end, twice at most. The drain has cancelled them before.
 TASKS_S = 0.5

@@ -139,7 +139,10 @@ class EdgeagentBody(Body):
 
 
 def keep_alive_s(duration: float | str) -> float:
-    """Return the seconds that a model stays loaded without use, infinity for a negative value; raise InvalidRequest."""
+    """Return the seconds that a model stays loaded without use; infinity for a negative value.
+
+    Raise InvalidRequest if it is not a duration.
+    """
     try:
         return seconds_of(duration)
     except ValueError:

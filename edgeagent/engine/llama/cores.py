@@ -140,7 +140,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read_sysctl(name: str) -> int | None:
-    """Return a number of macOS's kernel by its name; None if there is no such number."""
+    """Return the integer that macOS's sysctl has under this name; None if there is none."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     try:
         status = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)

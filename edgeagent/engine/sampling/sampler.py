@@ -287,7 +287,7 @@ class Sampler:
                 np.multiply(weights, candidates.mask, out=weights)
             total = total_of(weights)
             target = params.top_p * total
-            if target <= 1.0:  # the peak's own weight
+            if target <= 1.0:  # 1 is the peak's own weight, exp(0), so the peak alone reaches the target
                 return candidates.taken(np.array([candidates.values.argmax()]))
             candidates = dataclasses.replace(candidates, shifted=shifted, weights=weights, target=target)
             if found is None:

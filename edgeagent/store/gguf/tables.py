@@ -1,4 +1,4 @@
-"""Reads the two tables of a GGUF header within limits: metadata and tensors. header.py interprets the values.
+"""Reads the two tables of a GGUF header, metadata and tensors, within limits. header.py interprets the values.
 
 The rules are those of llama.cpp's own reader (gguf.cpp).
 """

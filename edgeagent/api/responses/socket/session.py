@@ -280,9 +280,9 @@ class Session:
         self._freed.append(live.lane)
 
     def _go_on(self) -> None:
-        """Start creates that waited for a response to end.
+        """Begin the `response.create` events that waited for a response to end.
 
-        Queued responses of other lanes start first. Otherwise a lane with many creates would keep them waiting.
+        Queued responses of other lanes start first. Otherwise a lane with many events would keep them waiting.
         """
         while self._freed or (self._queued and self._num_active < MAX_ACTIVE):
             if self._queued and self._num_active < MAX_ACTIVE:

@@ -37,7 +37,7 @@ class EventReader:
 
     @property
     def has_half_an_event(self) -> bool:
-        """Whether the bytes so far end in the middle of an event."""
+        """Whether an unfinished line, or data without its blank line, is left."""
         return bool(self._rest or self._data)
 
     def feed(self, chunk: bytes) -> Iterator[Event]:

@@ -25,7 +25,7 @@ from edgeagent.engine.cache.block import KEY_BYTES, Block, BlockKey, Head, block
 VERSION = 2
 _NONCE_BYTES = 16
 _MAC_BYTES = 16
-# magic, version, is_draft, root, parent, key, start, number of tokens, bytes of the payload, 0
+# magic, version, is_draft, root, parent, key, start, number of tokens, number of payload bytes, 0 (unused)
 _HEADER = struct.Struct("<8sHH32s32s32sIIQQ")
 _MAGIC = b"edgeagkv"
 HEADER_BYTES = _HEADER.size + _NONCE_BYTES + _MAC_BYTES

@@ -25,7 +25,7 @@ from edgeagent.runtime_file import read_private
 _HOUR_S = 3600.0
 # A process takes its share of the allowance in pieces of this size. If it is killed, at most one piece is lost.
 _GRANT_PART = 1 / 32
-# Operating systems and file systems cannot store later times.
+# The year 2242. A later time in the state file is not believed.
 _NO_TIME_S = 2.0**33
 _LOCK_TRIES, _LOCK_WAIT_S = 50, 0.01
 
