@@ -92,7 +92,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def kind_of(value: object) -> str:
-    """Return JSON's name for the type of a parsed value, with its article."""
+    """Return what error texts call the type of a parsed JSON value, with its article."""
     match value:
         case None:
             return "null"
@@ -103,7 +103,7 @@ def kind_of(value: object) -> str:
         case str():
             return "a string"
         case list():
-            return "an array"
+            return "a list"
     return "an object"
 
 

@@ -77,7 +77,6 @@ def make_engine(
     batch_s: float = 0.0,
 ) -> Engine:
     """Make an engine that predicts `batch_s` seconds for a full batch."""
-
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
     host = HostTier(host_bytes, can_cut=can_cut, below=below)
     blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=can_cut)

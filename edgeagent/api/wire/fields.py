@@ -26,6 +26,7 @@ from edgeagent.config import MAX_DRAFT_TOKENS
 from edgeagent.durations import seconds_of
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
 from edgeagent.router.modes import strictest
+from edgeagent.strict_json import kind_of
 from edgeagent.types import Role, RouteMode, SamplingParams, Tier, Tool, ToolChoice
 
 MAX_INT32 = 2**31 - 1
@@ -239,7 +240,7 @@ def _refusal(details: ErrorDetails, path: str) -> InvalidRequest:
 
 def _shown(value: object) -> str:
     if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
+        return kind_of(value)
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)[:80]
 
 

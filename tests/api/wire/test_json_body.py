@@ -39,7 +39,7 @@ async def test_an_object_is_returned() -> None:
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        (b"[{}]", "an array"),
+        (b"[{}]", "a list"),
         (b'"{}"', "a string"),
         (b"5", "a number"),
         (b"0.5", "a number"),

@@ -17,7 +17,7 @@ def nested(depth: int) -> dict[str, Any]:
     ("text", "words"),
     [
         ("", "not valid JSON"),
-        ("[]", "must be a JSON object, not an array"),
+        ("[]", "must be a JSON object, not a list"),
         ("true", "must be a JSON object, not a boolean"),
         (json.dumps(nested(MAX_SCHEMA_DEPTH + 1)), "nested deeper than 32"),
         ('{"items":' * 7_000, "nested deeper than 32|not valid JSON"),
