@@ -14,7 +14,7 @@ from edgeagent.api.responses.socket.lanes import Expiry
 from edgeagent.api.responses.socket.session import MAX_ACTIVE
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import FinishReason, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
-from tests.api.responses.socket.test_session import Client
+from tests.api.responses.socket.session_client import Client
 from tests.api.serving import check_golden
 from tests.backends.fake import finished
 

@@ -55,6 +55,10 @@ _ENGINE = (
 _DISK = (*_CACHE, "tests/robust/test_F8_cache_files.py", "tests/robust/test_F7_cache_disk.py")
 _SUPERVISOR = (
     "tests/worker/parent/supervision/test_supervisor.py",
+    "tests/worker/parent/supervision/test_crashes.py",
+    "tests/worker/parent/supervision/test_hangs.py",
+    "tests/worker/parent/supervision/test_loads.py",
+    "tests/worker/parent/supervision/test_stops.py",
     "tests/worker/parent/supervision/test_queries.py",
     "tests/worker/test_trial.py",
 )

@@ -14,7 +14,7 @@ from edgeagent.api.socket.actions import Send
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import FinishReason, Message, TextDelta, ToolCallDelta, ToolCallStarted
-from tests.api.responses.socket.test_session import Client, kinds
+from tests.api.responses.socket.session_client import Client, kinds
 from tests.backends.fake import finished
 
 CALL = (ToolCallStarted(0, "call_1", "look"), ToolCallDelta(0, "{}"))

@@ -1,0 +1,84 @@
+"""What may interrupt a long step, and what waits for its end."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from edgeagent.types import (
+    FinishReason,
+    MemoryKind,
+    Tier,
+)
+from edgeagent.worker.protocol import (
+    Cancel,
+    Stop,
+)
+from tests.worker.child.generator.fake_host import (
+    Bench,
+    naive,
+)
+
+
+class TestInterrupt:
+    @pytest.mark.parametrize("command", [Cancel("a"), Stop()])
+    def test_only_a_long_step_is_interrupted(self, command: Cancel | Stop) -> None:
+        bench = Bench()
+        bench.worker.interrupt(command)
+        assert bench.host.num_aborts == 0
+        bench.host.engine.current_step.is_long = True
+        bench.worker.interrupt(command)
+        assert bench.host.num_aborts == 1
+
+    @pytest.mark.parametrize(
+        ("tier", "is_urgent_step", "num_aborts"),
+        [(Tier.REALTIME, False, 1), (Tier.REALTIME, True, 0), (Tier.INTERACTIVE, False, 0)],
+    )
+    def test_a_realtime_request_waits_for_no_step_without_its_like(
+        self, tier: Tier, is_urgent_step: bool, num_aborts: int
+    ) -> None:
+        bench = Bench()
+        engine = bench.host.engine
+        engine.current_step.is_long, engine.current_step.is_urgent = True, is_urgent_step
+        bench.give(tier=tier, max_tokens=1)
+        assert bench.host.num_aborts == num_aborts
+        bench.run()
+        assert bench.tokens() == naive(1)
+
+    def test_a_realtime_request_waits_for_one_step_of_a_memory_that_is_not_interrupted(self) -> None:
+        bench = Bench(num_cells=2048, ends=False, memory_kind=MemoryKind.RECURRENT)
+        bench.give("long", tuple(range(1, 256)) * 4, max_tokens=1, tier=Tier.BATCH)
+        bench.turn()
+        bench.give("now", max_tokens=1, tier=Tier.REALTIME)
+        for _ in range(2):  # its last token has its own step, after the saved state
+            bench.turn()
+        assert bench.finished("now").usage.num_output_tokens == 1
+        assert "long" not in bench.ends
+
+    def test_a_cancel_that_comes_before_a_long_step_begins_is_taken_first(self) -> None:
+        bench = Bench()
+        bench.give(tokens=tuple(range(1, 61)), max_tokens=3)
+        # The cancel arrives while the round runs, before there is a step to interrupt.
+        bench.host.adjust_threads = lambda: bench.worker.interrupt(Cancel("a"))  # type: ignore[method-assign]
+        bench.turn()
+        bench.host.adjust_threads = lambda: None  # type: ignore[method-assign]
+        bench.run()
+        assert bench.finished().reason is FinishReason.CANCELLED
+        assert bench.host.runner.num_tokens_computed == 0
+
+    def test_a_flood_of_commands_does_not_hold_up_the_engine(self) -> None:
+        bench = Bench(ends=False)
+        bench.give(max_tokens=3)
+        cancel, num_cancels = bench.worker._cancel, itertools.count()
+
+        def cancel_and_get_another(request_id: str) -> None:
+            cancel(request_id)
+            assert next(num_cancels) < 100
+            bench.worker.commands.put(Cancel("of the flood"))
+
+        bench.worker._cancel = cancel_and_get_another  # type: ignore[method-assign]
+        bench.worker.commands.put(Cancel("of the flood"))
+        while "a" not in bench.ends:
+            bench.turn()
+        assert len(bench.tokens()) == 3

@@ -1,0 +1,140 @@
+"""Loads that stall, fail, or need more memory than there is; quarantine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from edgeagent.errors import (
+    BackendUnavailable,
+    ModelLoadFailed,
+    ModelOutOfMemory,
+)
+from edgeagent.types import (
+    Tokenize,
+    WorkerState,
+)
+from edgeagent.worker.parent.supervision import channel as channel_module
+from edgeagent.worker.parent.supervision.supervisor import MAX_SHORT_LOADS
+from edgeagent.worker.protocol import Submit
+from tests.stub_worker import num_lives
+from tests.worker.parent.supervision.stub_requests import submit
+from tests.worker.support import QUICK, Make, eventually
+
+
+async def test_requests_wait_while_the_model_loads_slowly(make: Make) -> None:
+    supervisor = make("creep 5")
+    supervisor.start()
+    records = [submit(supervisor, "answer 1", f"r{index}") for index in range(3)]
+    await eventually(lambda: supervisor.status().progress >= 0.2)
+    assert supervisor.status().state is WorkerState.STARTING
+    for record in records:
+        assert (await record.end()).text == "0 "
+    status = supervisor.status()
+    assert (status.state, status.progress, status.cause) == (WorkerState.READY, 1.0, None)
+    assert status.info is not None and status.info.name == "stub"
+    assert status.pid is not None and psutil.pid_exists(status.pid)
+
+
+async def test_a_request_is_told_how_long_it_waited_for_the_load(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Submit] = []
+    send = channel_module.Channel.send
+
+    def recorded(self: channel_module.Channel, message: Any) -> None:
+        if isinstance(message, Submit):
+            sent.append(message)
+        send(self, message)
+
+    monkeypatch.setattr(channel_module.Channel, "send", recorded)
+    supervisor, began_s = make("creep 3"), time.monotonic()
+    await submit(supervisor, "answer 1").end()
+    longest_ms = 1000 * (time.monotonic() - began_s)
+    await submit(supervisor, "answer 1", "r2").end()
+    first, second = (message.load_ms for message in sent)
+    assert supervisor._life.ready_at_s is not None
+    assert first == 1000 * (supervisor._life.ready_at_s - sent[0].accepted_at_s)
+    assert 0 < first <= longest_ms
+    assert second == 0
+
+
+async def test_a_stalled_load_is_a_crash(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    supervisor = make("stall", "ok", patience=replace(QUICK, load_timeout_s=0.5))
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+    assert "hung while loading: no progress for" in caplog.text
+
+
+async def test_a_model_that_cannot_be_loaded_is_not_tried_again_at_once(make: Make, lives: Path) -> None:
+    now = [100.0]
+    supervisor = make("fail model_load_failed", "ok", clock=lambda: now[0])
+    record = await submit(supervisor, "answer 1").end()
+    assert isinstance(record.error, ModelLoadFailed)
+    assert record.error.message == "the file is not to its liking"
+    await eventually(lambda: supervisor.status().state is WorkerState.FAILED)
+    with pytest.raises(ModelLoadFailed) as refusal:
+        submit(supervisor, "answer 1")
+    assert refusal.value.retry_after_s == QUICK.load_retry_s
+    assert num_lives(lives) == 1
+    now[0] += QUICK.load_retry_s
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+
+
+async def test_a_load_that_ran_out_of_memory_is_tried_with_less(make: Make, lives: Path) -> None:
+    supervisor = make("short 2")
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+    assert num_lives(lives) == 3
+    assert supervisor.status().num_restarts == 0, "it is no crash"
+
+
+async def test_a_load_that_never_has_enough_memory_fails_in_the_end(make: Make, lives: Path) -> None:
+    supervisor = make("short 99")
+    record = await submit(supervisor, "answer 1").end()
+    assert isinstance(record.error, ModelOutOfMemory)
+    assert num_lives(lives) == 1 + MAX_SHORT_LOADS
+
+
+@pytest.mark.parametrize(
+    ("start", "cause"),
+    [
+        ("die SIGSEGV", "SIGSEGV"),
+        ("exit 0", "exit code 0"),
+        ("raise", "ImportError: libcuda.so.1: cannot open shared object file"),
+    ],
+)
+async def test_quarantine_after_three_crashes_and_one_try_after_it(
+    make: Make, lives: Path, start: str, cause: str
+) -> None:
+    now = [100.0]
+    supervisor = make(start, clock=lambda: now[0])
+    record = await submit(supervisor, "answer 1").end()
+    assert isinstance(record.error, BackendUnavailable)
+    assert cause in record.error.message
+    status = supervisor.status()
+    assert status.state is WorkerState.QUARANTINED and cause in (status.cause or "")
+    assert status.retry_after_s == QUICK.quarantine_s
+    assert num_lives(lives) == QUICK.max_crashes
+    with pytest.raises(BackendUnavailable):
+        submit(supervisor, "answer 1")
+    with pytest.raises(BackendUnavailable):
+        await asyncio.wait_for(supervisor.ask(Tokenize("x")), 20)
+    assert num_lives(lives) == QUICK.max_crashes, "no question starts a worker"
+    now[0] += QUICK.quarantine_s
+    assert isinstance((await submit(supervisor, "answer 1").end()).error, BackendUnavailable)
+    assert num_lives(lives) == QUICK.max_crashes + 1
+    assert supervisor.status().state is WorkerState.QUARANTINED
+    supervisor.reload()
+    assert isinstance((await submit(supervisor, "answer 1").end()).error, BackendUnavailable)
+    assert num_lives(lives) == 2 * QUICK.max_crashes + 1, "a clean slate"
+
+
+async def test_a_command_that_does_not_exist_is_a_crash_with_a_cause(make: Make) -> None:
+    supervisor = make(patience=replace(QUICK, max_crashes=1))
+    supervisor._command = ("/nonexistent/edgeagent-worker",)
+    record = await submit(supervisor, "answer 1").end()
+    assert isinstance(record.error, BackendUnavailable)
+    assert "could not be started" in record.error.message
