@@ -370,7 +370,7 @@ class Stub:
         write((1 << 30).to_bytes(4, "little") + b"x" * 64)
 
     def do_wrong_id(self, request_id: str) -> None:
-        self.token("somebody-else", 0)
+        self.token("unknown-request", 0)
 
     def do_after_end(self, request_id: str) -> None:
         self.do_answer(request_id, "1")

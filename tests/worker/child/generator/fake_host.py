@@ -22,16 +22,7 @@ from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.text.output.prompt_text import PromptEcho
 from edgeagent.text.output.stream import OutputStream
-from edgeagent.types import (
-    Delta,
-    Embed,
-    Finished,
-    GenerateRequest,
-    MemoryKind,
-    SamplingParams,
-    TextDelta,
-    TokenPrompt,
-)
+from edgeagent.types import Delta, Embed, Finished, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import Worker
 from edgeagent.worker.child.generator.prepared import Prepared

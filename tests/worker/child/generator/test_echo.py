@@ -1,22 +1,12 @@
-"""The echo of a prompt, and the progress of its computation."""
+"""A prompt that is echoed, and the progress that is reported while it is computed."""
 
 from __future__ import annotations
 
 import pytest
 
-from edgeagent.types import (
-    FinishReason,
-    PromptProgress,
-    PromptText,
-)
-from edgeagent.worker.protocol import (
-    MAX_FRAME_FROM_WORKER_BYTES,
-    Cancel,
-)
-from tests.worker.child.generator.fake_host import (
-    Bench,
-    deltas_of,
-)
+from edgeagent.types import FinishReason, PromptProgress, PromptText
+from edgeagent.worker.protocol import MAX_FRAME_FROM_WORKER_BYTES, Cancel
+from tests.worker.child.generator.fake_host import Bench, deltas_of
 
 
 @pytest.mark.parametrize("logprobs", [None, 0, 20])

@@ -1,4 +1,4 @@
-"""What may interrupt a long step, and what waits for its end."""
+"""Commands and requests that interrupt a long step, and those that wait for its end."""
 
 from __future__ import annotations
 
@@ -6,19 +6,9 @@ import itertools
 
 import pytest
 
-from edgeagent.types import (
-    FinishReason,
-    MemoryKind,
-    Tier,
-)
-from edgeagent.worker.protocol import (
-    Cancel,
-    Stop,
-)
-from tests.worker.child.generator.fake_host import (
-    Bench,
-    naive,
-)
+from edgeagent.types import FinishReason, MemoryKind, Tier
+from edgeagent.worker.protocol import Cancel, Stop
+from tests.worker.child.generator.fake_host import Bench, naive
 
 
 class TestInterrupt:

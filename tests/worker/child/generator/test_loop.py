@@ -37,13 +37,7 @@ from edgeagent.worker.protocol import (
 )
 from tests.fakes import FakeTier
 from tests.present import present
-from tests.worker.child.generator.fake_host import (
-    PLAIN,
-    PROMPT,
-    Bench,
-    naive,
-    text_of,
-)
+from tests.worker.child.generator.fake_host import PLAIN, PROMPT, Bench, naive, text_of
 
 
 def scores_of(items: Sequence[StepItem]) -> list[tuple[int, float]]:

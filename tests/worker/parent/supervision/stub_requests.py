@@ -1,4 +1,4 @@
-"""Requests to a supervisor's stub worker, and its sudden end."""
+"""Submits requests to a supervisor with a stub worker, and kills the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that die under their requests: what goes on with the next worker, and what ends."""
+"""Workers that die or break the protocol: the next worker continues some of their requests, and others fail."""
 
 from __future__ import annotations
 
@@ -8,19 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.errors import (
-    ModelChanged,
-    WorkerCrashed,
-)
-from edgeagent.types import (
-    Finished,
-    FinishReason,
-    Handover,
-    Interrupted,
-    Started,
-    TextDelta,
-    WorkerState,
-)
+from edgeagent.errors import ModelChanged, WorkerCrashed
+from edgeagent.types import Finished, FinishReason, Handover, Interrupted, Started, TextDelta, WorkerState
 from edgeagent.worker.parent.supervision import channel as channel_module
 from edgeagent.worker.parent.supervision.channel import FloodLimit
 from edgeagent.worker.protocol import Load
@@ -180,7 +169,7 @@ async def test_a_cancelled_request_ends_as_cancelled_when_its_worker_dies(make: 
     [
         ("garbage", "broke the protocol"),
         ("oversized", "1073741824 bytes"),
-        ("wrong-id", "somebody-else"),
+        ("wrong-id", "unknown-request"),
         ("after-end", "not live"),
         ("two-ends", "after its end"),
         ("wrong-pong", "pong 4000000"),

@@ -1,4 +1,4 @@
-"""Workers that hang: how each kind is noticed, and what goes on meanwhile."""
+"""Workers that hang: the supervisor notices each kind of hang and replaces the worker."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from edgeagent.errors import (
-    WorkerCrashed,
-)
-from edgeagent.types import (
-    FinishReason,
-    Tokenize,
-)
+from edgeagent.errors import WorkerCrashed
+from edgeagent.types import FinishReason, Tokenize
 from edgeagent.worker.parent.supervision import channel as channel_module
 from tests.worker.parent.supervision.stub_requests import kill, submit
 from tests.worker.support import QUICK, Make, eventually

@@ -11,15 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from edgeagent.errors import (
-    BackendUnavailable,
-    ModelLoadFailed,
-    ModelOutOfMemory,
-)
-from edgeagent.types import (
-    Tokenize,
-    WorkerState,
-)
+from edgeagent.errors import BackendUnavailable, ModelLoadFailed, ModelOutOfMemory
+from edgeagent.types import Tokenize, WorkerState
 from edgeagent.worker.parent.supervision import channel as channel_module
 from edgeagent.worker.parent.supervision.supervisor import MAX_SHORT_LOADS
 from edgeagent.worker.protocol import Submit

@@ -8,14 +8,8 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from edgeagent.errors import (
-    BackendUnavailable,
-    ModelLoadFailed,
-)
-from edgeagent.types import (
-    FinishReason,
-    WorkerState,
-)
+from edgeagent.errors import BackendUnavailable, ModelLoadFailed
+from edgeagent.types import FinishReason, WorkerState
 from tests.worker.parent.supervision.stub_requests import submit
 from tests.worker.support import QUICK, Make, eventually
 

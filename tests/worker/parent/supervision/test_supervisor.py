@@ -9,17 +9,8 @@ from typing import Any
 
 import pytest
 
-from edgeagent.errors import (
-    InvalidRequest,
-    NotSupported,
-    PayloadTooLarge,
-)
-from edgeagent.types import (
-    FinishReason,
-    Started,
-    WorkerState,
-    WorkerStatus,
-)
+from edgeagent.errors import InvalidRequest, NotSupported, PayloadTooLarge
+from edgeagent.types import FinishReason, Started, WorkerState, WorkerStatus
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.vitals import Vitals
 from tests.stub_worker import NUM_PROMPT_TOKENS, num_lives
