@@ -170,7 +170,7 @@ class LocalBackend:
         forecast = traffic.forecast
         forecast.accept(request)
         try:
-            self._pool.submit(request, mailbox, so_far)
+            model = self._pool.submit(request, mailbox, so_far)
         except EdgeAgentError:
             forecast.end(request.id)
             raise
@@ -180,7 +180,7 @@ class LocalBackend:
             while True:
                 step = await mailbox.next()
                 if not has_token:
-                    step = self._placed(request, step)
+                    step = self._placed(request, step, model.preparation.sha256)
                     has_token = self._note_first(request, forecast, step)
                 ends = bool(step.deltas) and isinstance(step.deltas[-1], Finished)
                 if ends:
@@ -195,11 +195,10 @@ class LocalBackend:
             traffic.active_s = self._clock()
             self._pool.abandon(request.id)
 
-    def _placed(self, request: GenerateRequest, step: Step) -> Step:
+    def _placed(self, request: GenerateRequest, step: Step, sha256: str) -> Step:
         """Return the step. If it holds the Started delta, add the placement to that."""
         if not step.deltas or not isinstance(step.deltas[0], Started):
             return step
-        sha256 = self._pool.status(request.model).sha256
         started = replace(step.deltas[0], placement=Placement(self.name, request.model, "", sha256=sha256))
         return replace(step, deltas=(started, *step.deltas[1:]))
 

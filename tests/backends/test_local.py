@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from edgeagent.backends import local
 from edgeagent.backends.base import Backend
 from edgeagent.backends.local import LocalBackend
+from edgeagent.backends.mailbox import Mailbox
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import (
     BackendUnavailable,
@@ -300,3 +303,30 @@ async def test_an_estimate_says_what_is_in_the_way(make: Make) -> None:
     context = backend.models()[0].info
     assert context is not None
     assert backend.estimate(request("x" * (17 * context.context_length))).obstacle == "context_too_long"
+
+
+async def test_an_answer_is_whole_if_its_model_is_unloaded_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(name: str) -> Files:
+        return Files(name, Path(f"{name}.gguf"))
+
+    pool = Pool(Config(), find, lambda _: None, offer=find, command=stub_command(tmp_path / "lives"), patience=QUICK)
+    backend = LocalBackend(pool)
+
+    class LateMailbox(Mailbox):
+        """Its reader comes after the end of the answer, and after the pool has looked for unused models."""
+
+        async def next(self) -> Step:
+            await eventually(lambda: self._has_ended)
+            pool._unload_expired()
+            return await super().next()
+
+    monkeypatch.setattr(local, "Mailbox", LateMailbox)
+    await backend.start()
+    steps = await collect(backend, structs.replace(request("answer 3", model="other"), keep_alive_s=0.0))
+    with pytest.raises(ModelNotFound):
+        backend.find_model("other")
+    assert text(steps) == "0 1 2 "
+    assert reason(steps) is FinishReason.STOP
+    await backend.stop()

@@ -217,14 +217,18 @@ class Pool:
         """Return how many live requests a model has; raise ModelNotFound."""
         return self._model(model).supervisor.num_live
 
-    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
-        """Send a request to its model's worker; raise ModelNotFound, or the errors of Supervisor.submit."""
+    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> LoadedModel:
+        """Send a request to its model's worker; raise ModelNotFound, or the errors of Supervisor.submit.
+
+        Return the model. The pool may have unloaded and forgotten it before the answer is read.
+        """
         model = self._model(request.model)
         adapter = self.find_model(request.model).removeprefix(model.name).removeprefix("+")
         model.supervisor.submit(structs.replace(request, adapter=adapter) if adapter else request, sink, so_far)
         if request.keep_alive_s is not None and not model.is_pinned:
             model.keep_alive_s = request.keep_alive_s
         model.note_use()
+        return model
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Return a model's answer to a question about text; raise ModelNotFound, or the errors of Supervisor.ask."""
