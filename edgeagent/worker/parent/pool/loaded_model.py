@@ -19,6 +19,7 @@ from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from edgeagent.worker.parent.supervision.watchdog import Patience
 from edgeagent.worker.protocol import Load
+from edgeagent.worker.sandbox.sandbox import READ_ONLY_FILES
 
 # A model without a worker that no client asks for is forgotten after this time.
 _FORGET_S = 600.0
@@ -144,6 +145,14 @@ class LoadedModel:
     def is_forgettable(self) -> bool:
         """Whether the pool may forget the model: it is not pinned, has no worker, and was not used for ten minutes."""
         return not self.is_pinned and self.state in (WorkerState.STOPPED, *UNUSABLE) and self.idle_s >= _FORGET_S
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the model's worker is sandboxed and reports trouble with its disk cache."""
+        status = self.supervisor.status()
+        disk = status.worker.disk_cache if status.worker is not None else None
+        is_enclosed = status.info is not None and READ_ONLY_FILES in status.info.sandbox
+        return status.state is WorkerState.READY and is_enclosed and disk is not None and disk.trouble is not None
 
     def status(self) -> ModelStatus:
         """Return the model's status, including when it will be unloaded."""

@@ -33,7 +33,6 @@ from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.parent.supervision.watchdog import Patience
 from edgeagent.worker.protocol import DiskCache
-from edgeagent.worker.sandbox.sandbox import READ_ONLY_FILES
 
 _DEFAULT_NAMES = ("", "default")
 # How many models are searched for at a time. A search reads the disk, and may verify a file of gigabytes.
@@ -384,20 +383,13 @@ class Pool:
 
 async def _look_at(model: LoadedModel) -> None:
     """Reload a quarantined model whose files were replaced, or a model whose cache folder was created again."""
-    status, supervisor, preparation = model.status(), model.supervisor, model.preparation
-    if status.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):
+    supervisor, preparation = model.supervisor, model.preparation
+    if model.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):
         logger.warning("the files of %s were replaced; it is loaded again", model.name)
         supervisor.reload()
-    elif _is_cut_off(status) and not supervisor.num_live and await asyncio.to_thread(preparation.folder.is_made_anew):
+    elif model.is_cut_off and not supervisor.num_live and await asyncio.to_thread(preparation.folder.is_made_anew):
         # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed.
         logger.warning(
             "the cache folder of %s was deleted and created again; the model is loaded again to use it", model.name
         )
         supervisor.reload()
-
-
-def _is_cut_off(status: ModelStatus) -> bool:
-    """Whether a sandboxed worker reports trouble with its disk cache."""
-    disk = status.worker.disk_cache if status.worker is not None else None
-    is_enclosed = status.info is not None and READ_ONLY_FILES in status.info.sandbox
-    return status.state is WorkerState.READY and is_enclosed and disk is not None and disk.trouble is not None
