@@ -98,7 +98,9 @@ class Backend(Protocol):
         ...
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0. If the model has live requests, return how many must end first.
+        """End a model's worker and return 0. If the model has live requests, return their number instead.
+
+        The worker then ends after these requests.
 
         Raise ModelNotFound, or NotSupported for a remote model.
         """

@@ -1,6 +1,7 @@
-"""Scenarios of the prefix cache: after a power cut, with a shared system prompt, and with many conversations.
+"""Scenarios of the prefix cache: after the server was killed, with a shared system prompt, and with many conversations.
 
-They measure what the cache saves. The conversations need more tokens than fit into the KV cells.
+The scenarios measure the time to the first token and the cached tokens. The many conversations need more tokens than
+fit into the KV cells.
 """
 
 from __future__ import annotations

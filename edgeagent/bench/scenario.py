@@ -57,9 +57,9 @@ Round = Mapping[Metric, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One thing to measure. `prepare` runs once for each server, and is not measured.
+    """One thing to measure. `round` measures it once. `prepare` runs once for each server, and is not measured.
 
-    If `is_default` is False, it is measured only if the user names it. If `is_once`, it cannot be repeated.
+    If `is_default` is False, the scenario is measured only if the user names it. If `is_once`, it cannot be repeated.
     """
 
     name: str

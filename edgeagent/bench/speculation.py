@@ -1,6 +1,6 @@
-"""Scenarios of speculation: several kinds of text, with different draft lengths.
+"""The scenario of speculation: tokens per second for several kinds of text and several draft lengths.
 
-The draft lengths are none, some fixed lengths, and the server's own choice.
+A draft length is 0 (no drafts), a fixed length, or the server's own choice.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Connection(Protocol):
 
     @property
     def opening_ms(self) -> float:
-        """How long opening the connection took. It is 0 over HTTP, where the first request opens it."""
+        """The milliseconds that opening the connection took; 0 over HTTP, where the first request opens it."""
         ...
 
     async def open(self) -> None:

@@ -155,14 +155,15 @@ class ResponseDatabase:
         found: dict[str, Item] = {}
         route: RouteMode | None = None
         for item_id in item_ids:
-            row = self._execute(
+            rows = self._execute(
                 "SELECT s.items, r.body FROM items i JOIN responses r ON r.segment = i.segment "
-                "JOIN segments s ON s.id = i.segment WHERE i.id = ? AND r.partition = ? LIMIT 1",
+                "JOIN segments s ON s.id = i.segment WHERE i.id = ? AND r.partition = ?",
                 *(item_id, partition),
-            ).fetchone()
-            if row:
-                found |= {item.id: item for item in self._unpack_items(row[0]) if item.id == item_id}
-                route = strictest(route, _route_of(row[1]))
+            )
+            for items, body in rows:
+                if item_id not in found:
+                    found |= {item.id: item for item in self._unpack_items(items) if item.id == item_id}
+                route = strictest(route, _route_of(body))
         return found, route
 
     def remove(self, response_id: str, partition: str) -> bool:

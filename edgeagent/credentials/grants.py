@@ -45,7 +45,7 @@ class Grant:
                 self._grants.discard(self)
 
     def check(self) -> None:
-        """Raise Unauthorized if the token has ended. For work that begins long after the token was checked."""
+        """Raise Unauthorized if the token is no longer valid. Call it before work that begins long after."""
         if not self._grants.is_held(self):
             raise revoked()
 

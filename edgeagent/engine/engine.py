@@ -239,9 +239,9 @@ class Engine:
         return outputs
 
     def settle(self) -> None:
-        """Save states and blocks of the latest step. The next `admit` or `step` does it if it was not done before.
+        """Save the states and blocks of the latest step. Without this call, the next `admit` or `step` saves them.
 
-        This takes milliseconds, so send the new tokens first.
+        Send the new tokens before this call, since it takes milliseconds.
         """
         if not self._unsettled:
             return

@@ -126,7 +126,7 @@ class Sequence:
 
     @classmethod
     def of(cls, spec: SequenceSpec, num_output: int, order: int, min_prompt_chunk: int, now_s: float) -> Sequence:
-        """Return a waiting sequence, which may generate `num_output` tokens."""
+        """Return a waiting sequence. It may generate at most `num_output` tokens, delivered ones included."""
         tokens = array("i", [*spec.prompt, *spec.delivered])
         num_prompt = len(spec.prompt)
         return cls(
@@ -185,7 +185,7 @@ class Sequence:
     def add_chunk_end(self, position: int) -> None:
         """Make a chunk of the prompt end at `position`.
 
-        Ignore a position that was already computed, or that leaves too few tokens of the prompt for another chunk.
+        Ignore the position if it is already computed, or if fewer than `min_prompt_chunk` prompt tokens follow it.
         """
         is_ahead = self.num_computed < position <= self.num_prompt - self.min_prompt_chunk
         if is_ahead and position not in self.chunk_ends:

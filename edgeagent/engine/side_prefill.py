@@ -241,8 +241,8 @@ class SidePrefill:
 
 
 def _end_of(sequence: Sequence) -> int:
-    """Return the position at which a side context must stop in a prompt.
+    """Return the end of the part of a prompt that a side context may compute, in tokens from the prompt's start.
 
-    The tokens after it are left to the step that gives logits. With fewer tokens, that step would give other logits.
+    The step that gives the logits computes the remaining tokens. With fewer tokens, this step would give other logits.
     """
     return sequence.num_prompt - max(2, sequence.min_prompt_chunk)

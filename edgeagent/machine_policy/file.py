@@ -1,7 +1,7 @@
 """The policy's file: its path, the checks of its owner and its content, and how a running process follows its changes.
 
 No option and no environment variable can name another path, so only users who may write to this path set the policy.
-While the file cannot be trusted or understood, the policy is CLOSED, and `trouble` says why.
+While the file cannot be trusted or parsed, the policy is CLOSED: it forbids remotes and downloads. `trouble` says why.
 """
 
 from __future__ import annotations

@@ -104,9 +104,9 @@ def _endpoint(endpoint: Endpoint, where: str, *, is_plaintext_allowed: bool) -> 
 
 
 def check_url(text: str, where: str) -> SplitResult:
-    """Return a URL's parts; raise ConfigError if it is not a URL or holds a secret.
+    """Return the parts of an http or https URL. `where` names the URL's field at the start of an error's text.
 
-    `where` names the field at the start of the error's text.
+    Raise ConfigError if the URL is invalid or too long, or has a user name, a password, a query or a fragment.
     """
     if len(text) > MAX_URL_CHARS or not text.isascii() or any(not char.isprintable() or char == " " for char in text):
         raise ConfigError(f"{where}: must be a URL of at most {MAX_URL_CHARS} ASCII characters without blanks")

@@ -96,7 +96,7 @@ class RemotesFile:
 
 
 def load_remotes(state_dir: Path) -> tuple[Remote, ...]:
-    """Return the remotes of a state folder; raise ConfigError, which names the remote and field at fault."""
+    """Return the remotes of a state folder, or () if it has no file of remotes; raise ConfigError if it is invalid."""
     check_folder(state_dir)
     path = state_dir / REMOTES_FILE
     content = read_private(path, max_bytes=_MAX_BYTES + 1)

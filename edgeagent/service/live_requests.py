@@ -1,6 +1,6 @@
-"""The registry of the requests in flight: whether each runs, can be found by its id, and has its end delivered.
+"""The registry of requests in flight: whether each one runs, can be found by its id, and waits for its terminal event.
 
-The registry is used by the stop, the status, a cancel by id and the sockets. It does not depend on what a request asks.
+The shutdown, the status, cancels by id and the sockets use the registry. It does not know what a request asks for.
 """
 
 from __future__ import annotations

@@ -107,7 +107,10 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def check_room(plan: Plan, size_bytes: int | None, free: Callable[[Path], Any] = shutil.disk_usage) -> None:
-    """Raise StoreError if the copy does not fit on the disk. If `size_bytes` is None, use the size of the source."""
+    """Raise StoreError if the copy does not fit on the target's disk, or if the target's folder cannot be used.
+
+    `size_bytes` is the expected size of the copy. If it is None, the size of the source is used.
+    """
     needed = (size_bytes if size_bytes is not None else plan.header.size_bytes) + _MARGIN_BYTES
     folder = plan.target.parent
     try:

@@ -144,7 +144,7 @@ class ToolCallDelta(Struct, frozen=True, tag="args"):
 
 
 class Finished(Struct, frozen=True, tag="finished"):
-    """The last delta of an answer. An answer that fails has none: it ends with an exception."""
+    """The last delta of an answer. An answer that fails has no Finished delta: it ends with an exception."""
 
     reason: FinishReason
     usage: Usage

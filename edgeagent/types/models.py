@@ -173,9 +173,11 @@ UNUSABLE = (WorkerState.FAILED, WorkerState.QUARANTINED)
 class ModelStatus(Struct, frozen=True):
     """A model that the daemon serves, and the state of its worker.
 
-    Stopped: the next request loads the model. Failed: the model cannot be loaded. Quarantined: its workers ended or
-    hung too often. `cause` says why.
-    retry_after_s: after this many seconds the next request tries again.
+    state: if stopped, the next request loads the model; if failed, the model cannot be loaded; if quarantined, its
+    workers ended or hung too often.
+    progress: the loaded fraction of the model, 0 to 1.
+    cause: why the last worker ended, or why it could not load the model; None if no worker failed.
+    retry_after_s: seconds until a request may load a failed or quarantined model again; None otherwise.
     ready_in_s: seconds until a model that is not loaded should be ready, estimated from its last load or from the size
     of its files; None if unknown.
     is_pinned: the model is never unloaded to make room.

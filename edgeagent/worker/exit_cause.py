@@ -75,7 +75,8 @@ def one_line(text: str) -> str:
 def is_from_outside(returncode: int) -> bool:
     """Whether a process was ended from outside: by a person, a service manager, or the kernel for lack of memory.
 
-    Always False on Windows. There, a process that ends another one chooses its exit code, so the code shows nothing.
+    Always False on Windows. There, the process that ends another one chooses the exit code, so the exit code does not
+    show who ended it.
     """
     return returncode in (-_SIGKILL, -_SIGTERM)
 

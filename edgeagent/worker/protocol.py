@@ -196,7 +196,10 @@ class StepItem(Struct, frozen=True, array_like=True):
 
 
 class StepResult(Struct, frozen=True, tag="steps"):
-    """All requests' deltas of one engine step. `at_s` is time.monotonic when the step's tokens were sampled."""
+    """Deltas of one engine step; a step with many deltas comes in several of these.
+
+    `at_s`: when the step's tokens were sampled (time.monotonic).
+    """
 
     at_s: float
     items: tuple[StepItem, ...]

@@ -179,6 +179,15 @@ def test_where_a_continuation_may_run_is_kept(told: bytes, route: RouteMode | No
     assert store.find_items(["msg_a_in"], "")[1] is route
 
 
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_an_item_of_two_responses_has_the_stricter_route(names: str) -> None:
+    store, item = database(), said("one")
+    routes = {"a": b'{"mode": "local_only"}', "b": b'{"mode": "prefer_local"}'}
+    for name in names:
+        store.add(StoredResponse(name, (item,), ()), b'{"id": "%s", "edgeagent": %s}' % (name.encode(), routes[name]))
+    assert store.find_items([item.id], "") == ({item.id: item}, RouteMode.LOCAL_ONLY)
+
+
 def partitions(store: ResponseDatabase) -> list[str]:
     """Return the partition of each stored response, least recently used first."""
     return [partition for (partition,) in store._execute("SELECT partition FROM responses ORDER BY used")]

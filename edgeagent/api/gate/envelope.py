@@ -1,4 +1,4 @@
-"""The outermost ASGI middleware: names each request, counts its outcome, and answers exceptions that nothing caught."""
+"""The outermost ASGI middleware. It gives each request an id, counts its outcome, and answers uncaught exceptions."""
 
 from __future__ import annotations
 

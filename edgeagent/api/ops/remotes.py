@@ -141,7 +141,11 @@ async def purge_egress(request: Request) -> JSONResponse:
 
 
 def route_report(context: Context) -> RouteReport:
-    """Return where requests may run, and the status of each remote. `trouble` says why no remote is used."""
+    """Return the machine's mode (where requests may run), and the status of each remote.
+
+    `trouble` says why no remote is used. `ledger_trouble` says why nothing may be sent to a remote. Each is None
+    if there is no trouble.
+    """
     outside = context.service.outside
     if outside is None:
         return {"mode": RouteMode.LOCAL_ONLY, "trouble": None, "ledger_trouble": None, "remotes": []}

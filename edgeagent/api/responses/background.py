@@ -1,7 +1,7 @@
-"""Background responses: started, run to their end without a connection, stored, and followed by any number of clients.
+"""Background responses run to their end without a connection and are stored. Any number of clients may follow one.
 
-A follower reads from the response itself (`api.responses.replay`). So a follower that is slow or leaves affects nothing
-else.
+A follower is a client that streams a response's events. The events are made from the response itself (see
+`api.responses.replay`), so a slow follower, or one that disconnects, affects nothing else.
 """
 
 from __future__ import annotations

@@ -29,7 +29,10 @@ class Responses(Frontend):
 
     @classmethod
     def of(cls, config: Config, folder: Path | None) -> Self:
-        """Return the frontend; its file is opened when the first response is stored or asked for."""
+        """Return the frontend. Its file in `folder` is opened when the first response is stored or asked for.
+
+        Without a folder, or without `server.persist_responses`, the responses are kept in memory only.
+        """
         path = folder / FILE if folder is not None and config.server.persist_responses else None
         return cls(ResponseStore(ITEM_FORMAT, path, stored_limits(config.server)))
 

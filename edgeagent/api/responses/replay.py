@@ -1,10 +1,10 @@
-"""The events of a background response, made again from the response itself, from any event on.
+"""Recreates the events of a background response from the response itself, after any given event.
 
-No events are stored, since an event's number can be computed from the response. An event's number is 1 greater than the
-number before. A delta is different: its number grows by its characters instead of 1, and so shows how far the text
-reaches. A client sends the number of the last event that it saw, and gets the rest, perhaps in other pieces. A client
-that reads slowly gets fewer and longer deltas. The events are made from the live response while it is generated, and
-from the store afterwards.
+No events are stored, since the number of each event can be computed from the response. Each number is 1 greater than
+the one before. A delta's number is greater by the delta's length in characters, so it tells how much text was sent. A
+client sends the number of the last event that it saw, and gets the later events. Their deltas may be cut at other
+places. A client that reads slowly gets fewer and longer deltas. The events are made from the live response while it is
+generated, and from the stored response afterwards.
 """
 
 from __future__ import annotations

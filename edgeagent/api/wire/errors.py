@@ -191,7 +191,10 @@ def error_answer(path: str, error: EdgeAgentError) -> JSONResponse:
 
 
 def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:
-    """Return the WebSocket message for a create that failed before its response began."""
+    """Return the WebSocket message for a `response.create` that failed before its response began.
+
+    The session also sends it for messages that it does not understand.
+    """
     event: ErrorEvent = {"type": "error", "status": http_status(error), "error": error_body(error)}
     if headers := error_headers(error):
         event["headers"] = headers

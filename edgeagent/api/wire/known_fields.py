@@ -80,7 +80,7 @@ def header(warning: FieldWarning) -> tuple[bytes, bytes]:
 
 
 class WarningLog:
-    """Writes warnings into the log, at most one in LOG_EVERY_S seconds, since clients repeat the same field."""
+    """Writes warnings into the log, at most one in LOG_EVERY_S seconds: a client repeats its unknown fields."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

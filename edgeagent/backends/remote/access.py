@@ -1,4 +1,7 @@
-"""The API key of a remote. It is sent only to that remote, and not sent again after the remote has refused it."""
+"""The API key of a remote. The key is sent only to this remote.
+
+After the remote has refused the key, it is not sent again until the key changes or the remote is added again.
+"""
 
 from __future__ import annotations
 

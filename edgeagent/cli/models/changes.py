@@ -180,7 +180,10 @@ def _import(shelf: Shelf, model: Adoptable) -> bool | EdgeAgentError:
 
 
 def _progress(model: Adoptable) -> Callable[[int], None] | None:
-    """Return a function that shows how much of a file was checked; None if stderr is not a terminal."""
+    """Return a function that gets the number of checked bytes and shows them as a percentage of the model's size.
+
+    Return None if stderr is not a terminal, or if the size is 0.
+    """
     if terminal_width(sys.stderr) is None or not model.size_bytes:
         return None
     percents = -1

@@ -51,15 +51,15 @@ class _Partition:
 class HostTier:
     """A BlockTier in memory.
 
-    It evicts only leaves and blocks that the tier below also holds, so every block's ancestors stay within reach. It
-    never evicts PINNED blocks and blocks that are pinned for lanes (at most half of the limit). It evicts blocks that
+    It evicts only leaves, and blocks that the tier below also holds, so every block's ancestors can be read. It never
+    evicts PINNED blocks or blocks that are pinned for lanes; lanes pin at most half of the limit. It evicts blocks that
     wait for the tier below only if they take more than half of the limit, or if the tier below cannot write.
 
-    Partitions with more than an equal share lose blocks first, in the order of GreedyDual-Size (Cao and Irani 1997): a
+    Stale partitions and those above an equal share lose blocks first. As in GreedyDual-Size (Cao and Irani 1997), a
     block's priority is its value per byte, plus the highest priority of all blocks evicted before its last use.
 
-    `can_cut`: a prefix of this model can be cut at any token. A longer sibling may then replace a block with whose
-    tokens it begins (see `_drop_beginnings`).
+    `can_cut`: a prefix of this model can be cut at any token. Then a block is dropped when a longer sibling is added
+    that begins with the block's tokens (see `_drop_beginnings`).
     """
 
     def __init__(

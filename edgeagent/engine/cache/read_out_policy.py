@@ -32,7 +32,7 @@ class ReadOutPolicy:
         self._hit_rate = _FIRST_HIT_RATE
 
     def observe_read(self, num_bytes: int, seconds: float) -> None:
-        """Note how many seconds it took to read out a block and to add it to host memory."""
+        """Note the seconds that it took to read out a block of `num_bytes` bytes and to add it to host memory."""
         self._rate.observe(num_bytes, seconds)
 
     def observe_prompt(self, num_tokens: int, num_cached: int) -> None:

@@ -31,9 +31,10 @@ class AbortFlag:
         self._flag[0] = b"\0"
 
     def ask(self, must_stop: Callable[[], bool]) -> None:
-        """Let llama.cpp call `must_stop` at each graph node instead of reading the flag. Stop if it returns True.
+        """Let llama.cpp call `must_stop` at each graph node instead of reading the flag.
 
-        Each call takes the interpreter's lock.
+        The computation stops if `must_stop` returns True. After this call, `set` interrupts nothing. Each call of
+        `must_stop` takes the interpreter's lock.
         """
 
         def answer(_: int | None) -> bool:

@@ -45,11 +45,11 @@ class _Reader:
     payload: memoryview
 
     def u32(self, at: int) -> int:
-        """Return the unsigned 32-bit number at a position. Raise _OtherLayout if it is beyond the payload."""
+        """Return the little-endian unsigned 32-bit number at byte `at`; raise _OtherLayout beyond the payload."""
         return self._number("<I", at)
 
     def u64(self, at: int) -> int:
-        """Return the unsigned 64-bit number at a position. Raise _OtherLayout if it is beyond the payload."""
+        """Return the little-endian unsigned 64-bit number at byte `at`; raise _OtherLayout beyond the payload."""
         return self._number("<Q", at)
 
     def _number(self, layout: str, at: int) -> int:

@@ -47,12 +47,14 @@ class Offer:
 def allocate(
     offers: Items[Offer], target_s: Items[float], num_sequences: int, budget_s: float = math.inf
 ) -> tuple[list[int], float]:
-    """Return how many tokens to draft for each offer, and the factor by which that raises the tokens per second.
+    """Return how many tokens to draft for each offer, and the factor by which drafts raise the tokens per second.
+
+    The factor is 1 if nothing is drafted.
 
     - `target_s[n]`: the seconds of the target's step with n draft tokens. At most `len(target_s) - 1` are drafted.
-    - `num_sequences`: how many sequences decode. Each gets one token from a step without drafts, even if it has no
-      offer.
-    - `budget_s`: the inter-token-latency budget; see `longest_s`.
+    - `num_sequences`: how many sequences decode, with or without an offer. Each gets one token from a step without
+      drafts.
+    - `budget_s`: the inter-token-latency budget in seconds; see `longest_s`.
     """
     max_s = longest_s(target_s, budget_s)
     tokens = sorted(

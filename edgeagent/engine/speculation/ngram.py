@@ -89,9 +89,9 @@ def _match(tokens: Items[int], place: int) -> int:
 
 @dataclass(slots=True)
 class _Text:
-    """What is known of one sequence: its index, and where the latest match was.
+    """The n-gram index of one sequence, and the distance of its latest match.
 
-    `distance`: how many tokens lie between the present end and the place that the end repeats (0: no match yet).
+    `distance`: how many tokens before the sequence's end the matching earlier tokens ended; 0 if nothing has matched.
     """
 
     index: NgramIndex = field(default_factory=NgramIndex)

@@ -247,7 +247,11 @@ class Proposals:
         return proposals
 
     def _look_up(self, plain: StepShape, num_free: int) -> tuple[list[float], list[float]]:
-        """Return two lists of expected seconds: of a target step with n drafts, and of a draft step for n sequences."""
+        """Return two lists of expected seconds: of a target step with n draft tokens, and of a draft step.
+
+        Item n of the second list is for n sequences. The list is empty without a draft model. Each target step with
+        drafts includes the time of planning them. Before the first measurement, all target steps count as 1 s.
+        """
         if self._num_steps - self._looked_up_at >= _STEPS_PER_LOOKUP:
             self._times.clear()
             self._looked_up_at = self._num_steps

@@ -196,7 +196,7 @@ class Calibration:
 
 
 def most_probes(candidates: Sequence[Attention]) -> int:
-    """Return how many probes `Calibration.measure` opens at a time, at most: all forms, or all sizes of one form."""
+    """Return the most probes that `Calibration.measure` has open at a time: all forms, or all sizes of one form."""
     num_sizes = Counter(candidate.flash for candidate in candidates)
     return max(len(num_sizes), *num_sizes.values())
 

@@ -26,5 +26,5 @@ def memory_kind(metadata: Metadata, architecture: str) -> str:
 
 
 def is_encoder(metadata: Metadata, architecture: str) -> bool:
-    """Whether a model reads a text at once and keeps nothing of it in memory."""
+    """Whether a model is an encoder: it reads a whole text in one pass and keeps no KV cache."""
     return architecture in _ENCODERS or metadata.get(f"{architecture}.attention.causal") is False

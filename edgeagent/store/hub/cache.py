@@ -100,10 +100,10 @@ class HubCache:
                 shutil.rmtree(repo, ignore_errors=True)
 
     def unreferenced(self) -> dict[Path, str]:
-        """Return the unfinished downloads, and the blobs that no name uses, each with its repository's name.
+        """Return the unfinished downloads and the blobs to which no snapshot links, each with its repository's name.
 
-        Other programs keep their files in this cache too. Therefore only empty files, and files that begin with
-        "GGUF", are returned.
+        Other programs keep their files in this cache too. Therefore a file is returned only if it is empty or begins
+        with "GGUF".
         """
         found = {}
         for repo in self.repos():

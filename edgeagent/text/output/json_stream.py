@@ -1,7 +1,8 @@
-"""Reads JSON with generators that are sent one character at a time. They limit the depth.
+"""Readers of JSON: generators to which the caller sends one character at a time.
 
-They are strict, except that a string may contain unescaped line breaks and other control characters.
-A reader returns the character that it had to read beyond its value, or "" if it needed none.
+A reader raises MalformedError for invalid JSON, and if values are nested deeper than MAX_DEPTH. It is strict, except
+that a string may contain unescaped line breaks and other control characters. A reader returns the first character after
+its value if it had to read that character, else "".
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ Schema = dict[str, Any]
 
 
 class TooManyReferencesError(ValueError):
-    """A $ref beside other keywords leads through too many schemas, or alternatives name too many keys."""
+    """A $ref beside other keywords leads through too many schemas, or anyOf and oneOf name too many keys."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,10 @@ class Questions(threading.Thread):
         self._asks.put(ask)
 
     def drop(self, ask_id: str) -> None:
-        """Drop a question; any thread may call it. A running computation is finished, but its answer is not sent."""
+        """Drop a question; any thread may call it.
+
+        A running computation is finished, but no further part of its answer is sent. An error is still sent.
+        """
         self._live.discard(ask_id)
 
     def run(self) -> None:

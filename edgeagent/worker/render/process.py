@@ -1,11 +1,11 @@
-"""The processes that run a model's chat template, separate from the model.
+"""The renderers: processes that run a model's chat template, apart from the worker that runs the model.
 
-If such a process is ended, only its own request fails. Jinja's work in C (comparing, sorting, formatting) does not
-check budgets, and blocks all other threads of its process. So the kernel limits it: a timer of CPU time ends the
-process, and a limit of its address space makes allocations fail. A keeper process, which runs no template code, starts
-the next renderer and reports the end of the last.
+If a renderer is ended, only its own request fails. Jinja's work in C (comparing, sorting, formatting) does not check
+budgets, and blocks all other threads of its process. So the kernel limits a renderer: a CPU timer ends the process, and
+a limit of the address space makes allocations fail. When a renderer ends early, the keeper process reports this to the
+worker and starts another renderer. The keeper runs no template code.
 
-The keeper is forked before the worker starts threads and enters its sandbox, where it cannot start processes.
+The worker forks the keeper before it starts threads and enters its sandbox, since the sandbox forbids new processes.
 """
 
 from __future__ import annotations

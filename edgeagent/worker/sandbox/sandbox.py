@@ -109,8 +109,8 @@ def enclose_renderer() -> None:
 def _wake_gpu() -> None:
     """Create NVIDIA's device files if they are missing.
 
-    After the machine's start, they are missing until a program uses the GPU. The driver creates them with a program
-    that runs as root. The sandbox would forbid that later, and no GPU would be found.
+    After a boot, these files are missing until a program uses the GPU. The driver then runs nvidia-modprobe, which
+    creates them as root. The sandbox forbids this, so run the program before the sandbox. Otherwise no GPU is found.
     """
     program = shutil.which("nvidia-modprobe", path="/usr/bin:/usr/sbin:/bin:/sbin")
     is_asleep = Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidia-uvm").exists()

@@ -162,9 +162,9 @@ class Connection(Pump[Frame, OwnAction]):
         self._shrink(live)
 
     def _shrink(self, live: LaneTurn) -> None:
-        """Free the inputs of a turn that is over, and keep only what is needed to write its terminal event.
+        """Free the inputs of a turn that is over. Keep only what is needed to write its terminal event.
 
-        So a client that does not read holds little memory.
+        This limits the memory that is kept for a client that does not read.
         """
         is_kept = self._requests.get(live.id) is live  # not yet reduced, nor written
         if is_kept and live.is_ending and live.task is None and not live.is_visible:

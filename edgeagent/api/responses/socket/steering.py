@@ -65,12 +65,12 @@ def read_steer_input(raw: object) -> tuple[Item, ...]:
 
 
 def accepted(steer: Steer) -> ResponseSteerAccepted:
-    """Return the event that an input was accepted."""
+    """Return the event which tells the client that its input was accepted."""
     return {"type": "response.steer.accepted", "sequence_number": 0, "steer": _echo(steer)}
 
 
 def pending(steer: Steer, calls: Sequence[CallItem]) -> ResponseSteerPending:
-    """Return the event that an input waits for the results of calls."""
+    """Return the event which tells the client that its input waits for the results of these tool calls."""
     stubs: list[RequiredInput] = [
         {"type": "function_call_output", "call_id": call.call_id, "name": call.name} for call in calls
     ]
@@ -84,7 +84,7 @@ def pending(steer: Steer, calls: Sequence[CallItem]) -> ResponseSteerPending:
 
 
 def failed(refusal: SteerRefused, previous_id: object, raw: object, steer_id: str | None = None) -> ResponseSteerFailed:
-    """Return the event that an input was refused. It contains the input."""
+    """Return the event which tells the client that its input was refused. It contains the input."""
     shown_id = previous_id if isinstance(previous_id, str) else ""
     steer: SteerEcho = {"previous_response_id": shown_id, "input": _shown(raw)}
     if steer_id is not None:
@@ -98,7 +98,7 @@ def _echo(steer: Steer) -> SteerEcho:
 
 
 def unanswered(items: Sequence[Item]) -> list[CallItem]:
-    """Return the calls of a response. Only the client can bring their results."""
+    """Return the tool calls among a response's output items. The client must send their results."""
     return [item for item in items if isinstance(item, CallItem)]
 
 

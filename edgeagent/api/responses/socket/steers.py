@@ -1,4 +1,6 @@
-"""A connection's steers: which are accepted, which wait for the results of calls, and which are refused and returned.
+"""The steers of one connection: which are accepted, which wait for the results of tool calls, and which are refused.
+
+A steer is an input that a client sends to a response that is under way.
 
 The session sends the events. The module `steering` reads and writes the JSON of a steer.
 """
@@ -62,7 +64,7 @@ class Steers:
     def refused(
         self, refusal: SteerRefused, lane: Lane | None, previous_id: object, raw: object, steer_id: str | None = None
     ) -> Json:
-        """Return the event that an input was refused. It contains the input."""
+        """Return the event which tells the client that its input was refused. It contains the input."""
         event = steering.failed(refusal, previous_id, raw, steer_id)
         event["sequence_number"] = self._num_failures
         if lane is not None and lane.name is not None:

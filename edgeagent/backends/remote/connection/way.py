@@ -1,4 +1,4 @@
-"""The route from this machine to an address: which local address it uses, and how long the machine has slept.
+"""Signs that the network has changed: the local address of the route to a peer, and how long the machine has slept.
 
 Nothing is sent: connecting or binding a datagram socket only makes the kernel look up the route.
 """

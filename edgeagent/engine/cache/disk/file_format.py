@@ -68,8 +68,8 @@ class Seal:
     def decode(self, content: bytes, key: BlockKey) -> Block:
         """Return the block with this key from a file's content. Raise BadBlock if the content is anything else.
 
-        The lengths in the header are checked against the file's size before they are used. The authentication code is
-        checked before anything is taken from the content.
+        The header's lengths are checked against the file's size, then the authentication code is checked. The block is
+        built only after both checks.
         """
         if len(content) < HEADER_BYTES:
             raise BadBlock("too short for a header")
@@ -95,7 +95,9 @@ class Seal:
         return Block(root, parent, own_key, start, tokens, body[tokens_bytes:], is_draft=bool(is_draft))
 
     def decode_head(self, content: bytes, name: BlockName) -> Head:
-        """Return the head of the block with this name, from the first bytes of its file. Raise BadBlock like `decode`.
+        """Return the head of the block with this name. Raise BadBlock like `decode`.
+
+        `content` must be the first `head_bytes(name.length)` bytes of the block's file.
 
         The authentication code is not checked, since it needs the whole file. The block's key is checked instead: it is
         a hash of the parent's key and the tokens, keyed with this installation's secret.

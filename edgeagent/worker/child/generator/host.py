@@ -138,7 +138,7 @@ class Host:
         return self._lessons.to_keep(self.engine)
 
     def close(self) -> None:
-        """Save cached blocks to the tiers that outlive the process. No method may be called after this."""
+        """Cancel all requests, and save cached blocks to the disk cache if there is one. Call no method afterwards."""
         self.engine.close()
         self.embedder.close()
 
@@ -176,8 +176,8 @@ class Host:
     def prepare_grammars(self) -> None:
         """Build the grammars' vocabulary tables before the first schema needs them.
 
-        This takes up to a second for a large vocabulary. It may run while `Engine.step` runs, on the thread that calls
-        `prepare`.
+        This takes up to a second for a large vocabulary. Call it on the thread that calls `prepare`. `Engine.step` may
+        run at the same time on another thread.
         """
         self._grammars.prepare()
 

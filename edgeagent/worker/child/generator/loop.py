@@ -374,7 +374,7 @@ class Worker:
 
 
 def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
-    """Return why an answer ended. A reason in the text (a stop string, tool calls) overrides `reason`."""
+    """Return why an answer ended. A stop string in the text gives STOP; with tool calls, STOP becomes TOOL_CALLS."""
     if stream.stopped is not None:
         reason = FinishReason.STOP
     return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason

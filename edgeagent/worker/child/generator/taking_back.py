@@ -16,10 +16,11 @@ _DRAFTS = "drafts"
 def check_drafts(
     model: Model, runner: LlamaRunner, choices: Sequence[Choice], on_try: Callable[[str], None]
 ) -> tuple[str, tuple[Choice, ...]]:
-    """Return why a model cannot use drafts ("" if it can), and its choices.
+    """Return why a model cannot use drafts ("" if it can), and the model's choices.
 
-    If it cannot, the returned choices have a choice that says so, instead of the one about drafts in `choices`, if
-    any; see `fit.draft_states`. The runner's cells must be empty before the call, and are empty again afterwards.
+    If the model can use drafts, these are `choices`. If not, the choice named "drafts" is replaced, or added if it is
+    missing: its value is "none", and it says why. `on_try` is called before a trial computation. The runner's cells
+    must be empty before the call, and are empty again afterwards.
     """
     if model.memory_kind in CUTTABLE:
         return "", tuple(choices)

@@ -344,7 +344,10 @@ class Pool:
         return known
 
     def _end(self, model: LoadedModel) -> asyncio.Task[None]:
-        """Begin to end a model's worker. A pinned model stays in the pool; others must be located again."""
+        """Begin to end a model's worker; return a task that is done when the worker has ended.
+
+        A pinned model stays in the pool. Any other model leaves the pool and must be located again.
+        """
         supervisor = model.renew()
         if not model.is_pinned:
             del self._models[model.name]
