@@ -239,8 +239,8 @@ class FolderShare:
 def list_parts(folder: Path) -> list[FolderShare]:
     """Return a folder's blocks as one share for each root, the latest used first.
 
-    A model and client with blocks for several settings have several shares. Raise OSError if the folder cannot be
-    listed.
+    A model and client with blocks for several settings have several shares. The result is empty if there is no folder.
+    Raise OSError if the folder cannot be listed.
     """
     if not folder.is_dir():
         return []

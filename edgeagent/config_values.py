@@ -22,7 +22,10 @@ class ModelOptionError(ValueError):
 
 
 def of_kind(value: object, kind: object) -> object:
-    """Return a value of an option. Reject true for a number and 1 for a switch, which pydantic would convert."""
+    """Return a value of an option unchanged.
+
+    Raise ValueError for true as a number and for 1 as a switch, because pydantic would convert them.
+    """
     if kind in (int, float) and isinstance(value, bool):
         raise ValueError(f"must be a number, not {value}")
     if kind is bool and isinstance(value, int | float) and not isinstance(value, bool):

@@ -129,7 +129,10 @@ class Unauthorized(EdgeAgentError):
 
 
 class Forbidden(EdgeAgentError):
-    """The client may not do this: its token lacks the scope, or its Host, Origin or user is not allowed."""
+    """The client may not do this: its token lacks the scope, or its Host, Origin or user is not allowed.
+
+    Also raised if the machine's policy forbids a download, or if a request has no permit for a remote.
+    """
 
     code = "forbidden"
 

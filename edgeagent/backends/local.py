@@ -138,7 +138,7 @@ class LocalBackend:
         return chosen or self._pool.engine(status.name).num_parallel
 
     def _obstacle(self, request: GenerateRequest, status: ModelStatus) -> str:
-        """Return why a request certainly cannot be served; empty if it may be possible."""
+        """Return one word for why a request certainly cannot be served; empty if it may be served."""
         if status.state in UNUSABLE and status.retry_after_s:
             return "memory" if self._pool.lacks_room(status.name) else status.state.value
         is_cut = isinstance(request.prompt, ChatPrompt) and request.prompt.truncate

@@ -48,7 +48,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Trace:
-    """The arrival times of one answer's events, in seconds of the monotonic clock.
+    """The arrival times of one answer's events, in seconds of time.perf_counter.
 
     `texts` are the arrival times of events with text (reasoning included). `num_chars` is the number of characters in
     each such event. It is needed because events can have different numbers of tokens. `counts`, `prefill_ms` and

@@ -1,4 +1,4 @@
-"""Completions of names for the shell. They must be fast and never fail: no suggestion is better than a traceback."""
+"""Completions of names for the shell. They must be fast. If one fails, it suggests nothing and prints no error."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def bash_words_joined() -> Iterator[None]:
 
 
 def _joined(words: list[str], place: int) -> tuple[list[str], int]:
-    """Join the words around each colon. Return the words, and the new index of the word at index `place`."""
+    """Join the words around each colon up to index `place`. Return the words, and the new index of that word."""
     joined: list[str] = []
     new_place = place
     for number, word in enumerate(words):

@@ -84,7 +84,7 @@ def table(
 def wrapped(text: str, indent: int = 0) -> str:
     """Return text for stdout, with long lines wrapped at blanks to the terminal's width. Words stay whole.
 
-    `indent` is the column at which the caller prints the text.
+    If stdout is not a terminal, return the text unchanged. `indent` is the column at which the caller prints the text.
     """
     return _wrapped(text, terminal_width(), indent)
 
@@ -117,7 +117,10 @@ def _broken(line: str, width: int, indent: int, margin: str) -> list[str]:
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
-    """Return the width in columns of the terminal behind a stream (default stdout); None for a pipe or a file."""
+    """Return the width in columns of the terminal behind a stream (default stdout); None for a pipe or a file.
+
+    The width is at least _MIN_WIDTH.
+    """
     if not (stream or sys.stdout).isatty():
         return None
     return max(_MIN_WIDTH, shutil.get_terminal_size().columns)

@@ -33,7 +33,7 @@ def ask(
     """Send a request to a daemon and return the JSON of its answer.
 
     If the status is not in `accept`, raise the error that the answer describes. Raise BackendUnavailable if the daemon
-    does not answer.
+    does not answer, if its answer is not JSON, or if its answer describes no error. `timeout_s` defaults to TIMEOUT_S.
     """
     url = urlsplit(address.url)
     connection = _connection(url.hostname or "", url.port, address.tls(), timeout_s or TIMEOUT_S)

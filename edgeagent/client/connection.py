@@ -170,7 +170,10 @@ class Reply:
         return self.answer
 
     async def cancel(self) -> Answer:
-        """Cancel the response at the daemon and return its answer. An answer that has finished is not changed."""
+        """Cancel the response at the daemon, and return `answer`. An answer that has finished is not changed.
+
+        If the daemon does not confirm within CANCEL_TIMEOUT_S, the connection is closed and the status is "cancelled".
+        """
         if self.answer.is_finished:
             return self.answer
         if not self._is_sent:

@@ -1,7 +1,8 @@
 """Stored responses as rows of a database: written, found and evicted. It is synchronous, and one thread owns it.
 
-A response is a row. A segment is its place in a chain: the items that it added, and the segment that it continued. So a
-conversation is stored once, however long its chain is. A segment stays while a response or another segment needs it.
+Each response is a row, and has a segment: the items that the response added, and a reference to the segment of the
+response that it continued. So a conversation is stored once, however long its chain is. A segment stays while a
+response or another segment needs it.
 Rows, bytes and age are limited. To make room, the largest partition loses its least recently used response.
 """
 
@@ -78,7 +79,10 @@ class DamagedError(Exception):
 
 
 class ResponseDatabase:
-    """The stored responses in a SQLite file, or in memory if the path is None. `form`: how items are written."""
+    """The stored responses in a SQLite file, or in memory if the path is None. `form`: how items are written.
+
+    All methods may raise sqlite3.Error, or DamagedError if the file is not what this daemon wrote.
+    """
 
     def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
         self._form = form

@@ -27,8 +27,9 @@ class StoredResponse:
     """A finished response: the items before its output (inherited, then its own input), and its output.
 
     The first `num_inherited` items come from the response `previous_id`. `partition`: the client that owns the
-    response. `is_storable`: no response of the chain was made with `store: false`. `is_failed`: it cannot be continued.
-    `route`: the strictest mode that a response of the chain asked for. Continuations inherit it.
+    response. `is_storable`: no response of the chain has `store: false` or `no_store: true`. `is_failed`: the response
+    cannot be continued. `route`: the strictest mode that a response of the chain asked for. Continuations inherit this
+    mode. For `is_storable` and `route`, the chain includes responses whose items are referenced.
     """
 
     id: str
@@ -74,7 +75,10 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The conversation that a create answers. As in StoredResponse, `is_storable` and `route` cover the whole chain."""
+    """The conversation that a create answers. The first `num_inherited` items come from the response before it.
+
+    As in StoredResponse, `is_storable` and `route` cover the whole chain.
+    """
 
     items: tuple[Item, ...]
     num_inherited: int = 0

@@ -97,7 +97,10 @@ class ResponseStore:
         return await self._ask(lambda shelf: shelf.body(response_id, partition))
 
     async def remove(self, response_id: str, partition: str) -> bool:
-        """Forget a response of this partition, also on every connection; return whether there was such a response."""
+        """Forget a response of this partition, also on every connection; return whether it was removed.
+
+        False: there is no such response, or the file could not be changed.
+        """
         is_removed = await self._ask(lambda shelf: shelf.remove(response_id, partition))
         if is_removed:
             for history in self._histories:
@@ -116,7 +119,10 @@ class ResponseStore:
 
 
 class _Shelf:
-    """The state that only the store's thread uses: the database once it is open, and responses not written yet."""
+    """The state of the store's thread: the database once it is open, and responses not written yet.
+
+    Other threads may only read `trouble`.
+    """
 
     def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
         self._path = path

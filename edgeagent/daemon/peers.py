@@ -158,7 +158,10 @@ def _rows_of(client: SocketAddress, server: SocketAddress) -> Iterator[int]:
 
 
 def _in_hex(address: str, port: int, *, mapped: bool) -> str:
-    """Return an address as /proc/net/tcp prints it: 32-bit words in the machine's byte order."""
+    """Return an address and a port as /proc/net/tcp prints them: the address as 32-bit words in the machine's order.
+
+    With `mapped`, an IPv4 address is returned as its IPv4-mapped IPv6 address.
+    """
     ip = ipaddress.ip_address(address.partition("%")[0])
     packed = bytes(10) + b"\xff\xff" + ip.packed if mapped and ip.version == 4 else ip.packed
     words = [packed[at : at + 4] for at in range(0, len(packed), 4)]

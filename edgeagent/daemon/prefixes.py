@@ -1,6 +1,6 @@
 """Computes a model's configured prefixes whenever it is loaded, so that the first request finds them in the cache.
 
-The prefixes are computed at the batch tier, so requests have priority. A file that cannot be read is logged.
+The prefixes are computed at the batch tier, so requests have priority. Errors in a file are logged.
 """
 
 from __future__ import annotations

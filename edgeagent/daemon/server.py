@@ -203,7 +203,7 @@ class Server(uvicorn.Server):
             await self._stop.wait(TICK_S)
 
     async def on_tick(self, counter: int) -> bool:
-        """Check whether to stop, measure the event loop's lag, and end revoked tokens' access."""
+        """Measure the event loop's lag, and end revoked tokens' access. Return True if the server must stop."""
         now_s = asyncio.get_running_loop().time()
         if counter:
             self._lag.observe(max(0.0, now_s - self._ticked_at_s - TICK_S))

@@ -328,7 +328,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         await super().run_asgi()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send a message. Raise ClientDisconnected if the protocol has closed the connection (for unanswered pings)."""
+        """Send a message, once the client has read enough. Raise ClientDisconnected if the connection is closed."""
         await self.writable.wait()
         if self.close_sent and message["type"] == "websocket.send":
             raise ClientDisconnected

@@ -1,1 +1,4 @@
-"""The checks of `edgeagent doctor`. Pure functions turn previously gathered facts about the machine into findings."""
+"""The checks of `edgeagent doctor`.
+
+gather.py gathers facts about the machine. Pure functions turn these facts into findings.
+"""

@@ -43,7 +43,10 @@ def cpu_flags(root: Path = Path("/"), platform: str = sys.platform) -> frozenset
 
 
 def _flags_of_sysctl(text: str) -> frozenset[str]:
-    """Return the CPU flags in the output of macOS's sysctl. Intel has a list, Apple a row with 1 for each flag."""
+    """Return the CPU flags in the output of macOS's sysctl, in lower case.
+
+    On Intel, a row lists the flags. On Apple silicon, each flag has a row, with the value 1 if the CPU has it.
+    """
     found: set[str] = set()
     for line in text.splitlines():
         name, _, value = line.partition(":")

@@ -1,4 +1,6 @@
-"""The ledger's only writer, in the daemon: it records a row before anything is sent, and checks the day's budgets.
+"""The ledger's only writer: it records a row before a request is sent, and checks the day's budgets.
+
+The daemon uses it, and so does `edgeagent remote test`.
 
 A line is one write to the page cache, which takes some microseconds. So the line is in the file when the caller
 continues, and it survives a crash of the daemon. A request whose row cannot be written must not be sent, and nothing

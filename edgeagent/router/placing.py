@@ -74,7 +74,8 @@ class Placing:
     ) -> Order:
         """Return the routes of a request, except to backends in `without`.
 
-        `so_far` is the delivered part of the answer. Raise the error for the client if there is no route.
+        `so_far` is the delivered part of the answer. Raise the error for the client if there is no route, or if
+        the first route's backend is full.
         """
         began_s = time.perf_counter()
         try:

@@ -183,7 +183,10 @@ def why_bound(estimate: Estimate, target: Target) -> str:
 
 
 def is_sooner(remote: Estimate, local: Estimate) -> bool:
-    """Whether a remote would continue the answer of a dead worker sooner than the restarted worker would."""
+    """Whether a remote would continue the answer of a dead worker sooner than the restarted worker would.
+
+    If the restarted worker's time is unknown, the remote counts as sooner.
+    """
     if _obstacle(remote):
         return False
     return _obstacle(local) != "" or local.first_token_s is None or _first_token_s(remote) < local.first_token_s

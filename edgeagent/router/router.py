@@ -182,7 +182,10 @@ class Router:
         self._absent[name] = self._clock() + _ABSENT_S
 
     async def unload(self, model: str) -> int:
-        """Stop a model's worker and return 0. If it is busy, return how many requests must end before it stops."""
+        """Stop a model's worker and return 0. If it is busy, return how many requests must end before it stops.
+
+        Raise ModelNotFound, or NotSupported for a remote's model.
+        """
         unknown: ModelNotFound | None = None
         for backend in self._backends.values():
             try:
@@ -192,7 +195,10 @@ class Router:
         raise unknown or ModelNotFound(f"model {model!r} not found")
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text on the backend that has the model; raise ModelNotFound if none has it."""
+        """Answer a question about text on the backend that has the model; raise ModelNotFound if none has it.
+
+        Raise NotSupported if only a remote has it, BackendUnavailable if there is no backend, or the backend's error.
+        """
         unknown: ModelNotFound | None = None
         try:
             model = await self.locate(model)

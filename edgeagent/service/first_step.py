@@ -18,7 +18,7 @@ T = TypeVar("T")
 async def begun(steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Wait for the first step, at most PATIENCE_S, and return the same steps.
 
-    Raise an error that comes before the first step.
+    Raise an error that comes instead of the first step in this time. The returned steps raise any later error.
     """
     first = asyncio.ensure_future(anext(steps))
     try:

@@ -1,4 +1,4 @@
-"""The removal of a model while the daemon serves: which served models it concerns, and whether they may end."""
+"""A model's removal while the daemon serves: which served models use its files, and whether these may be unloaded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def refuse_if_used(status: ModelStatus, default_model: str) -> None:
 
 
 def _uses(status: ModelStatus, name: str, files: set[Path]) -> bool:
-    """Whether a model uses one of these files. While a model starts, its files are unknown, so its name is compared."""
+    """Whether a model was loaded from one of these files. False for a model without a worker.
+
+    While a model starts, its files are unknown, so its name is compared. Draft models are not compared.
+    """
     if status.info is None:
         return status.name == name and status.state is WorkerState.STARTING
     return Path(status.info.path).resolve() in files

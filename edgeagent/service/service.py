@@ -10,7 +10,10 @@ from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, Step, Te
 
 
 class Service(Protocol):
-    """The contract of `generate` and `cancel` is that of backends.base.Backend."""
+    """What the wires call to generate, to ask about text, and to manage models.
+
+    The contract of `generate` and `cancel` is that of backends.base.Backend.
+    """
 
     @property
     def outside(self) -> Outside | None:
@@ -23,7 +26,10 @@ class Service(Protocol):
         """Run a request; closing the generator cancels it."""
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text with a model's own tokenizer and template. The caller may cancel it."""
+        """Answer a query with a model: its tokens, template, embeddings or scores.
+
+        Raise ModelNotFound, BackendUnavailable or the model's error. To cancel the query, cancel the awaiting task.
+        """
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request, which still ends in its terminal event. An unknown or finished id is ignored."""

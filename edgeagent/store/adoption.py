@@ -134,7 +134,7 @@ def _model_digest(manifest: Path) -> str | None:
 
 
 def _etag_sha256(path: Path) -> str | None:
-    """Return the sha256 that llama.cpp stored beside a download, which is the hub's ETag."""
+    """Return the sha256 that llama.cpp stored beside a download, which is the hub's ETag; None if there is none."""
     noted: object = None
     document = _json(path.with_name(f"{path.name}.json"))
     if isinstance(document, dict):

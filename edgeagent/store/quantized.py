@@ -36,7 +36,10 @@ _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)-[0-9a-f]{8}\.part")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The source, type and target of a copy. `quantized_before` is the source's type if it is already quantized."""
+    """The source, type and target of a copy.
+
+    `quantized_before` is the source's type if the source is already quantized; otherwise it is empty.
+    """
 
     name: str
     sources: tuple[Path, ...]
@@ -78,10 +81,11 @@ def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> 
 
 
 def _target(found: Found, quant: str, out: Path | None, store: StoreConfig) -> Path:
-    """Return the path of the copy: `out`, or beside the model if that folder is the owner's.
+    """Return the path of the copy. If `out` is given, this is `out`, or a file in `out` if that is a folder.
 
-    Nothing is written into another program's folder or the hub's cache. A copy of such a model goes to the models
-    folder, or to the current folder if no models folder is configured.
+    Otherwise a model that was found by a path, by an alias or in the models folder gets its copy in its own folder. The
+    copy of any other model (imported, builtin, in the hub's cache) goes to the models folder, or to the current folder
+    if no models folder is configured. Raise ConfigError if `out` does not end in .gguf.
     """
     name = f"{_without_label(split_stem(found.paths[0].name))}-{quant}.gguf"
     if out is not None:

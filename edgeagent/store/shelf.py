@@ -45,7 +45,10 @@ class Shelf:
         self._store = config.store
 
     def plan(self, name: str) -> Removal:
-        """Return the effect of removing a name. Raise ModelNotFound, or InvalidRequest if it cannot be removed."""
+        """Return the effect of removing a name.
+
+        Raise ModelNotFound, InvalidRequest if the name cannot be removed, or StoreError if the names cannot be read.
+        """
         own, name = self._own.read(), without_latest(name)
         if name in own.aliases:
             return Removal(name, None)
@@ -104,8 +107,9 @@ class Shelf:
     def adopt(self, model: Adoptable, on_bytes: Callable[[int], None] | None = None) -> bool:
         """Adopt another program's model without copying it. Return False if it was adopted before.
 
-        If the other program records the file's sha256, the file is checked, and `on_bytes` gets the progress. Raise
-        ModelLoadFailed if the model cannot be used, InvalidRequest if its name is taken.
+        If the other program records the file's sha256, the file is checked, and `on_bytes` gets the number of bytes
+        read so far. Raise ModelNotFound if the file is gone, ModelLoadFailed if the model cannot be used,
+        InvalidRequest if its name is taken, or StoreError if a file cannot be read or written.
         """
         own = self._own.read()
         before = own.imports.get(model.name)

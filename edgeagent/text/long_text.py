@@ -117,7 +117,10 @@ class _Cutter:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches the longest of these texts, in time that does not depend on their number."""
+    """Return a pattern that matches the longest of these texts at a position. Without texts, it matches nothing.
+
+    The texts form a trie, so texts with a common beginning are not tried one by one.
+    """
     root: Trie = {}
     for text in texts:
         node = root

@@ -61,7 +61,7 @@ class SpecialTexts:
     """Texts that become single tokens.
 
     The text of a control token becomes that token only with parse_special. The text of a user-defined token always
-    does.
+    becomes that token.
     """
 
     control: frozenset[str]

@@ -1,1 +1,1 @@
-"""The process that runs one model: the child, its supervisor and the messages between them."""
+"""Runs each model in its own process: the child, its supervisor, the pool of models, and the messages."""

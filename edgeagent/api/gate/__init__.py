@@ -1,1 +1,1 @@
-"""Who gets in, and how much: tokens and scopes, Host and Origin, the log of refusals."""
+"""Access to the API: tokens and scopes, Host and Origin, limits on bodies and their rate, the log of refusals."""

@@ -1,16 +1,16 @@
 """Who may talk to the daemon: decided on the ASGI scope alone, before a body is read or a WebSocket is upgraded.
 
 The rules, in order. Each applies to every path, unless it says otherwise:
-1. The request target is a path, and the headers are few and short.
+1. The request target is a path. The HTTP server has already limited the number and size of the headers.
 2. Host is one of the daemon's own names, see `api.gate.hosts`. A web page that rebinds its name to 127.0.0.1 has
    another Host.
-3. Origin, Referer and Sec-Fetch-Site name no page, or an allow-listed page, or one of the daemon's own pages. The
-   origin of an own page is the scheme, host and port of this request.
+3. Origin, Referer and Sec-Fetch-Site name no page, or an allow-listed page, or one of the daemon's own pages if it
+   serves any. The origin of an own page is the scheme, host and port of this request.
 4. A preflight of an allow-listed page is answered here.
 5. The client may use the path (see `api.gate.access`).
-6. A request with a body declares it as JSON. A page can do that only after a preflight. There are two exceptions if no
-   browser sent the request. The body may have no type, or the type of a form, as `curl` sends it by default. Under
-   `/api/` it may have any type, since clients of Ollama send any.
+6. An HTTP request with a body to a known path declares it as JSON. A page can do that only after a preflight. There
+   are two exceptions if no browser sent the request. The body may have no type, or the type of a form, as `curl` sends
+   it by default. Under `/api/` it may have any type, since clients of Ollama send any. No body may be compressed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Headers = list[tuple[bytes, bytes]]
 class Admission:
     """What the rules found in an admitted request: its client, and the allow-listed page it came from, if any.
 
-    `shown` is the result of checking its keys.
+    `shown` is the result of checking its keys. If `is_preflight`, only `origin` is known: `client` was not checked.
     """
 
     client: Client = OWNER

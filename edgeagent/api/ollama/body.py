@@ -341,7 +341,7 @@ class _OpenCalls:
         self._open = []
 
     def add(self, client_id: object, name: str, arguments: str) -> ToolCall:
-        """Note an open call, and return it with an id of this daemon. `client_id` may be missing."""
+        """Note an open call, and return it with an id of this daemon. `client_id` is the call's id as sent, or None."""
         call = ToolCall(self._next_id(), name, arguments)
         self._open.append((client_id, call))
         return call

@@ -1,4 +1,4 @@
-"""DELETE /api/delete and POST /api/copy: delete a model, or give it another name. Both need the scope `models`."""
+"""DELETE /api/delete and POST /api/copy: delete a model, or add a second name for it. Both need the scope `models`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /api/embed and its older form /api/embeddings: texts' vectors in Ollama's shapes."""
+"""POST /api/embed and its older form /api/embeddings: embeddings of texts, in Ollama's shapes."""
 
 from __future__ import annotations
 

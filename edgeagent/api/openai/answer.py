@@ -107,7 +107,10 @@ class Chunks(ABC):
         return [{**self._head, "choices": [], "usage": self._answer.usage(), **measures}]
 
     def _ended(self, chunk: Json, choice: ChoiceSoFar) -> Json:
-        """Return a choice's last chunk with its measures. If a usage chunk follows, it has the measures instead."""
+        """Return a choice's last chunk with the choice's measures.
+
+        If a usage chunk follows, add none: the usage chunk has the measures of the first choice.
+        """
         return chunk if self._delivery.is_usage_streamed else {**chunk, **self._answer.measures(choice)}
 
 

@@ -103,7 +103,7 @@ class ChatSoFar(ChoiceSoFar):
 
 
 class ChatAnswer(Answer):
-    """A chat completion so far. `has_functions`: calls are written in the older form, as functions."""
+    """A chat completion so far. `has_functions`: only the first call is written, in the older form `function_call`."""
 
     choices: list[ChatSoFar]
 

@@ -87,7 +87,10 @@ async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
 async def _events(
     steps: NumberedSteps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream: one string of bytes for each step, and at the end [DONE] or one error."""
+    """Yield the events of a stream as bytes: the events of each step together, and at the end [DONE] or one error.
+
+    A step without events yields nothing. A usage chunk, if the client wants one, comes with [DONE].
+    """
     try:
         async with aclosing(steps):
             async for index, step in steps:

@@ -1,1 +1,1 @@
-"""The owner's routes: status, load, unload, reload, stop, metrics, cache, pulls, remotes and the egress ledger."""
+"""Routes that manage the daemon: status, load, unload, reload, stop, metrics, cache, pulls and the egress ledger."""

@@ -259,7 +259,7 @@ class ResponseCreate:
 
 
 def read_create(fields: Json) -> ResponseCreate:
-    """Return a checked create; raise InvalidRequest or NotSupported, which name the field, the value and the bounds."""
+    """Return a checked create; raise InvalidRequest or NotSupported, whose `param` names the field at fault."""
     body = validate(CreateResponseBody, fields)
     _refuse_unsupported(body, fields)
     items = to_items(body.input)

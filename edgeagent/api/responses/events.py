@@ -105,7 +105,11 @@ def set_delivery(terminal: Json, delivery_ms: float) -> None:
 
 
 class ResponseEvents:
-    """The events of one response. Call `created` first, then `step` until `is_over`, or `fail` once instead."""
+    """The events of one response.
+
+    Call `created` first, and `in_progress` when a queued response begins. Then call `step` for each step until
+    `is_over`. If the response fails before that, call `fail` once; it ends the response.
+    """
 
     def __init__(
         self,
@@ -190,7 +194,7 @@ class ResponseEvents:
 
     @property
     def is_queued(self) -> bool:
-        """Whether the response waits: for others of its connection, or, in the background, for its first step."""
+        """Whether the response waits: on a WebSocket for other responses, in the background for its first step."""
         return self.response["status"] == "queued"
 
     def so_far(self) -> ResponseBody:

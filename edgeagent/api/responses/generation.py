@@ -17,7 +17,11 @@ TurnSteps = AsyncGenerator[Step | CompactionStep, None]
 
 
 async def steps_of(turn: Turn, service: Service) -> TurnSteps:
-    """Yield a turn's steps. Either the last step ends the turn, or an EdgeAgentError is raised."""
+    """Yield a turn's steps. Either the last step ends the turn, or an EdgeAgentError is raised.
+
+    The caller must give each step to `turn.events` before it takes the next step. If `turn.events` is not over after
+    the last step, InternalError is raised.
+    """
     if turn.is_empty:
         yield Step((unrun(FinishReason.STOP, "empty prompt"),))
         return

@@ -1,6 +1,7 @@
 """The pump of a WebSocket: one reader that never waits for a request, one writer, and the connection's tasks.
 
-A protocol derives its connection from Pump. It reads frames, answers them with actions, and performs its own actions.
+A protocol derives its connection class from Pump. That class parses frames, answers each frame with actions, and
+performs the actions that only this protocol has.
 Security has already checked the handshake. The HTTP server sends the pings.
 """
 
@@ -37,7 +38,7 @@ ActionT = TypeVar("ActionT")
 
 
 class Pump(ABC, Generic[FrameT, ActionT]):
-    """One socket, from its handshake to its end. With a `max_age_s` of 0 it may stay open forever."""
+    """One socket, from its handshake to its end. After `max_age_s` seconds `grow_old` is called; 0 means never."""
 
     def __init__(self, websocket: WebSocket, merging: Merging, max_age_s: float) -> None:
         self.websocket = websocket
@@ -77,13 +78,13 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         """Note that an event has been handed to the socket."""
 
     def disconnect(self) -> None:
-        """Forget everything before the connection's tasks are cancelled. Afterwards no request begins."""
+        """Make sure that no request begins any more. Called before the connection's tasks are cancelled."""
 
     def close(self) -> None:
         """Release what the connection holds, after its tasks have ended."""
 
     async def run(self) -> None:
-        """Accept the socket, serve it until it closes, and end its tasks. If its token ends, see `lose_token`."""
+        """Accept the socket, serve it until it closes, and end its tasks. Call `lose_token` if its token ends."""
         await self.websocket.accept()
         with until_revoked(lambda: self.perform(self.lose_token())):
             await self._serve()

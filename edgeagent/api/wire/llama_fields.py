@@ -150,7 +150,10 @@ def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...
 
 
 def _without(samplers: Sequence[str]) -> Json:
-    """Return the parameters that disable all other samplers; raise NotSupported for other names or another order."""
+    """Return the parameters that disable the samplers which are not named.
+
+    Raise NotSupported for an unknown or repeated name, or if the order is not that of _CHAIN.
+    """
     names = [name for name in samplers if name not in _IDLE]
     order = [name for name in _CHAIN if name in names]
     if names != order:

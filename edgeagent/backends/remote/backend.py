@@ -312,7 +312,10 @@ class RemoteBackend:
         return isinstance(request.prompt, TokenPrompt) and not takes_tokens
 
     def _note_use(self) -> None:
-        """Note that the remote is in use. If probes are permitted, probe its endpoints for a while."""
+        """Note that the remote is in use. If probes are permitted, a task probes its endpoints.
+
+        The task ends once the remote has been unused for _PROBED_AFTER_USE_S seconds, or may no longer be probed.
+        """
         self._used_s = self._clock()
         if self._cluster is not None and self._probes() is not None and self._prober is None:
             self._prober = asyncio.get_running_loop().create_task(self._probe_while_used(self._cluster))

@@ -42,9 +42,10 @@ class Pseudonyms:
 
 
 def beginning_of(request: GenerateRequest) -> str:
-    """Return a digest of a conversation's messages up to the first user message, which is included.
+    """Return a digest of a conversation's messages up to and including the first user message.
 
-    The digest is the same for all turns of the conversation. Without a chat prompt, return "".
+    If there is no user message, the digest covers only the first message. The digest is the same for all turns of the
+    conversation. Without a chat prompt, return "".
     """
     if not isinstance(request.prompt, ChatPrompt):
         return ""

@@ -32,7 +32,10 @@ class LineReader(Protocol):
 
 
 def make_reader(history_file: Path | None) -> LineReader:
-    """Return the best reader for the terminal. `history_file` keeps the typed lines; if None, they are not kept."""
+    """Return the best reader for the terminal.
+
+    A TerminalReader keeps the typed lines in `history_file`, unless that is None. A PlainReader keeps none.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         return PlainReader()
     try:

@@ -80,7 +80,10 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Return one file's header. Raise ModelNotFound, ModelDamaged for a bad file, or else ModelLoadFailed."""
+    """Return one file's header.
+
+    Raise ModelNotFound if there is no file, ModelDamaged if the header is bad, ModelLoadFailed if it cannot be read.
+    """
     with open_model_file(path) as reader:
         if reader.size_bytes == 0:
             reader.fail("it is empty; download it again")

@@ -15,9 +15,10 @@ Stage = Literal["waiting", "downloading", "verifying"]
 class Progress:
     """The progress of a pull. Bytes are sums over all files of the model.
 
-    stage: in "waiting", another process is pulling the same file. In "verifying", `done_bytes` counts bytes that were
-    read again.
-    resumed_bytes: how many bytes were on disk before this pull began.
+    stage: "waiting" means that another process is pulling the same file. During "verifying", `done_bytes` counts the
+    bytes of this file that were read again.
+    resumed_bytes: how many bytes of partial files were on disk before their download began. Files that were complete
+    are not counted.
     sha256: the hash that the file's content must have.
     """
 

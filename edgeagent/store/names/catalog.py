@@ -24,8 +24,8 @@ class CatalogEntry:
     """A model on the hub under a short name.
 
     `draft` is the name of another entry with the same `tokenizer`. `sha256` and `size_bytes` pin a single file. `also`
-    holds other names of the model. `context` is the number of tokens that it was trained for. `approximate_gb` is about
-    the size of its files in units of 10^9 bytes.
+    holds other names of the model. `context` is the number of tokens that the model was trained for. `approximate_gb`
+    is the approximate size of the model's files in units of 10^9 bytes.
     """
 
     name: str

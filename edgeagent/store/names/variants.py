@@ -26,7 +26,10 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One model of a repository: its files in order, and its quantization in upper case, if its name contains one."""
+    """One model of a repository: its files in order, and its quantization.
+
+    `quant` comes from the name of the file or its folder, in upper case. It is None if they contain none.
+    """
 
     files: tuple[str, ...]
     quant: str | None

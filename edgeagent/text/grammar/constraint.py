@@ -48,7 +48,8 @@ class TokenTools(Protocol):
 class Trigger:
     """Text that activates the grammar.
 
-    `is_start`: it does so only at the start of the answer, and the grammar also describes the text itself.
+    `is_start`: the text activates the grammar only at the start of the answer, and the grammar also describes this
+    text.
     """
 
     text: bytes

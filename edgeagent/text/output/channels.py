@@ -222,7 +222,10 @@ class ChannelParser:
         return False
 
     def _reject_call(self, call: _Region) -> None:
-        """Treat a failed call as text. Its opening marker becomes content, and the rest is parsed again."""
+        """Treat a failed call as text, and parse the unread part of its region again.
+
+        The opening marker becomes content, unless an earlier call of the region has begun.
+        """
         self._call = None
         self._put_back("".join(call.unread))
         if self.num_calls == call.num_calls_before:

@@ -126,6 +126,6 @@ def _fitting_tokens(vocabulary: Vocabulary, text: bytes) -> list[list[int]]:
 
 
 def _matches(piece: bytes, text: bytes, place: int) -> bool:
-    """Whether the piece and the text from `place` on are equal as far as both go."""
+    """Whether the piece and the text from `place` on are equal up to the shorter length; False if that is 0."""
     length = min(len(piece), len(text) - place)
     return length > 0 and piece[:length] == text[place : place + length]

@@ -96,7 +96,7 @@ class OutputStream:
     def resume(self, tokens: Sequence[int], text: str, reasoning: str) -> bool:
         """Feed the first tokens of an answer, whose text and reasoning the client already has.
 
-        Return False if these tokens give anything else: a call, or text after a stop string.
+        Return False if these tokens give anything else (a call, or more text), or if they complete a stop string.
         """
         self._said_before = SaidBefore(text, reasoning)
         return not self.feed(tokens) and self.stopped is None

@@ -121,7 +121,11 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def separate_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with parallel calls split into turns of one call, each followed by its result."""
+    """Return the messages with parallel calls split into turns of one call, each followed by its result.
+
+    A message with a call that has no result is not split. Ids of calls must be unique in the conversation: only the
+    first result of each id is kept.
+    """
     results = {message.tool_call_id: message for message in messages if message.role == "tool"}
     separated: list[Message] = []
     for message in messages:

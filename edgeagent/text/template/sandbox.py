@@ -126,7 +126,10 @@ def _filter(node: nodes.Expr, name: str, arguments: Sequence[nodes.Expr] = ()) -
 
 
 def _comparable(node: nodes.Expr) -> nodes.Expr:
-    """Return a call that charges the budget for a value that is about to be compared or hashed."""
+    """Return a filter that charges the budget for a value that is about to be compared or hashed.
+
+    A constant is returned as it is.
+    """
     return node if isinstance(node, nodes.Const) else _filter(node, "_comparable")
 
 

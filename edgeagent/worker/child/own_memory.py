@@ -18,7 +18,8 @@ class OwnMemory:
         """Return `own_bytes` without the side context's memory.
 
         `num_side_bytes` is the largest size of the side context; 0 if there is none. Growth since the last measurement
-        without a context is attributed to the context, up to its largest size.
+        without a context is attributed to the context, up to its largest size. A context that has ended is subtracted
+        until the process has returned its memory.
         """
         grown = max(0, own_bytes - self._before)
         if num_side_bytes:

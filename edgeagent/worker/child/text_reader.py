@@ -1,4 +1,4 @@
-"""Turns the texts of an Embed into tokens, and refuses texts that are too long."""
+"""Turns the texts of an Embed into tokens. Texts that are too long are refused, or truncated if the Embed says so."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ _MAX_STDERR_BYTES = 64 << 10
 class Order:
     """The parameters of a quantization.
 
-    `target` must exist and be empty. `file_type` is llama.cpp's number for the type of quantization.
+    `target` must exist and be empty. `file_type` is llama.cpp's number for the type of quantization. If `num_threads`
+    is 0, all usable cores are used. `is_enclosed`: the process runs in the sandbox.
     """
 
     sources: tuple[Path, ...]

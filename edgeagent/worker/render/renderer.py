@@ -148,7 +148,10 @@ class RemoteTemplate:
         return self._opened.tool_format
 
     def render(self, prompt: ChatPrompt) -> Rendered:
-        """Return a rendered conversation; raise InvalidRequest, or TemplateTooSlow if the process was ended."""
+        """Return a rendered conversation; raise InvalidRequest.
+
+        Raise TemplateTooSlow if the request's CPU time is used up, or if the process was ended.
+        """
         for _ in range(_MAX_TRIES):
             if self._left_s < _LEAST_CPU_S:
                 raise _ended(signal.SIGPROF, REQUEST_CPU_S)

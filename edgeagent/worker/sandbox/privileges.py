@@ -26,7 +26,7 @@ class _Sets(ctypes.Structure):
 def give_up() -> None:
     """Drop this thread's capabilities, except those for accessing files and locking memory.
 
-    Programs executed after this gain no capabilities. Raise OSError if a call fails.
+    Also set no_new_privs, so that programs executed after this gain no capabilities. Raise OSError if a call fails.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))

@@ -68,10 +68,11 @@ def _lower(limit: int, value: int) -> None:
 
 
 def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
-    """Permanently give up what a worker does not need; return the restrictions in words.
+    """Permanently give up what a worker does not need; return the restrictions that took effect, in words.
 
-    `read` are the model's files, and `write` the worker's own folders. Call this while the process has one thread:
-    Landlock restricts only the calling thread and the threads it starts.
+    `read` are the model's files, and `write` the worker's own folders. Call this while the process has one thread.
+    Otherwise files are not restricted, since Landlock restricts only the calling thread and the threads it starts.
+    There are no restrictions on systems other than Linux.
     """
     if sys.platform != "linux":
         return ()

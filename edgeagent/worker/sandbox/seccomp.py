@@ -91,7 +91,7 @@ def _if_called(machine: Machine, name: str, steps: list[_Instruction]) -> list[_
 
 
 def _check(check: Check, pid: int) -> list[_Instruction]:
-    """Return instructions that refuse the call if its argument fails the check. Otherwise the next ones run."""
+    """Return instructions that refuse the call if its argument fails the check. Otherwise the code after them runs."""
     own = {OWN_ID: (pid,), OWN_PROCESS: (0, pid)}
     values = [value for each in check.values for value in own.get(each, (each,))]
     # Both architectures are little-endian.

@@ -1,9 +1,9 @@
-"""The names of the system calls that a worker may not use, and their numbers on each architecture.
+"""The names of the system calls that a worker may not use, or only with some arguments, and their numbers.
 
-This is a deny list: a call that is not on it is allowed. GPU drivers use undocumented calls (NVIDIA's driver is closed
-source). A list of allowed calls might lack one of these calls, and so break machines that we cannot test. So whole
-classes of calls are refused, each because of what an intruder could do with it. Calls newer than this file fail as if
-the kernel did not have them, which programs must handle anyway.
+This is a deny list: a call that is not on it is allowed, unless it is newer than this file. Newer calls fail as if the
+kernel did not have them, which programs must handle anyway. Whole classes of calls are refused, each because of what
+an intruder could do with it. A list of allowed calls was rejected: GPU drivers use undocumented calls (NVIDIA's driver
+is closed source). The list might lack one of these, and so break machines that we cannot test.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ NEWEST_CALL = 470
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A condition on 32 bits of an argument: after masking, they must have one of the `values`.
+    """A condition on the lower 32 bits of an argument: after masking, they must equal one of the `values`.
 
-    With `refuses`, they must have none of the `values`. The upper half of an argument is checked only if the kernel
-    uses it, as for pointers.
+    With `refuses`, they must equal none of the `values`. With `is_upper_half`, the condition is on the upper 32 bits
+    instead. This is needed only if the kernel uses them, as for pointers. `argument` counts from 0. `values` may
+    include OWN_ID and OWN_PROCESS.
     """
 
     argument: int

@@ -106,7 +106,7 @@ class Connection(Pump[Frame, OwnAction]):
                     self._release(live)
 
     async def before_end(self, entry: Send) -> None:
-        """Wait until the response is stored, and write the measured delivery into its terminal event."""
+        """Wait until the response is stored, KEEP_S at most. Write the measured delivery into its terminal event."""
         live = self._requests.get(entry.request_id)
         if live is None:
             return

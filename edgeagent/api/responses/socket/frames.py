@@ -18,7 +18,7 @@ from edgeagent.errors import EdgeAgentError
 class RefusedFrame:
     """A frame that is refused. Its error is sent in the order of the lane, after the answers to earlier creates.
 
-    `previous_id`: the response that it wanted to continue.
+    `previous_id`: the frame's `previous_response_id` as sent, which may be of any type; None if there is none.
     """
 
     error: EdgeAgentError

@@ -2,7 +2,7 @@
 
 It owns the lanes and the responses on them. Every `response.create` ends in exactly one terminal message: an error
 envelope if `response.created` was not sent, else `response.completed`, `response.incomplete` or `response.failed`. The
-session does no I/O and sets no timers. The connection performs its actions in order.
+session does no I/O and sets no timers. The connection performs the returned actions in order.
 """
 
 from __future__ import annotations

@@ -84,7 +84,10 @@ def pending(steer: Steer, calls: Sequence[CallItem]) -> ResponseSteerPending:
 
 
 def failed(refusal: SteerRefused, previous_id: object, raw: object, steer_id: str | None = None) -> ResponseSteerFailed:
-    """Return the event which tells the client that its input was refused. It contains the input."""
+    """Return the event which tells the client that its input was refused.
+
+    The event contains the input, or "" if the input is neither a string nor a list.
+    """
     shown_id = previous_id if isinstance(previous_id, str) else ""
     steer: SteerEcho = {"previous_response_id": shown_id, "input": _shown(raw)}
     if steer_id is not None:

@@ -48,7 +48,10 @@ class Tally:
             self.model = name
 
     def note_tokens(self, total: int) -> None:
-        """Note how many tokens the answer has so far, according to the remote. The number never decreases."""
+        """Note how many tokens the answer has so far, as reported by the remote or counted in its events.
+
+        `num_tokens` never decreases, and is at most MAX_OUTPUT_TOKENS.
+        """
         self.num_tokens = max(self.num_tokens, min(total, MAX_OUTPUT_TOKENS))
 
     def skip(self, num_chars: int) -> None:

@@ -18,8 +18,8 @@ _running_lookups: set[int] = set()
 async def resolve(host: str, port: int) -> list[str]:
     """Return a host's addresses in the order to try, without those that `_may_be` forbids for a remote.
 
-    `host` may be an address itself. The result is empty if all of the host's addresses are forbidden. Raise OSError if
-    the host has no address.
+    If `host` is an address itself, it is returned without this check. The result is empty if all of the host's
+    addresses are forbidden. Raise OSError if the host has no address, or if too many earlier lookups still hang.
     """
     try:
         ipaddress.ip_address(host)

@@ -202,7 +202,10 @@ class _Connections:
 
 
 class CallStages(Struct):
-    """When a call reached its stages, in seconds of time.monotonic, and how long a new connection took."""
+    """When a call reached its stages, in seconds of time.monotonic, and how long a new connection took.
+
+    A time is 0 if the call has not reached the stage.
+    """
 
     began_s: float
     is_new: bool = False

@@ -22,7 +22,10 @@ _EVERY_S = 60.0
 
 
 class Lessons:
-    """Step times and draft acceptance rates from earlier processes, and the draft file that they belong to."""
+    """Step times and draft acceptance rates from earlier processes.
+
+    Those of a draft are used only if the draft file is still the same.
+    """
 
     def __init__(self, kept: Kept, earlier: Learned, num_layers: int) -> None:
         """`kept` is the calibration of this load. The model has `num_layers` layers."""
@@ -60,7 +63,10 @@ class Lessons:
 
 
 class Keeper:
-    """Sends the daemon what an engine has learned: once a minute at most, and only while no request is live."""
+    """Sends the daemon what an engine has learned: at most once a minute, and at the end.
+
+    Nothing is sent while a request is live.
+    """
 
     def __init__(
         self,

@@ -246,7 +246,7 @@ class LlamaSideContext:
         return self._is_closed
 
     def _wait_for_turn(self, end_s: float = 0.0) -> None:
-        """Wait while paused. If the next node would end at `end_s`, and that is too late, pause."""
+        """Pause if `end_s`, when the next node would end, is too late. While paused, wait for `resume` or `close`."""
         with self._state:
             if end_s > self._until_s:
                 self._may_run = False

@@ -109,7 +109,7 @@ class LoadedModel:
             raise ModelNotFound(f"model '{self.name}+{name[:256]}' not found; {known}", param="model")
 
     def pin(self) -> None:
-        """Keep the model loaded from now on: it does not expire and is not unloaded to make room."""
+        """Stop the model from expiring and from being unloaded to make room. `Pool.unload` still ends its worker."""
         self.is_pinned = True
         self._usual_keep_alive_s = self.keep_alive_s = math.inf
 

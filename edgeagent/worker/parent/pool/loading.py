@@ -56,12 +56,14 @@ class FoundModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """Functions that every load calls. They read the disk, so they run in a thread.
+    """What every load calls. All of it reads the disk, so it runs in a thread.
 
-    - `validate` raises ModelLoadFailed for a file that must not be loaded. It returns the file's header, if readable.
-    - `disk_cache` prepares a worker's disk cache.
+    - `validate` returns a file's header; None if it is unknown. It raises ModelLoadFailed for a file that must not be
+      loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
+    - `kept` keeps the calibrations from one load to the next.
+    - `disk_cache` prepares a worker's disk cache; None if there is none.
     - `size_of` returns the size in bytes of a file and of the other parts of its model.
-    - `validate_adapter` raises ModelLoadFailed for a file that is not an adapter.
+    - `validate_adapter` raises the same errors for the file of an adapter.
     - `difference` describes in words how the vocabularies of two headers differ; None if they do not.
     - `known_sha256` returns the SHA-256 of a file; "" if it is not known.
     """
@@ -156,7 +158,7 @@ class Preparation:
             try:
                 self._checks.validate_adapter(path)
                 self._check_not_fatal(name, path)
-            except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # StoreError: the policy has another hash
+            except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # StoreError: it cannot be hashed
                 found[name] = error.message
                 logger.warning("%s is loaded without its adapter %s: %s", self.name, name, error.message)
         return found

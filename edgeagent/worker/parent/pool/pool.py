@@ -176,7 +176,7 @@ class Pool:
         await model.checked.wait()
 
     def _find_default(self) -> tuple[str, str, FoundModel]:
-        """Return the configured model's name without its adapter, the adapter's name, and the model's files."""
+        """Return the configured model's name without its adapter, the adapter's name ("" if none), and the files."""
         name = self._config.model
         base, _, adapter = name.rpartition("+")
         try:

@@ -172,7 +172,10 @@ class Channel(asyncio.SubprocessProtocol):
         return await self._has_ended(grace_s + save_s) or await self.end(grace_s)
 
     async def end(self, grace_s: float) -> bool:
-        """Send SIGTERM, wait `grace_s` seconds, and send SIGKILL. Return False if even that fails (a driver hangs)."""
+        """Send SIGTERM. If the child has not ended after `grace_s` seconds, send SIGKILL and wait as long again.
+
+        Return False if the child has still not ended, for example because a driver hangs.
+        """
         assert self._transport is not None
         for send_signal in (self._transport.terminate, self._transport.kill):
             with contextlib.suppress(ProcessLookupError):

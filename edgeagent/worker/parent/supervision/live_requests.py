@@ -254,7 +254,7 @@ class ModelRequests:
         self.fail(self._sent(failed.id), error)
 
     def blame(self, request_id: str, cause: str) -> None:
-        """End the request that hung the worker with an error, so that it does not hang the next worker."""
+        """Fail the request that hung the worker, so that it does not hang the next one. Ignore an unknown id."""
         live = self._live.get(request_id)
         if live is not None and live.is_sent and live.cancelled_at_s is None:
             self.fail(live, stuck(cause))

@@ -318,12 +318,12 @@ class Supervisor:
         self._queries.fail_all(lambda: refusals.renewed(error, retry_after_s))
 
     def _on_death(self, cause: str, fate: Fate) -> None:
-        """Settle a dead worker's work: the next worker continues its requests, but the questions sent to it fail."""
+        """Fail the questions sent to a dead worker. Settle its requests: the next worker continues most of them."""
         self._requests.on_death(cause, fate)
         self._queries.fail_sent(refusals.ended(cause))
 
     def _take_identity(self, identity: str) -> None:
-        """Record which file is loaded. If it is a new one, fail the old file's streams and forget its crashes."""
+        """Record which files are loaded. If they changed, fail requests that have tokens, and forget the crashes."""
         if self._identity not in (None, identity):
             self._requests.fail_begun(lambda: refusals.changed(self.name))
             self._restarts = RestartPolicy(self._patience)

@@ -217,7 +217,11 @@ class StepWatch:
         return max(self._patience.hang_timeout_s, _HANG_FACTOR * usual_s, _HANG_FACTOR * expected_s)
 
     def tick(self, elapsed: Elapsed, owed: Owed) -> str | None:
-        """Count the time since the last tick; return why the worker counts as hung, or None."""
+        """Count the time since the last tick; return why the worker counts as hung, or None.
+
+        A worker also counts as hung if one prompt or question takes too much memory. If a prompt is the
+        cause, `culprit` is its request's id.
+        """
         self._busy_s = self._busy_s + elapsed.all_s if owed.is_busy else 0.0
         step_limit_s, limit_s = self.step_limit_s(), self._patience.hang_timeout_s
         # The start time, by the worker's clock, identifies the prompt that it prepares.
