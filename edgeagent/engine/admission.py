@@ -96,9 +96,10 @@ class Admission:
         self._prefixes.shed()
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
-        """Restore blocks for about `budget_s` seconds. Return True if the restore is complete and steps may begin.
+        """Restore blocks for about `budget_s` seconds. Return True if none remain, so that steps may begin.
 
-        The first call that returns True for a sequence records its number of cached tokens and its cache time.
+        A restore ends early if a block is gone. Steps then compute the missing tokens. The first call that returns True
+        for a sequence records its number of cached tokens and its cache time.
         """
         assert sequence.seq_id is not None
         if sequence.restoring is not None:

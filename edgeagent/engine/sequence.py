@@ -157,7 +157,7 @@ class Sequence:
         return max(0, len(self.tokens) - num_computed)
 
     def note_batch(self, end: int) -> None:
-        """Record the end of a batch that gave output. This is only needed if the sampler is repeatable."""
+        """Record that a batch that gave output ended at position `end`. Do nothing if the sampler is not repeatable."""
         if self.spec.sampler.is_repeatable and end >= self.num_prompt:
             self.batch_ends.note(end)
 

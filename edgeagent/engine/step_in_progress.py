@@ -33,9 +33,10 @@ class StepInProgress:
     def begin(
         self, num_tokens: int, expected_s: float | None, *, is_urgent: bool, is_wanted: Callable[[], bool]
     ) -> bool:
-        """Begin a step, and return True if it may run now.
+        """Begin a step, and return True if it may run now. `expected_s`: None if unknown.
 
-        Return False if the step is put off, because it is long and `is_wanted` reports a waiting command.
+        Return False if the step is put off, because `is_long` is true and `is_wanted` reports a waiting command. A step
+        that is put off has already ended.
         """
         is_long = num_tokens > _LONG_TOKENS if expected_s is None else expected_s > _LONG_S
         self.is_urgent = is_urgent

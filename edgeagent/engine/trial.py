@@ -86,8 +86,8 @@ def try_adapter(runner: LlamaRunner, path: Path) -> None:
 def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
     """Measure steps of up to 16 tokens and add their times to `costs`, so that drafts can be planned from the start.
 
-    Nothing is measured if `costs` knows all these sizes. The cells must be empty, and are empty afterwards. Raise
-    OutOfCells or InternalError.
+    Nothing is measured if `costs` knows all these sizes. Sizes that would take too long are left out. The cells must be
+    empty, and are empty afterwards. Raise OutOfCells or InternalError.
     """
     if costs.knows(_DRAFT_STEPS):
         return

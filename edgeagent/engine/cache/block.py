@@ -96,7 +96,10 @@ class CachePriority:
         return max(self.importance, Importance.SYSTEM) if is_system else self.importance
 
     def block_end(self, start: int, block_tokens: int) -> int:
-        """Return where a full block that begins at `start` ends. For models with attention only."""
+        """Return where a full block that begins at `start` ends: after `block_tokens`, or earlier at `cut`.
+
+        For models with attention only.
+        """
         cut = self.cut(block_tokens)
         is_near = start + MIN_PART <= cut < start + block_tokens
         return cut if is_near else start + block_tokens
@@ -178,9 +181,9 @@ class PayloadCodec(Protocol):
 class BlockTier(Protocol):
     """A tier of the cache below the KV cells, such as host memory or a disk. It keeps blocks.
 
-    The engine's thread calls all methods except `read` and `close` between two tokens. These methods answer from an
-    index in memory in microseconds, do no I/O and never wait. `read` may be slow. For host memory, the engine's thread
-    calls `read`. For other tiers, the loader's thread calls it, while other methods may run.
+    `read` and `close` may be slow. The engine's thread calls all other methods between two tokens. Those methods answer
+    from an index in memory, do no I/O and never wait. Most of them take microseconds. For host memory, the engine's
+    thread also calls `read`. For other tiers, the loader's thread calls `read`, while other methods may run.
     """
 
     def num_bytes(self, key: BlockKey) -> int | None:

@@ -347,7 +347,7 @@ class HostTier:
         return found
 
     def _hand_down(self, entry: _Entry) -> None:
-        """Offer a block to the tier below, after ancestors that are not there yet. VOLATILE blocks are not offered."""
+        """Offer a block to the tier below, after missing ancestors. Skip VOLATILE blocks and their descendants."""
         if self._below is None:
             return
         chain = []

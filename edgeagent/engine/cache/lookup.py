@@ -159,7 +159,10 @@ class BlockCache:
         return key in self.tree.blocks and any(tier.num_bytes(key) is not None for tier in self._tiers)
 
     def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: Payload) -> Block:
-        """Return a new block with the tokens `own`. Its parent is `parent`, or the root if None."""
+        """Return a new block with the tokens `own` from position `start` on, and with the packed payload.
+
+        If `parent` is None, the parent is `root`. The block is not added to a tier; see `add`.
+        """
         parent = parent or root
         key = self._keyring.key(parent, own)
         if self._codec is not None:

@@ -77,9 +77,10 @@ class PrefixStore:
         return self._blocks.walk(self._blocks.root(partition), tokens).depth
 
     def claim(self, tokens: array[int], found: CachedPrefix) -> Restoring | None:
-        """Make a live sequence that begins with the prefix `found`; return None if every sequence id is live.
+        """Make a live sequence that begins with the prefix `found`; return None if no sequence id is available.
 
-        Call it right after `match`. Then call `reload` until it returns True.
+        An id is available if it is free, or if it is idle and its prefix is not the one to copy. Call this method right
+        after `match`. Then call `reload` until it returns True.
         """
         seq_id = self._cells.claim(found.root, found.source)
         if seq_id is None:
@@ -93,7 +94,10 @@ class PrefixStore:
         return restoring
 
     def reload(self, restoring: Restoring, budget_s: float) -> bool:
-        """Restore blocks for about `budget_s`, at least one if it is read; return True when no block remains."""
+        """Restore blocks for about `budget_s` seconds; return True when no block remains. Never wait for the disk.
+
+        If the next block is loaded, at least that block is restored. A restore ends early if a block is gone.
+        """
         return self._restorer.advance(restoring, budget_s)
 
     def stop_reload(self, restoring: Restoring) -> None:
@@ -223,7 +227,7 @@ class PrefixStore:
         return self._blocks.host.stats()
 
     def refresh(self) -> None:
-        """Add all blocks on disk to the tree. Otherwise each lookup adds up to 200."""
+        """Add all blocks found on disk to the tree at once. Without this call, each lookup adds up to 200 blocks."""
         self._blocks.refresh()
 
     def purge(self, partition: str | None) -> int:

@@ -82,7 +82,8 @@ class Walk:
     def across(self, min_depth: int) -> Iterator[tuple[Place, int]]:
         """Yield (block, depth) of blocks that share only their first tokens with the path, up to position `depth`.
 
-        The greatest depths come first. Only depths greater than `min_depth` are searched.
+        The greatest depths come first. Only depths greater than `min_depth` are searched. At most _MAX_VISITS nodes are
+        searched in addition to those of sequences, so some blocks may be missing.
         """
         # A sequence adds a node where it ends and one where it leaves the others.
         max_visits = _MAX_VISITS + 2 * len(self.nodes[0].sequences)

@@ -122,9 +122,9 @@ class Saver:
             self._unsaved[seq_id] = None
 
     def save_one(self) -> None:
-        """Read one block out of the cells. Call it only if `has_something`.
+        """Read one block out of the cells, if one can be read and kept now. Call it only if `has_something`.
 
-        Idle sequences come first, since their cells can then be freed.
+        Idle sequences come first, since their cells can be freed once they are saved.
         """
         if not self._unsaved:
             seq_id, priority = next(iter(self._growing.items()))

@@ -24,7 +24,7 @@ _REPACKED = {2: "Q4_0", 25: "IQ4_NL"}
 
 
 def attention_tile(kv_type_k: str, kv_type_v: str) -> int:
-    """Return the tile of ggml's flash attention on a CPU for cells of these types; 0 if it has no tiles for them."""
+    """Return the tile of ggml's flash attention on a CPU, in tokens; 0 if cells of these types have no tiles."""
     return FLASH_TILE if kv_type_k == kv_type_v and kv_type_k in _TILED_KV_TYPES else 0
 
 

@@ -1,4 +1,4 @@
-"""Halves the size of blocks: stores cells of type f16 as q8_0 (32 values share a scale), and all else as it is.
+"""Nearly halves the size of blocks: stores cells of type f16 as q8_0 (32 values share a scale), and all else as it is.
 
 A payload has the layout that `llama_kv_cache::state_write` in llama.cpp writes. For each cache there are a header, one
 record for each cell, the K rows of each layer, and the V rows (or columns) of each layer. The type of the values

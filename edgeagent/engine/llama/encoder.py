@@ -85,7 +85,7 @@ class Encoder:
         return num_tokens / self._tokens_per_s if self._tokens_per_s else 0.0
 
     def warm_up(self, num_threads: int) -> None:
-        """Load all weights into memory and measure the rate, by encoding tokens from the whole vocabulary.
+        """Load the weights into memory and measure the rate, by encoding tokens from the whole vocabulary.
 
         Raise the same errors as `encode`.
         """
@@ -100,7 +100,7 @@ class Encoder:
 
         A vector is scaled to Euclidean length 1. Each text must have 1 to `max_tokens` tokens. Pass at most as many
         texts as `num_together` returns. Raise DecodeCancelled after `request_abort`, BackendUnavailable if there is not
-        enough memory, or InternalError if llama.cpp fails or returns NaN.
+        enough memory, or InternalError if llama.cpp fails or returns NaN or infinity.
         """
         num_tokens = sum(map(len, texts))
         if num_tokens > self._num_cells:

@@ -263,9 +263,10 @@ class Sampler:
     def _cut(self, candidates: Candidates) -> Candidates:
         """Return the candidates after top-k, with the cuts of top-p and min-p either made or prepared.
 
-        They are made if top-k leaves at most MAX_RANKED tokens, or if only one token is possible. Otherwise they are
-        prepared (see Candidates), and `_pick` makes them while it draws. Each cut keeps the likeliest tokens down to
-        some rank, so the order of the cuts does not matter. But the share of top-p must refer to the tokens of top-k.
+        They are made if top-k removes tokens and leaves at most MAX_RANKED, or if only one token is possible. Otherwise
+        they are prepared (see Candidates), and `_pick` makes them while it draws. Each cut keeps the likeliest tokens
+        down to some rank, so the order of the cuts does not matter. But the share of top-p must refer to the tokens of
+        top-k.
         """
         params, peak = self._params, candidates.peak
         if self._is_greedy:

@@ -311,10 +311,10 @@ class Proposals:
         return counts, 0.0
 
     def _try(self, candidates: Items[Candidate], counts: list[int], index: int, count: int) -> None:
-        """Change `counts` so that the candidate at `index` drafts `count` tokens in this step.
+        """Change `counts` so that the candidate at `index` drafts up to `count` tokens in this step.
 
-        If the draft model lacks tokens of its sequence, let it catch up instead. If all sequences of a step must get
-        equally many tokens, do the same for all candidates.
+        If the draft model lacks tokens of the candidate's sequence, it catches up first, and `counts` does not change.
+        If all sequences of a step must get equally many tokens, try all candidates, not only this one.
         """
         tried = candidates if self._drafters.are_even else [candidates[index]]
         if behind := [each for each in tried if each.catch_up_s]:
@@ -335,8 +335,8 @@ class Proposals:
     def _decide_catching_up(self, candidates: Items[Candidate], counts: Items[int], saved_s: float) -> None:
         """Choose the sequences for which the draft model should catch up, so that it can draft for them.
 
-        If it caught up for all of them, `counts` tokens would be drafted, and each stream's time per token would fall
-        by `saved_s`. An answer is expected to get as many further tokens as it has now.
+        `counts`: how many tokens each candidate would draft after all catch-ups. `saved_s`: by how many seconds each
+        stream's time per token would then fall. An answer is expected to get as many further tokens as it has now.
         """
         num_drafting = max(1, sum(map(bool, counts)))
         for candidate, count in zip(candidates, counts, strict=True):

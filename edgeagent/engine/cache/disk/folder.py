@@ -245,7 +245,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Catch an error of the disk: store it in `trouble`, which the status shows, and plan a retry."""
+        """Catch an OSError: set `trouble` for the status, plan a retry, and empty the index if the folder is gone."""
         try:
             yield
         except OSError as error:

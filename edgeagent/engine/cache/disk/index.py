@@ -17,7 +17,11 @@ from edgeagent.engine.cache.disk.retention import Held
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """A copy of all epochs. `of_all` counts the purges of everything, `of_root` those of each single partition."""
+    """A copy of all epochs. An epoch counts purges.
+
+    `of_all`: purges of all partitions together. `of_root`: purges of single partitions, by the first ROOT_BYTES of the
+    root key.
+    """
 
     of_all: int
     of_root: Mapping[bytes, int]

@@ -98,7 +98,7 @@ class BlockStore:
         self._writer.commands.put(Touch(tuple(keys)))
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """See BlockTier. The caller holds every pending block in memory too, and limits how much they take."""
+        """See BlockTier. The caller also keeps every pending block in memory, and limits the bytes of these blocks."""
         self._num_offered += 1
         if self.is_pending(block.key) or self._index.find(block.key) is not None:
             self._writer.commands.put(Raise(block.key, importance))
@@ -179,7 +179,10 @@ class BlockStore:
         return self._writer.num_written
 
     def close(self) -> None:
-        """See BlockTier. Wait until the writer's thread has ended, at most until about `close_s` is over."""
+        """See BlockTier. Wait until the writer's thread has closed the folder, at most 0.5 s longer than `close_s`.
+
+        `close_s` counts from the first call of `wait_written` or `close`.
+        """
         self._hurry()
         self._is_closed = True
         self._writer.commands.put(Close(self._end_by_s))

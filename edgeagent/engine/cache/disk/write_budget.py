@@ -140,7 +140,8 @@ class WriteBudget:
     def _settle(self, wanted_bytes: float) -> None:
         """Update the shared state on disk: give this process's unused bytes back, then take up to `wanted_bytes`.
 
-        The bytes taken are this process's grant: it may write them without reading the file again.
+        The bytes taken are this process's grant: it may write them without reading the file again. Call this
+        method within `_locked`. Raise OSError if the file cannot be written.
         """
         state = self._read() or self._latest
         limit, now_s = float(self._bytes_per_hour), self.now_s
