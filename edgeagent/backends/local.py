@@ -52,7 +52,7 @@ class _Traffic:
 
     @property
     def retry_after_s(self) -> float:
-        """The estimated seconds until a retry may succeed: a request's usual duration with its wait, but 1 to 60 s."""
+        """The estimated seconds until a retry may succeed, 1 to 60: how long a request usually waits and runs."""
         return min(_MAX_RETRY_AFTER_S, max(1.0, self.usual_duration_s))
 
 

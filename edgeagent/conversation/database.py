@@ -2,8 +2,8 @@
 
 Each response is a row, and has a segment: the items that the response added, and a reference to the segment of the
 response that it continued. So a conversation is stored once, however long its chain is. A segment stays while a
-response or another segment needs it.
-Rows, bytes and age are limited. To make room, the largest partition loses its least recently used response.
+response or another segment needs it. Rows, bytes and age are limited. To make room, the largest partition loses its
+least recently used response.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from edgeagent.config import Config
-from edgeagent.errors import InvalidRequest, ModelNotFound
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.store.resolve import Library
 from edgeagent.store.shelf import Removal, Shelf
 from edgeagent.types import ModelStatus, WorkerState
@@ -17,15 +18,16 @@ def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tu
 
     Raise the errors of `Shelf.plan`. Raise ModelNotFound if `name` is a path, since clients may not name paths.
     """
+    library = Library.of(config)
     try:
-        Library.of(config).refuse_path(name)
+        library.refuse_path(name)
         removal = Shelf(config).plan(name)
     except ModelNotFound as error:
         raise ModelNotFound.for_client(name, error) from None
     files = {path.resolve() for path in removal.files}
     if not files:
         return removal, []
-    return removal, [status for status in served if _uses(status, removal.name, files)]
+    return removal, [status for status in served if _uses(status, removal, files, library)]
 
 
 def refuse_if_used(status: ModelStatus, default_model: str) -> None:
@@ -41,11 +43,15 @@ def refuse_if_used(status: ModelStatus, default_model: str) -> None:
         raise InvalidRequest(f"{name} has {requests} to answer; delete it afterwards", param="model")
 
 
-def _uses(status: ModelStatus, name: str, files: set[Path]) -> bool:
-    """Whether a model was loaded from one of these files. False for a model without a worker.
+def _uses(status: ModelStatus, removal: Removal, files: set[Path], library: Library) -> bool:
+    """Whether a model, or its draft model, has one of these files.
 
-    While a model starts, its files are unknown, so its name is compared. Draft models are not compared.
+    The files of a model without a worker, or of one that is starting, are looked up by its name.
     """
-    if status.info is None:
-        return status.name == name and status.state is WorkerState.STARTING
-    return Path(status.info.path).resolve() in files
+    if status.info is not None:
+        return any(Path(path).resolve() in files for path in (status.info.path, status.info.draft) if path)
+    if status.state is WorkerState.READY:
+        return False  # a remote's model
+    with suppress(EdgeAgentError, OSError):
+        return any(path.resolve() in files for path in library.find(status.name).paths)
+    return status.name == removal.name  # its file is damaged or missing

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import InvalidRequest, ModelNotFound
@@ -13,6 +14,7 @@ from edgeagent.service.inventory import KnownModel, find_known, known_models
 from edgeagent.service.removal import plan_removal, refuse_if_used
 from edgeagent.store.names.own import OwnNamesFile, with_alias
 from edgeagent.types import ModelStatus, WorkerState
+from tests.api.services import INFO
 from tests.store.gguf_bytes import small_model
 
 
@@ -74,3 +76,21 @@ def test_a_removal_concerns_the_models_whose_files_it_deletes(config: Config) ->
     refuse_if_used(loading, default_model="one")
     with pytest.raises(InvalidRequest, match="serve another one first"):
         refuse_if_used(loading, default_model="two")
+
+
+@pytest.mark.parametrize("state", [WorkerState.STOPPED, WorkerState.FAILED, WorkerState.QUARANTINED])
+def test_the_default_model_is_kept_also_without_a_worker(config: Config, state: WorkerState) -> None:
+    default = served("one", state)
+    assert plan_removal(config, "one", [default, served("two", state)])[1] == [default]
+    by_alias = served("mine", state)
+    assert plan_removal(config, "two", [by_alias])[1] == [by_alias], "an alias has the same file"
+    with pytest.raises(InvalidRequest, match="serve another one first"):
+        refuse_if_used(default, default_model="one")
+
+
+def test_a_removal_concerns_the_models_that_draft_with_its_files(config: Config) -> None:
+    assert config.store.models_dir is not None
+    folder = config.store.models_dir
+    info = replace(INFO, path=str(folder / "one.gguf"), draft=str(folder / "two.gguf"))
+    drafting = ModelStatus("one", WorkerState.READY, info=info)
+    assert plan_removal(config, "two", [drafting])[1] == [drafting]
