@@ -7,7 +7,7 @@ module handles one sequence at a time. The engine decides which sequence is next
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from edgeagent.engine.cache.block import common_length
 from edgeagent.engine.cache.cached_prefix import CachedPrefix
@@ -32,19 +32,18 @@ class Admission:
         self._prefixes = prefixes
         self._clock = clock
 
-    def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    def must_wait(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
         """Whether `sequence` should wait for the prefill of a running sequence (the leader) with the same prefix.
 
         This is the case if the leader will compute at least _MIN_SHARED more tokens of the prompt than are cached now.
         The leader becomes at least as urgent as `sequence`. If the memory is not full attention, the leader also ends a
         chunk where the shared prefix ends, so that a state can be saved there.
         """
-        if sequence.follows is not None:
-            leader, length = sequence.follows
-            if leader.seq_id is not None and leader.num_computed < length and leader in running:
-                leader.is_raised = leader.is_raised or sequence.is_raised
-                return True
-            sequence.follows = None
+        followed = sequence.leader(running)
+        if followed is not None:
+            followed.is_raised = followed.is_raised or sequence.is_raised
+            return True
+        sequence.follows = None
         best: tuple[int, Sequence] | None = None
         wanted = sequence.tokens[: sequence.num_usable]
         for other in running:

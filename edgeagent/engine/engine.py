@@ -153,7 +153,7 @@ class Engine:
         `step` calls this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
         """
         self.settle()
-        raise_stalled((*self._running.values(), *self._waiting.values()), self._clock())
+        raise_stalled(self._running.values(), self._waiting.values(), self._clock())
         restored = [sequence for sequence in by_urgency(self._running.values()) if sequence.restoring is not None]
         outputs = [output for sequence in restored for output in self._advance_admission(sequence)]
         is_short_of_cells = False

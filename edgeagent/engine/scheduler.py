@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -120,15 +120,16 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
     return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]
 
 
-def raise_stalled(live: Items[Sequence], now_s: float) -> None:
+def raise_stalled(running: Collection[Sequence], waiting: Collection[Sequence], now_s: float) -> None:
     """Raise a sequence that made no progress for a minute: it runs before all others until it ends.
 
     Otherwise more urgent requests could delay it forever. Only one sequence is raised at a time, so that urgent
     requests wait for at most one. Realtime requests may still start before it while it lacks cells. A sequence that
     waits for the prefill of another one is not raised.
     """
+    live = (*running, *waiting)
     if len(live) > 1 and not any(sequence.is_raised for sequence in live):
-        own = [sequence for sequence in live if sequence.follows is None]
+        own = [sequence for sequence in live if sequence.leader(running) is None]
         stalled = min(own, key=lambda sequence: sequence.advanced_s, default=None)
         if stalled is not None:
             stalled.is_raised = now_s - stalled.advanced_s >= _MAX_STALL_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from array import array
+from collections.abc import Container
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
@@ -12,6 +13,9 @@ from edgeagent.engine.cache.cached_prefix import Restoring
 from edgeagent.engine.replay import BatchEnds
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.types import Tier
+
+_NUM_COMPUTED_AGAIN = 2
+"""The largest value of Runner.min_prompt_chunk."""
 
 
 def partition_of(partition: str, adapter: str) -> str:
@@ -71,7 +75,10 @@ class SequenceSpec:
     def cache_priority(self) -> CachePriority:
         """How important its cached prefix is."""
         kept = Importance.PINNED if self.pin else Importance.IDLE
-        return CachePriority(kept if self.persist else Importance.VOLATILE, self.num_system, self.lane)
+        # A request that repeats the prompt computes its last tokens again (see `Sequence.num_usable`).
+        turn_end = min(max(self.boundaries, default=len(self.prompt)), len(self.prompt) - _NUM_COMPUTED_AGAIN)
+        importance = kept if self.persist else Importance.VOLATILE
+        return CachePriority(importance, self.num_system, self.lane, max(0, turn_end))
 
 
 @dataclass(slots=True)
@@ -155,6 +162,13 @@ class Sequence:
             return 0
         num_computed = 0 if self.spec.prefill_only else 1 if self.num_output else self.min_prompt_chunk
         return max(0, len(self.tokens) - num_computed)
+
+    def leader(self, running: Container[Sequence]) -> Sequence | None:
+        """Return the running sequence for whose prefill this one waits; None if it waits for none."""
+        if self.follows is None:
+            return None
+        leader, length = self.follows
+        return leader if leader in running and leader.num_computed < length else None
 
     def note_batch(self, end: int) -> None:
         """Record that a batch that gave output ended at position `end`. Do nothing if the sampler is not repeatable."""

@@ -108,6 +108,29 @@ def test_one_that_waits_for_a_prefill_that_gets_further_is_not_raised() -> None:
     assert clock() > 70
 
 
+def test_one_whose_leader_has_ended_is_not_kept_out_for_ever() -> None:
+    clock, names = FakeClock(), itertools.count()
+    runner = FakeRunner(end_token=-1, num_cells=4096)
+    engine = Engine(runner, max_running=2, prefixes=PrefixStore(runner, clock=clock), clock=clock)
+    prompt = [1 + i % 40 for i in range(2000)]
+    engine.add(SequenceSpec("leader", prompt, greedy(), max_tokens=3))
+    engine.step()
+    follower = engine.add(SequenceSpec("follower", prompt, greedy(), max_tokens=3, tier=Tier.BATCH))
+    engine.step()
+    assert follower.follows is not None
+    urgent: list[Sequence] = []
+    while follower.num_output == 0 and clock.now_s < 120:
+        urgent = [sequence for sequence in urgent if sequence.num_output < 3]
+        while len(urgent) < 4:
+            spec = SequenceSpec(str(next(names)), [5], greedy(), max_tokens=3, tier=Tier.REALTIME)
+            urgent.append(engine.add(spec))
+        engine.step()
+        engine.cancel("leader")
+        check_integrity(engine)
+        clock.advance(0.5)
+    assert follower.num_output
+
+
 class TestUrgency:
     def test_realtime_goes_before_batch_and_equals_by_arrival(self) -> None:
         engine = make_engine(FakeRunner(end_token=-1), max_running=1)

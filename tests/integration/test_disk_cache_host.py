@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import EngineConfig, KvType
-from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, common_length
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, common_length
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.runner import CUTTABLE
@@ -126,6 +126,23 @@ def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_
     third = Machine(model, folder, config)
     assert third.ask(PROMPT) == (expected, 0)  # a damaged block is a miss
     third.close()
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_a_prompt_is_found_again_to_its_end_whatever_was_answered(tmp_path: Path, kind: MemoryKind) -> None:
+    """The next turn diverges where the answer began if the answer is edited, or read as other tokens."""
+    model = make_tiny_model(tmp_path / "tiny.gguf", kind)
+    config = EngineConfig(ctx=1024, batch=32, threads=1, flash_attention="on")
+    chat = ChatPrompt((Message("user", PROMPT),))
+    first = Machine(model, tmp_path / "cache", config)
+    for prompt in (TextPrompt(PROMPT), chat):
+        first.run(prompt)
+    first.close()
+    second = Machine(model, tmp_path / "cache", config)
+    for prompt in (TextPrompt(PROMPT), chat):
+        _, sequence = second.run(prompt)
+        assert sequence.num_prompt - sequence.num_cached <= MIN_PART
+    second.close()
 
 
 @pytest.mark.parametrize("has_tools", [False, True])

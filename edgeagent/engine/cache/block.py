@@ -79,12 +79,14 @@ class CachePriority:
     `num_system`: tokens of the instructions, which are the system prompt and the tool definitions; 0 if there are none
     or the number is unknown. `lane`: the conversation whose latest response is this sequence. The sequence's blocks
     stay in memory until the conversation's next response, or until other lanes need the room. "" if the sequence
-    belongs to no conversation.
+    belongs to no conversation. `turn_end`: the position at which the next turn, or a repeated prompt, probably diverges
+    from the sequence; 0 if none is known. Only memory whose blocks cannot be cut needs a block that ends there.
     """
 
     importance: Importance = Importance.IDLE
     num_system: int = 0
     lane: str = ""
+    turn_end: int = 0
 
     def cut(self, block_tokens: int) -> int:
         """Return the end of the instructions if a block should end there, to be shared by other prompts; else 0."""

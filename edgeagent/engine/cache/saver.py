@@ -150,9 +150,10 @@ class Saver:
     def save_live(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
         """Read out the part of a live sequence that can be read only now.
 
-        Sliding window: full blocks are read out, and at a boundary also a block that is not full. Recurrent state: it
-        is read out only at a boundary. Full attention can be read at any time, so nothing is read out now. If there is
-        a tier below, `save_one` reads full blocks out before the sequence ends, when there is time.
+        Sliding window: full blocks are read out, and at a boundary also a block that is not full. A full block comes
+        after the part of it that ends at the priority's `turn_end`. Recurrent state: it is read out only at a boundary.
+        Full attention can be read at any time, so nothing is read out now. If there is a tier below, `save_one` reads
+        full blocks out before the sequence ends, when there is time.
         """
         if not self._blocks.is_enabled:
             return
@@ -318,8 +319,23 @@ class Saver:
         end = min(full_end, length)
         if end - chain.end < MIN_PART or (end < full_end and not is_whole):
             return None
+        if self._needs_turn_end(seq_id, chain, end, priority):
+            return priority.turn_end
         is_held = end == length and self._continuation(seq_id, chain, length, priority).complete is not None
         return None if is_held else end
+
+    def _needs_turn_end(self, seq_id: int, chain: Chain, end: int, priority: CachePriority) -> bool:
+        """Whether to read out a block that ends at `turn_end`, before the one that ends at `end`.
+
+        A block of windowed layers cannot be cut, so the next turn could not use the longer block.
+        """
+        turn_end = priority.turn_end
+        return (
+            self._runner.memory_kind is MemoryKind.SLIDING_WINDOW
+            and chain.end + MIN_PART <= turn_end < end
+            and self._continuation(seq_id, chain, turn_end, priority).complete is None
+            and self._runner.can_save(seq_id, chain.end, turn_end)
+        )
 
     def _keep(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
         """Raise the importance of a sequence's blocks to that of the sequence. No more blocks of it can be read out.

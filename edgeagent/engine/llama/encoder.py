@@ -55,6 +55,7 @@ class Encoder:
         self._clock = clock
         self._context: object | None = None
         self._abort_flag: AbortFlag | None = None
+        self._is_aborted = False
         self._num_cells = 0
         self._tokens_per_s = 0.0
         trained = model.context_length_trained or _DEFAULT_CONTEXT
@@ -118,12 +119,14 @@ class Encoder:
 
     def request_abort(self) -> None:
         """Stop the running batch (CPU only). Any thread may call it."""
+        self._is_aborted = True  # before the flag is read: `_open` makes a flag and then reads this
         flag = self._abort_flag
         if flag is not None:
             flag.set()
 
     def clear_abort(self) -> None:
         """Undo `request_abort`. Call it before reading commands, since a command may request a new abort."""
+        self._is_aborted = False
         if self._abort_flag is not None:
             self._abort_flag.clear()
 
@@ -153,6 +156,8 @@ class Encoder:
         if self._context is None:
             raise self._no_room(num_cells, last_error() or "llama.cpp makes no context")
         self._abort_flag = AbortFlag(self._context)
+        if self._is_aborted:
+            self._abort_flag.set()
         self._num_cells = num_cells
 
     def _check_memory(self, num_cells: int) -> None:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -84,7 +85,7 @@ class _Times:
 
     def note(self, work: Work, sample: Sample) -> None:
         if sample.share >= _UNDISTURBED or sample.seconds < _MIN_COUNTED_S:
-            self.seconds[work] = min(max(sample.seconds, _MIN_S), self.seconds.get(work, sample.seconds))
+            self.seconds[work] = min(max(sample.seconds, _MIN_S), self.seconds.get(work, math.inf))
 
 
 class Calibration:

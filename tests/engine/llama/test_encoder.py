@@ -120,6 +120,15 @@ def test_a_batch_stops_when_asked(make: Make) -> None:
     assert encoder.encode([[9] * 10], 1).shape == (1, encoder.length)
 
 
+def test_an_abort_while_a_context_opens_is_not_lost(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = make()
+    monkeypatch.setattr(encoder, "_check_memory", lambda _: encoder.request_abort())
+    with pytest.raises(DecodeCancelled):
+        encoder.encode([text(5, 6)], 1)
+    encoder.clear_abort()
+    assert encoder.encode([text(5, 6)], 1).shape == (1, encoder.length)
+
+
 def test_no_room_is_told_before_memory_is_taken(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = make()
     free = len(PIECES) * 4 * CONTEXT_LENGTH - 1  # less than the logit rows need

@@ -64,6 +64,12 @@ def test_a_disturbed_time_is_not_counted() -> None:
             assert seconds == pytest.approx(undisturbed_s) or seconds < 0.02
 
 
+def test_a_clock_that_stands_still_measures_no_zero() -> None:
+    found = Machine(lambda _, __: 0.0).calibrate()
+    assert found is not None
+    assert all(seconds > 0 for each in found.candidates for seconds in each.seconds.values())
+
+
 def test_nothing_is_measured_where_nothing_is_to_be_chosen() -> None:
     machine = Machine(lambda _, __: 1e-5)
     assert machine.calibrate(CANDIDATES[:1]) is None

@@ -154,11 +154,13 @@ class WriteBudget:
             refill = max(0.0, now_s - state.allowance_at_s) * limit / _HOUR_S
             level = min(limit, max(0.0, state.allowance_bytes) + refill)
         level = min(limit, level + self._granted_bytes)
-        self._granted_bytes = min(level, wanted_bytes)
+        granted_bytes = min(level, wanted_bytes)
+        state = _State(now_s, self._wall(), level - granted_bytes, now_s, self.read_bytes_per_s)
+        self._write(state)
+        # What was not written is not taken either: other processes would not know.
+        self._latest, self._granted_bytes = state, granted_bytes
         if limit:
             self._allowance_left, self._looked_at_s = level / limit, now_s
-        self._latest = _State(now_s, self._wall(), level - self._granted_bytes, now_s, self.read_bytes_per_s)
-        self._write(self._latest)
 
     def _read(self) -> _State | None:
         try:

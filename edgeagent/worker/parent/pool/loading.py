@@ -180,12 +180,12 @@ class Preparation:
             raise ModelDamaged(f"{path} ended the process that tried it ({cause})")
 
     def _validate_draft(self) -> tuple[Path | None, Header | None]:
-        """Return the draft's path and header. If its file cannot be used, log a warning and return None for both."""
+        """Return the draft's path and header. If its file must not be used, log a warning and return None for both."""
         if self.draft_path is None:
             return None, None
         try:
             return self.draft_path, self._checks.validate(self.draft_path)
-        except (ModelDamaged, ModelNotFound) as error:
+        except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # StoreError: it cannot be hashed
             logger.warning("%s runs without its draft: %s", self.name, error.message)
             return None, None
 

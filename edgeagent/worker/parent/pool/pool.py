@@ -390,8 +390,9 @@ async def _look_at(model: LoadedModel) -> None:
     if model.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):
         logger.warning("the files of %s were replaced; it is loaded again", model.name)
         supervisor.reload()
-    elif model.is_cut_off and not supervisor.num_live and await asyncio.to_thread(preparation.folder.is_made_anew):
-        # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed.
+    elif model.is_cut_off and await asyncio.to_thread(preparation.folder.is_made_anew) and not supervisor.is_busy:
+        # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed. Until nothing is
+        # open, the model is not loaded again: that would fail open questions.
         logger.warning(
             "the cache folder of %s was deleted and created again; the model is loaded again to use it", model.name
         )

@@ -42,11 +42,14 @@ class LoadTime:
         return self.guess_s if self._last_s is None else self._last_s
 
     def ready_in_s(self, state: WorkerState, progress: float) -> float | None:
-        """Return in how many seconds a model in this state could be ready; None if unknown."""
+        """Return in how many seconds a model in this state could be ready; None if unknown.
+
+        For a model without a worker, this is the time that a whole load takes.
+        """
         match state:
             case WorkerState.READY:
                 return 0.0
-            case WorkerState.STOPPED:
+            case WorkerState.STOPPED | WorkerState.FAILED | WorkerState.QUARANTINED:
                 return self.whole_s
         return self.left_s(progress)
 

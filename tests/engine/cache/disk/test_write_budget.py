@@ -152,6 +152,23 @@ def test_a_state_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path:
     assert set(files.folder.iterdir()) - before <= {files.folder / "lock"}
 
 
+def test_what_could_not_be_saved_is_not_granted(tmp_path: Path) -> None:
+    is_full = True
+
+    def fault(_number: int, name: str) -> None:
+        if is_full and name == "rename":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    files = FaultyFiles(tmp_path / "cache", fault)
+    files.prepare()
+    budget = make_budget(files, Times())
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            budget.take(1)
+    is_full = False
+    assert sum(budget.take(1000) for _ in range(100)) == LIMIT // 1000
+
+
 def test_a_lock_that_another_keeps_is_waited_for_half_a_second(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     budget, sleeps = make_budget(files, Times()), list[float]()
     budget.open()

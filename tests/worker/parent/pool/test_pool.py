@@ -11,7 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from edgeagent.config import Config, EngineConfig
-from edgeagent.errors import BackendUnavailable, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
+from edgeagent.errors import (
+    BackendUnavailable,
+    EdgeAgentError,
+    ModelDamaged,
+    ModelLoadFailed,
+    ModelNotFound,
+    StoreError,
+)
 from edgeagent.types import FileShape, WorkerState
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import num_lives, stub_command
@@ -138,12 +145,17 @@ async def test_a_draft_with_another_token_starts_no_worker(store: Store, lives: 
     await pool.stop()
 
 
-async def test_a_damaged_draft_is_left_out(
-    store: Store, lives: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError])
+async def test_a_draft_that_must_not_be_loaded_is_left_out(
+    store: Store,
+    lives: Path,
+    error: type[EdgeAgentError],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def validate(path: Path) -> None:
         if path.name == "own-draft.gguf":
-            raise ModelDamaged("own-draft.gguf is truncated")
+            raise error("own-draft.gguf is truncated")
 
     monkeypatch.setattr(store, "validate", validate)
     await (pool := make_pool(store, lives, Config())).start()
