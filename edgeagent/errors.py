@@ -223,7 +223,7 @@ class ConfigError(EdgeAgentError):
 
 
 class StoreError(EdgeAgentError):
-    """A model file could not be downloaded, written or verified."""
+    """A model file could not be downloaded, written or verified, or a stored response could not be deleted."""
 
     code = "store_error"
 

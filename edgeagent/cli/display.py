@@ -5,11 +5,12 @@ Output to a pipe or a file is never wrapped or cut, so that a path stays on one 
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TextIO, TypeVar
 
 from edgeagent.sizes import size_text as size_text
@@ -96,7 +97,7 @@ def _wrapped(text: str, width: int | None, indent: int = 0) -> str:
     for line in text.splitlines():
         start = len(line) - len(line.lstrip())
         margin = " " * (indent + start + len(_INDENT))
-        whole = len(line) + indent <= width
+        whole = len(line) + indent <= width or not line.strip()
         lines += [line] if whole else _broken(line, width, indent, margin)
     return "\n".join(lines)
 
@@ -121,9 +122,14 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
 
     The width is at least _MIN_WIDTH.
     """
-    if not (stream or sys.stdout).isatty():
+    stream = stream or sys.stdout
+    if not stream.isatty():
         return None
-    return max(_MIN_WIDTH, shutil.get_terminal_size().columns)
+    # shutil asks for the size of stdout's terminal. If stdout is a pipe, this stream's terminal counts.
+    size = os.terminal_size((80, 24))
+    with suppress(OSError, ValueError):
+        size = os.get_terminal_size(stream.fileno())
+    return max(_MIN_WIDTH, shutil.get_terminal_size(size).columns)
 
 
 def complain(message: str) -> None:

@@ -179,8 +179,10 @@ class ResponseDatabase:
             return False
         with self._transaction():
             self._remove(response_id)
-        # Deleted content is zeroed in the file (secure_delete), but the log may still hold it.
-        self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        # Deleted content is zeroed in the file (secure_delete), but the log may still hold it. If the log cannot be cut
+        # off now, the next deletion or the close does it.
+        with suppress(sqlite3.Error):
+            self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return True
 
     def _prepare(self) -> None:

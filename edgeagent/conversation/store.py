@@ -1,6 +1,6 @@
 """The stored responses of all connections, kept off the event loop: one thread owns the file.
 
-No request fails because of the file. A response that cannot be read counts as not found. A response that cannot be
+Only a deletion fails because of the file. A response that cannot be read counts as not found. A response that cannot be
 written waits in memory (the newest MAX_UNWRITTEN only). A damaged file is set aside, and a warning says so.
 """
 
@@ -23,6 +23,7 @@ from edgeagent.config import ServerConfig
 from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase, set_aside
 from edgeagent.conversation.history import ConnectionHistory, Missing, Recalled, StoredResponse
 from edgeagent.conversation.items import Item, ItemFormat
+from edgeagent.errors import StoreError
 from edgeagent.router.modes import strictest
 from edgeagent.types import RouteMode
 
@@ -97,9 +98,9 @@ class ResponseStore:
         return await self._ask(lambda shelf: shelf.body(response_id, partition))
 
     async def remove(self, response_id: str, partition: str) -> bool:
-        """Forget a response of this partition, also on every connection; return whether it was removed.
+        """Forget a response of this partition, also on every connection; return whether there was such a response.
 
-        False: there is no such response, or the file could not be changed.
+        Raise StoreError if the file cannot be changed.
         """
         is_removed = await self._ask(lambda shelf: shelf.remove(response_id, partition))
         if is_removed:
@@ -172,7 +173,10 @@ class _Shelf:
             del self._unwritten[response_id]
             self._set_trouble()
             return True
-        return self._try(lambda database: database.remove(response_id, partition), False)
+        is_removed = self._try(lambda database: database.remove(response_id, partition), None)
+        if is_removed is None:
+            raise StoreError(f"the stored response could not be deleted ({self._last_error}); delete it again later")
+        return is_removed
 
     def close(self) -> None:
         # The disk may have room for the unwritten responses by now.

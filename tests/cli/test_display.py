@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 import pytest
@@ -84,3 +86,29 @@ def test_a_very_narrow_terminal_breaks_no_words(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     complain("there is no model that is called so")
     assert capsys.readouterr().err == "error: there is no\n  model that is\n  called so\n"
+
+
+def test_the_width_is_that_of_the_streams_own_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stdout is a pipe and stderr a narrow terminal."""
+
+    def size_of(descriptor: int) -> os.terminal_size:
+        if descriptor != 2:
+            raise OSError("not a terminal")
+        return os.terminal_size((50, 24))
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def fileno(self) -> int:
+            return 2
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", size_of)
+    assert display.terminal_width(Terminal()) == 50
+    assert display.terminal_width(io.StringIO()) is None
+
+
+def test_a_long_line_of_blanks_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "terminal_width", lambda: 20)
+    assert wrapped("a\n" + " " * 30 + "\nb").split() == ["a", "b"]

@@ -243,6 +243,23 @@ def test_what_is_removed_is_gone_from_the_files_too(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_response_is_removed_even_if_the_log_cannot_be_cut_off(tmp_path: Path) -> None:
+    store = database(tmp_path / "r")
+    store.add(StoredResponse("a", (said("a"),), ()), b"{}")
+    execute = store._execute
+
+    def execute_or_fail(statement: str, *values: object) -> sqlite3.Cursor:
+        if "wal_checkpoint" in statement:
+            raise sqlite3.OperationalError("database or disk is full")
+        return execute(statement, *values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_execute", execute_or_fail)
+        assert store.remove("a", "")
+    assert store.get("a", "") is None
+    store.close()
+
+
 def test_a_parent_that_is_removed_leaves_its_words_to_its_child() -> None:
     store, (parent, child) = database(), chain("ab")
     add(store, parent, child)

@@ -8,7 +8,7 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -18,6 +18,7 @@ from edgeagent.conversation.database import ResponseDatabase
 from edgeagent.conversation.history import Missing, Recalled, StoredResponse
 from edgeagent.conversation.items import MessageItem
 from edgeagent.conversation.store import MAX_UNWRITTEN, ResponseStore
+from edgeagent.errors import StoreError
 
 
 def response(name: str, **fields: Any) -> StoredResponse:
@@ -38,6 +39,10 @@ async def store(path: Path) -> AsyncIterator[ResponseStore]:
 
 async def get(store: ResponseStore, name: str, partition: str = "") -> StoredResponse | None:
     return (await store.find(Missing(name), partition)).previous
+
+
+def fail(*_: object) -> NoReturn:
+    raise sqlite3.OperationalError("database or disk is full")
 
 
 class BrokenDisk:
@@ -123,6 +128,17 @@ async def test_a_row_that_is_no_response_is_damage(path: Path, store: ResponseSt
     assert await get(again, "a") is None
     assert path.with_name(path.name + ".damaged").exists()
     await again.close()
+
+
+async def test_a_deletion_that_fails_is_told(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await store.add(response("a"), b"{}")
+    assert not await store.remove("other", "")
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseDatabase, "remove", fail)
+        with pytest.raises(StoreError, match="disk is full"):
+            await store.remove("a", "")
+    assert await store.remove("a", "")
+    assert await get(store, "a") is None
 
 
 async def test_a_full_disk_keeps_nobody_from_going_on(

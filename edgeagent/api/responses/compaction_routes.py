@@ -18,8 +18,8 @@ from edgeagent.api.wire import sse
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import ResponseUsage, responses_usage
-from edgeagent.conversation.compaction import compacted, num_input_tokens, summarize
-from edgeagent.errors import InvalidRequest
+from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, summarize
+from edgeagent.errors import BackendUnavailable, InvalidRequest
 
 router = APIRouter()
 
@@ -48,9 +48,13 @@ async def compact(request: Request) -> Response:
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     items = turn.conversation.items
-    summary, usage = await sse.unless_disconnected(
-        request.receive, summarize(turn.request, turn.create.body.instructions, items, context.service)
-    )
+    summarized = summarize(turn.request, turn.create.body.instructions, items, context.service)
+    try:
+        summary, usage = await sse.unless_disconnected(request.receive, summarized)
+    except SummaryCancelled:
+        raise BackendUnavailable(
+            "the summary was cut short: the daemon is stopping, or the request was cancelled"
+        ) from None
     compaction: Compaction = {
         "id": turn.request.id,
         "object": "response.compaction",

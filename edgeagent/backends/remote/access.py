@@ -46,10 +46,10 @@ class Access:
         """Return the headers that carry the key; raise ConfigError if the key is not found."""
         return () if self._key is None else (("Authorization", f"{_SCHEME}{self._find(self._key)}"),)
 
-    def refuse(self, status: int) -> None:
-        """Note that the remote refused the key, or that it refused a request because no key was sent."""
+    def refuse(self, status: int, headers: Headers) -> None:
+        """Note that the remote refused a request with these headers, for its key or because it had none."""
         self._status = status
-        self._refused = self._digest()
+        self._refused = _digest(headers)
         self._checked_s = None
         forget = getattr(self._find, "forget", None)
         if self._key is not None and forget is not None:
@@ -71,7 +71,7 @@ class Access:
 
     def _look(self) -> tuple[str, str]:
         try:
-            digest = self._digest()
+            digest = _digest(self.headers())
         except ConfigError as error:
             return "no_key", error.message
         if self._refused is None or digest != self._refused:
@@ -82,5 +82,6 @@ class Access:
             f"the remote refused {what} (HTTP {self._status}) and gets no requests until {KEY_IS_MENDED}"
         )
 
-    def _digest(self) -> bytes:
-        return hashlib.sha256(b"" if self._key is None else self._find(self._key).encode()).digest()
+
+def _digest(headers: Headers) -> bytes:
+    return hashlib.sha256("".join(value for _, value in headers).encode()).digest()

@@ -344,12 +344,14 @@ class RemoteBackend:
     async def _probe(self, cluster: Cluster, index: int, permit: ProbePermit) -> None:
         endpoint, prober = cluster.endpoints[index], cluster.probers[index]
         try:
-            await prober.check(permit, cluster.access.headers())
+            headers = cluster.access.headers()
+        except ConfigError:
+            return
+        try:
+            await prober.check(permit, headers)
         except Failure as failure:
             if failure.kind in COUNT_AGAINST_HEALTH:
                 endpoint.breaker.note_down()
-            cluster.note_failure(endpoint, failure)
-        except ConfigError:
-            return
+            cluster.note_failure(endpoint, failure, headers)
         else:
             endpoint.breaker.recover(self._clock())

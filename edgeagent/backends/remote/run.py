@@ -149,7 +149,8 @@ class Run:
         if _is_too_long(failure):
             endpoint.note_context(self._model, told_context(failure.detail))
         if not (failure.kind is Kind.TIMEOUT and self._is_out_of_time()):
-            self._cluster.note_failure(endpoint, failure, self._heard_s, had_begun=bool(self._first_s))
+            had_begun = bool(self._first_s)
+            self._cluster.note_failure(endpoint, failure, self._key_headers, self._heard_s, had_begun=had_begun)
 
     def _is_longer(self, endpoint: Endpoint, other: Endpoint) -> bool:
         """Whether an endpoint is known to have a longer context than another."""

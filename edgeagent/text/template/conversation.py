@@ -123,25 +123,34 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 def separate_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages with parallel calls split into turns of one call, each followed by its result.
 
-    A message with a call that has no result is not split. Ids of calls must be unique in the conversation: only the
-    first result of each id is kept.
+    A message with a call that has no result is not split. The results of a message stand before the next message that
+    calls with one of its ids.
     """
-    results = {message.tool_call_id: message for message in messages if message.role == "tool"}
     separated: list[Message] = []
-    for message in messages:
-        if len(message.tool_calls) < 2 or any(call.id not in results for call in message.tool_calls):
+    moved: set[int] = set()
+    for index, message in enumerate(messages):
+        results = _results_of(messages, index) if len(message.tool_calls) > 1 else None
+        if results is not None:
+            for number, (call, result) in enumerate(zip(message.tool_calls, results, strict=True)):
+                text = message.content if number == 0 else ""
+                separated += [replace_message(message, content=text, tool_calls=(call,)), messages[result]]
+            moved.update(results)
+        elif index not in moved:
             separated.append(message)
-            continue
-        for index, call in enumerate(message.tool_calls):
-            text = message.content if index == 0 else ""
-            separated += [replace_message(message, content=text, tool_calls=(call,)), results[call.id]]
-    seen: set[str | None] = set()
-    kept: list[Message] = []
-    for message in separated:
-        if message.role != "tool" or message.tool_call_id not in seen:
-            kept.append(message)
-            seen.add(message.tool_call_id if message.role == "tool" else None)
-    return tuple(kept)
+    return tuple(separated)
+
+
+def _results_of(messages: Sequence[Message], index: int) -> list[int] | None:
+    """Return the indices of the results of the calls of `messages[index]`, in order; None if one has no result."""
+    call_ids = [call.id for call in messages[index].tool_calls]
+    found: dict[str | None, int] = {}
+    for later in range(index + 1, len(messages)):
+        message = messages[later]
+        if any(call.id in call_ids for call in message.tool_calls):
+            break
+        if message.role == "tool" and message.tool_call_id in call_ids:
+            found.setdefault(message.tool_call_id, later)
+    return [found[call_id] for call_id in call_ids] if len(found) == len(call_ids) else None
 
 
 def write_tools(messages: Sequence[Message], definitions: Sequence[Turn]) -> tuple[Message, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from websockets.asyncio.client import connect
 
 from edgeagent.api.responses.socket.session import MAX_ACTIVE
@@ -366,6 +366,13 @@ async def test_what_leaves_no_room_is_compacted_by_halves(client: AsyncOpenAI, b
     backend.script = lambda _: (ContextLengthExceeded("too long"),)
     with pytest.raises(BadRequestError):
         await client.responses.compact(model="fake", input=spoken)
+
+
+async def test_a_summary_that_is_cut_short_is_told(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    backend.script = lambda _: (TextDelta("They sp"), finished(FinishReason.CANCELLED))
+    with pytest.raises(InternalServerError, match="summary was cut short") as caught:
+        await client.responses.compact(model="fake", input="tea?")
+    assert caught.value.status_code == 503
 
 
 async def test_compaction_needs_a_model(address: str) -> None:

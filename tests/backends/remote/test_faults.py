@@ -15,13 +15,14 @@ from edgeagent.backends.remote.connection import names
 from edgeagent.backends.remote.connection.transport import Exchange
 from edgeagent.backends.remote.endpoints.health import OPEN_S
 from edgeagent.errors import (
+    ConfigError,
     ContextLengthExceeded,
     InvalidRequest,
     PayloadTooLarge,
     RemoteUnavailable,
     RequestTimeout,
 )
-from edgeagent.remotes import Limits
+from edgeagent.remotes import Key, Limits
 from edgeagent.types import replace
 from tests.backends.remote.fault_server import HEAD, Act, Script, chunked, faults, free_port, half, plain, stream
 from tests.backends.remote.streams import DONE, OVERLOADED, ROLE, answer, chunk, event
@@ -311,6 +312,26 @@ async def test_a_refused_key_disables_the_remote(status: int) -> None:
         assert remote.estimate(REQUEST).obstacle == ""
         assert (await ask(remote, id="r3")).text == "a"
         assert server.asked[1].headers["authorization"] == "Bearer new"
+
+
+async def test_only_the_key_that_was_sent_is_refused() -> None:
+    clock = Clock()
+    async with faults(plain(401), stream(answer("a"))) as server:
+        is_gone = True
+
+        def keys(key: Key) -> str:
+            if server.asked and is_gone:
+                raise ConfigError("the key is gone")
+            return "new" if server.asked else "old"
+
+        async with backend(server.url, keys=keys, clock=clock) as remote:
+            failed(await ask(remote), "HTTP 401")
+            assert remote.estimate(REQUEST).obstacle == "no_key"
+            is_gone = False
+            clock.now_s += 10
+            assert remote.estimate(REQUEST).obstacle == ""
+            assert (await ask(remote, id="r2")).text == "a"
+            assert server.asked[1].headers["authorization"] == "Bearer new"
 
 
 async def test_a_refused_key_is_sent_again_where_that_is_forgiven() -> None:

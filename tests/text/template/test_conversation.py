@@ -49,6 +49,19 @@ def test_parallel_calls_are_separated_each_with_its_result() -> None:
     assert separate_calls((BOTH, ONE)) == (BOTH, ONE)
 
 
+def test_results_belong_to_the_calls_before_them_even_if_ids_repeat() -> None:
+    again = Message("tool", "one again", tool_call_id="1"), Message("tool", "two again", tool_call_id="2")
+    separated = separate_calls((BOTH, TWO, ONE, BOTH, *again))
+    assert [message.content for message in separated if message.role == "tool"] == [
+        "one",
+        "two",
+        *("one again", "two again"),
+    ]
+    assert separate_calls((BOTH, ONE, BOTH, *again))[:2] == (BOTH, ONE)
+    twice = Message("assistant", "", tool_calls=(FIRST, FIRST))
+    assert separate_calls((twice, ONE)) == (twice, ONE)
+
+
 def test_tools_calls_and_results_are_written_as_text() -> None:
     definitions = tool_definitions((Tool("get", "Gets."),), str)
     system, user, calls, results = write_tools((SYSTEM, USER, BOTH, ONE, TWO), definitions)

@@ -19,8 +19,10 @@ class TextMerging:
     """The merging of one connection's outbox."""
 
     def __init__(self) -> None:
-        # How many events of each response were merged away.
+        # How many events were merged away of each response that is under way or ended last. The events about a
+        # response's steers follow its terminal event at once, and are numbered too.
         self._num_merged: dict[str, int] = {}
+        self._ended_id = ""
 
     def cost(self, event: Json) -> int:
         """Return roughly how many bytes of memory an event takes."""
@@ -47,8 +49,9 @@ class TextMerging:
         """Give an event of a response the number that it has after merging."""
         if entry.request_id in self._num_merged:
             entry.event["sequence_number"] -= self._num_merged[entry.request_id]
-            if entry.is_terminal:
-                del self._num_merged[entry.request_id]
+        if entry.is_terminal:
+            self._num_merged.pop(self._ended_id, None)
+            self._ended_id = entry.request_id
 
 
 def _is_same_text(first: Json, second: Json) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from edgeagent.backends.remote.access import KEY_IS_MENDED, Access, FindKey
+from edgeagent.backends.remote.access import KEY_IS_MENDED, Access, FindKey, Headers
 from edgeagent.backends.remote.connection.transport import tls_context
 from edgeagent.backends.remote.endpoints.choose import choose
 from edgeagent.backends.remote.endpoints.endpoint import Endpoint
@@ -143,17 +143,24 @@ class Cluster:
             endpoint.breaker.forgive()
 
     def note_failure(
-        self, endpoint: Endpoint, failure: Failure, since_s: float = math.inf, *, had_begun: bool = False
+        self,
+        endpoint: Endpoint,
+        failure: Failure,
+        headers: Headers,
+        since_s: float = math.inf,
+        *,
+        had_begun: bool = False,
     ) -> None:
         """Record the failure of a probe or a request at an endpoint.
 
-        `since_s`: when the request began to wait; infinity for a probe. `had_begun`: the answer already had content.
+        `headers`: what it sent as its key. `since_s`: when the request began to wait; infinity for a probe.
+        `had_begun`: the answer already had content.
         """
         now_s = self.clock()
         was_open = endpoint.breaker.state(now_s) == "open"
         endpoint.note_failure(failure, now_s, since_s, had_begun=had_begun)
         if failure.kind is Kind.REFUSED_KEY:
-            self.access.refuse(failure.status)
+            self.access.refuse(failure.status, headers)
             logger.warning("%s: %s; it gets no requests until %s", self.name, failure.message, KEY_IS_MENDED)
         elif not was_open and endpoint.breaker.state(now_s) == "open":
             seconds = endpoint.breaker.seconds_left(now_s)

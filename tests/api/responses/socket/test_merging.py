@@ -7,6 +7,7 @@ import json
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.events import ResponseEvents, new_response
 from edgeagent.api.responses.socket.merging import MAX_MERGED_CHARS, TextMerging
+from edgeagent.api.responses.socket.steering import Steer, pending
 from edgeagent.api.socket.actions import Close, Send
 from edgeagent.api.socket.outbox import Outbox
 from edgeagent.api.wire.shape import Json
@@ -75,6 +76,21 @@ async def test_lanes_are_numbered_apart() -> None:
     assert len(numbers["resp_1"]) < len(numbers["resp_2"]) + 3
     for sequence in numbers.values():
         assert sequence == list(range(len(sequence)))
+
+
+async def test_an_event_after_the_end_is_numbered_without_a_gap_and_nothing_is_kept_for_ever() -> None:
+    merging = TextMerging()
+    outbox = Outbox(merging)
+    for name in ("resp_1", "resp_2", "resp_3"):
+        response = Response(outbox, name)
+        response.step(TextDelta("a"))
+        response.step(TextDelta("b"))
+        response.step(finished())
+        for note in response.events.note(pending(Steer("steer_1", name, "x", ()), [])):
+            outbox.push(Send(note, name))
+        events = await drain(outbox)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert len(merging._num_merged) == 1
 
 
 async def test_merged_events_stay_below_a_frame() -> None:
