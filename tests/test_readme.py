@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.cli import main
+from tests.peer.shelf import SHAPES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -127,3 +128,24 @@ def test_the_readme_s_figures_are_those_of_the_document() -> None:
     for what, ours, theirs, ratio in shown:
         assert known[what, ours, theirs].split(" ")[0] == ratio, what
     assert "docs/figures.md" in section("Why rather than Ollama or llama-server")
+
+
+def test_the_readme_s_ratios_of_shapes_are_those_of_the_document() -> None:
+    tables = FIGURES.partition("<!-- shapes: begin -->")[2].partition("<!-- shapes: end -->")[0]
+    columns = (
+        "one stream, tokens/s",
+        "8 streams together, while all run, tokens/s",
+        "first token, 1,400 tokens, cold, ms",
+        "first token, 1,400 tokens, warm but for the end, ms",
+        "next turn of each of 8 conversations, cells for 4, ms",
+    )
+    known: dict[tuple[str, str], str] = {}
+    titles: list[str] = []
+    for first, *cells in rows_of(tables):
+        if not first:
+            titles = cells
+        known |= {(first.removesuffix(", Q4_0"), title): cell for title, cell in zip(titles, cells, strict=True)}
+    shown = [row for row in rows_of(section("Why rather than Ollama or llama-server")) if row[0] in SHAPES]
+    assert [row[0] for row in shown] == list(SHAPES)
+    for shape, *ratios in shown:
+        assert ratios == [known[shape, title].split(" ")[0].strip("*") for title in columns], shape
