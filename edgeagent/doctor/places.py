@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import stat
 import sys
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +110,27 @@ def _holder(number: int) -> str:
 
 def _is_edgeagent(server: ServerConfig) -> bool:
     """Whether an edgeagent daemon answers on the port to a request without a token."""
-    host = "127.0.0.1" if server.host in ("", "0.0.0.0") else server.host  # noqa: S104 not listened on
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)  # noqa: S104 no listener
     host = f"[{host}]" if ":" in host else host
-    request = urllib.request.Request(f"http://{host}:{server.port}/version")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    scheme = "http" if server.tls_certificate is None else "https"
+    request = urllib.request.Request(f"{scheme}://{host}:{server.port}/version")  # noqa: S310 http or https
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_unverified())
+    )
     try:
         with opener.open(request, timeout=ANSWER_TIMEOUT_S) as answer:
             document = json.loads(answer.read(_MAX_ANSWER_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):  # HTTPException: the program speaks another protocol
         return False
     return isinstance(document, dict) and "llama_cpp_python" in document
+
+
+def _unverified() -> ssl.SSLContext:
+    """Return a TLS context that accepts every certificate. Send no secret with it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def _exists(path: Path) -> bool:

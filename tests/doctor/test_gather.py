@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,3 +133,20 @@ def test_ports(monkeypatch: pytest.MonkeyPatch) -> None:
         assert look_at_port(ServerConfig(port=number), number).state == "ours"
     assert look_at_port(ServerConfig(port=0), None).state == "free"
     assert look_at_port(ServerConfig(host="192.0.2.1", port=8127), None).state == "not ours"
+
+
+def test_a_port_of_a_program_that_speaks_no_http() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
+                connection.recv(1024)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        assert look_at_port(ServerConfig(port=listener.getsockname()[1]), None).state == "taken"
+        thread.join()

@@ -10,6 +10,7 @@ from websockets.asyncio.client import connect
 
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import server, transport
+from edgeagent.doctor.places import look_at_port
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Reply, Running, read_reply, running
 from tests.robust.raw import KEY_HEADERS
@@ -119,3 +120,12 @@ async def test_tls_that_never_begins_is_cut(monkeypatch: pytest.MonkeyPatch, cer
         reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
         assert await reader.read() == b""
         writer.transport.abort()
+
+
+async def test_a_daemon_with_tls_is_known_to_the_doctor(certificate: tuple[Path, Path]) -> None:
+    tls, key = certificate
+    server_config = ServerConfig(tls_certificate=tls, tls_key=key)
+    async with running(FakeBackend(), Config(server=server_config)) as daemon, asyncio.timeout(30):
+        address = server_config.model_copy(update={"port": daemon.port})
+        found = await asyncio.to_thread(look_at_port, address, None)
+        assert found.state == "edgeagent"

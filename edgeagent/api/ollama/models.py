@@ -220,10 +220,11 @@ def _capabilities(model: KnownModel) -> list[str]:
 
 def _model_info(model: KnownModel) -> Json:
     """Return metadata under the keys of GGUF files: from the file's header, otherwise from the loaded model."""
-    fields: Json = {}
+    loaded: Json = {}
+    filed: Json = {}
     header, info = model.header, model.info
     if info is not None:
-        fields |= {
+        loaded = {
             "general.architecture": info.architecture,
             "general.parameter_count": info.num_params,
             f"{info.architecture}.context_length": info.context_length_trained,
@@ -232,7 +233,7 @@ def _model_info(model: KnownModel) -> Json:
             f"{info.architecture}.embedding_length": info.embedding_length or None,
         }
     if header is not None:
-        fields |= {
+        filed = {
             "general.architecture": header.architecture,
             "general.name": header.name,
             "general.parameter_count": header.num_params,
@@ -242,4 +243,8 @@ def _model_info(model: KnownModel) -> Json:
             "tokenizer.ggml.model": header.tokenizer,
             "tokenizer.ggml.pre": header.pre_tokenizer,
         }
+    return {**_with_values(loaded), **_with_values(filed)}
+
+
+def _with_values(fields: Json) -> Json:
     return {key: value for key, value in fields.items() if value not in (None, "")}

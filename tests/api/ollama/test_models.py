@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from edgeagent.api.ollama.models import _model_info
 from edgeagent.config import Config, StoreConfig
+from edgeagent.service.inventory import KnownModel
+from edgeagent.store.gguf.header import validate_model
 from edgeagent.store.names.catalog import builtin_model
 from edgeagent.store.names.own import OwnNamesFile, with_alias
 from edgeagent.types import (
@@ -151,3 +155,11 @@ class TestModels:
             error = await error_of(loaded, "chat", 400, model="mine", messages=HI, think=think)
             assert error == '"mine" does not support thinking'
         assert (await post(loaded, "chat", model="mine", messages=HI, think=False)).status_code == 200
+
+
+async def test_a_value_that_the_file_lacks_is_that_of_the_loaded_model() -> None:
+    path = builtin_model().path
+    header = dataclasses.replace(validate_model(path), context_length=None)
+    info = replace(INFO, architecture=header.architecture, context_length_trained=512)
+    known = _model_info(KnownModel("mine", path, header=header, info=info))
+    assert known[f"{header.architecture}.context_length"] == 512
