@@ -185,7 +185,8 @@ class BlockTier(Protocol):
 
     `read` and `close` may be slow. The engine's thread calls all other methods between two tokens. Those methods answer
     from an index in memory, do no I/O and never wait. Most of them take microseconds. For host memory, the engine's
-    thread also calls `read`. For other tiers, the loader's thread calls `read`, while other methods may run.
+    thread also calls `read`. For other tiers, loader threads call `read`, one thread for each model. Other methods may
+    run at the same time.
     """
 
     def num_bytes(self, key: BlockKey) -> int | None:
@@ -229,7 +230,7 @@ class BlockTier(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish pending work, for a second or two at most. No method is called afterwards."""
+        """Finish pending work, within the tier's time limit for closing. No method is called afterwards."""
         ...
 
 

@@ -1,6 +1,7 @@
 """Plain data that describes a cached prefix: where its parts are, and how far it is restored.
 
-PrefixStore makes these and moves the cells and blocks that they describe. Other modules read them.
+PrefixStore and its parts (Slots, BlockCache, Restorer and Saver) make and change these objects, and move the cells and
+blocks that the objects describe. Other modules only read the objects.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from edgeagent.types import CacheStatus
 
 # The factor on the value of a block that the tier below also holds, since the block can be read again.
 _KEPT_BELOW = 0.5
-# Blocks that wait for the tier below are evicted if they take more than this part of the limit, or if it cannot write.
+# Blocks that wait for the tier below are evicted if they exceed this part of the limit, or if that tier cannot write.
 PENDING_SHARE = 0.5
 # A partition that was unused for this long has no claim to a share.
 _STALE_S = 600.0

@@ -96,12 +96,18 @@ class BlockCache:
         return root
 
     def walk(self, root: BlockKey, tokens: Sequence[int]) -> Walk:
-        """Return the path of these tokens through the tree. Pass it to `find` to get the blocks."""
+        """Return the path of these tokens through the tree. Pass it to `find` to get the blocks.
+
+        This calls `refresh`, which may change the tree. Do not use an earlier walk afterwards.
+        """
         self.refresh(_MAX_HEADS)
         return self.tree.walk(root, tokens)
 
     def find(self, walk: Walk) -> list[BlockReference]:
-        """Return the chain of blocks that restores the most tokens of a walk, with as few blocks as possible."""
+        """Return the chain of blocks that restores the most tokens of a walk, with as few blocks as possible.
+
+        Blocks that no tier holds may be removed from the tree.
+        """
         last_to: dict[int, BlockReference | None] = {0: None}  # the last block of the shortest chain that ends there
         num_blocks = {0: 0}
         for place in walk.blocks():
@@ -181,9 +187,9 @@ class BlockCache:
         return True
 
     def refresh(self, max_heads: int = 1 << 60) -> None:
-        """Add up to `max_heads` blocks that other or earlier processes wrote to the tier below.
+        """Add to the tree up to `max_heads` blocks that other or earlier processes wrote to the tier below.
 
-        If the tree has grown enough since the last time, remove blocks from it that no tier holds.
+        If the tree has grown enough since the last removal, remove blocks from it that no tier holds.
         """
         if self.below is not None:
             for head in self.below.take_found(max_heads, is_draft=self._is_draft):
@@ -223,7 +229,7 @@ class BlockCache:
 
         The block begins at one of the positions in `num_blocks`, which maps positions to the number of blocks before.
         Among blocks that share equally many tokens, prefer one in host memory, then one with the fewest blocks before
-        it, then the shortest one.
+        it, then the shortest one. Blocks that no tier holds are removed from the tree.
         """
         best: BlockReference | None = None
         best_rank: tuple[bool, int, int] | None = None

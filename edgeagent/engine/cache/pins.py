@@ -21,9 +21,9 @@ class _Pin:
 
 
 class Pins:
-    """Pinned blocks by lane, at most `max_bytes` together.
+    """Pinned blocks of at most MAX_LANES lanes, at most `max_bytes` together.
 
-    If they take more, the least recently used lane of the partition with the most pinned bytes is unpinned first.
+    Beyond a limit, the least recently used lane of the partition with the most pinned bytes is unpinned first.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -243,7 +243,8 @@ class PrefixStore:
     def close(self) -> None:
         """Save all idle prefixes to the tier below, if there is one, except VOLATILE ones. End the thread that reads.
 
-        The tier below stays open until `close_below`.
+        This may wait for the tier below to write blocks, within that tier's time limit for closing. The tier stays
+        open until `close_below`.
         """
         if self._blocks.below is not None:
             self._saver.close()

@@ -228,7 +228,7 @@ class RadixTree:
         return True
 
     def discard(self, key: BlockKey) -> None:
-        """Forget a block, if it is known. Its children stay, since another block may have the same tokens."""
+        """Forget a block, if it is known. Its children stay, since a chain of other blocks may lead to them."""
         node = self.blocks.pop(key, None)
         if node is not None:
             parent = node.blocks.pop(key).parent

@@ -207,7 +207,7 @@ class Restorer:
         started_s = self._clock()
         try:
             payload = self._blocks.unpack(block)
-        except InternalError:
+        except (InternalError, MemoryError):
             return False
         if not self._runner.restore(seq_id, payload, reference.start + length):
             return False

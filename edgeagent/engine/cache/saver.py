@@ -23,7 +23,8 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
 
-# A step attends to all cells up to the last used one. A restore is worth its time if it avoids more unused cells.
+# A step attends to all cells up to the last used one. A restore is worth its time if it avoids more unused cells than
+# this.
 MAX_GAP = 512
 # Checkpoints of one full context take at most 1/8 of the limit of host memory.
 _CHECKPOINT_SHARE = 8
@@ -62,7 +63,7 @@ class Saver:
         self._priorities: dict[int, CachePriority] = {}  # of idle sequences' prefixes
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, the longest idle first
         self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
-        self._saved: set[int] = set()  # idle sequences in blocks; dropping their cells loses nothing
+        self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
         self._cell_bytes = blocks.token_bytes  # of a token, as of the last block
         self._state_bytes = 0
 
@@ -150,10 +151,10 @@ class Saver:
     def save_live(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
         """Read out the part of a live sequence that can be read only now.
 
-        Sliding window: full blocks are read out, and at a boundary also a block that is not full. A full block comes
-        after the part of it that ends at the priority's `turn_end`. Recurrent state: it is read out only at a boundary.
-        Full attention can be read at any time, so nothing is read out now. If there is a tier below, `save_one` reads
-        full blocks out before the sequence ends, when there is time.
+        Sliding window: full blocks are read out, and at a boundary also a block that is not full. If the priority's
+        `turn_end` lies inside a block, the tokens before it are read out first, as a block of their own. Recurrent
+        state: it is read out only at a boundary. Full attention can be read at any time, so nothing is read out now. If
+        there is a tier below, `save_one` reads full blocks out before the sequence ends, when there is time.
         """
         if not self._blocks.is_enabled:
             return
@@ -276,9 +277,9 @@ class Saver:
         started_s = self._clock()
         try:
             payload = self._runner.save(seq_id, chain.end, end)
+            block = self._blocks.make(self._cells.root(seq_id), chain.key, chain.end, own, payload)
         except (InternalError, MemoryError):
             return _Saved.REFUSED  # answers do not need the block
-        block = self._blocks.make(self._cells.root(seq_id), chain.key, chain.end, own, payload)
         self._state_bytes = self._runner.state_bytes(seq_id)
         self._cell_bytes = max(0, len(block.payload) - self._state_bytes) / len(own)
         is_kept = self._blocks.add(block, priority.at(end))
@@ -338,10 +339,10 @@ class Saver:
         )
 
     def _keep(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
-        """Raise the importance of a sequence's blocks to that of the sequence. No more blocks of it can be read out.
+        """Raise the importance of a sequence's blocks to that of the sequence. Call it when no block is left to read.
 
-        VOLATILE blocks may be written to disk afterwards. If the sequence itself is VOLATILE, its blocks do not change.
-        If the sequence is idle and belongs to a lane, pin its blocks for the lane.
+        VOLATILE blocks are raised too, so they may be written to disk afterwards. If the sequence itself is VOLATILE,
+        its blocks do not change. If the sequence is idle and belongs to a lane, pin its blocks for the lane.
         """
         length = self._cells.length(seq_id)
         keys = list(chain.keys_until(length))

@@ -110,9 +110,10 @@ class Slots:
         return num_tokens <= self._cells.num_free + sum(self._cells.num_unshared(seq_id) for seq_id in self._idle)
 
     def claim(self, root: BlockKey, source: Source) -> int | None:
-        """Return the id of a live sequence that begins with the prefix `source`; None if every id is live.
+        """Return the id of a live sequence that begins with the prefix `source`; None if no id is available.
 
-        Call it right after `match`. The sequence is empty if the prefix cannot be copied.
+        If no id is free, an idle prefix other than `source` is evicted. Call this method right after `match`. The
+        sequence is empty if the prefix cannot be copied.
         """
         former = source.seq_id
         if former is not None and former in self._idle:

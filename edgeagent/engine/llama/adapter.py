@@ -17,7 +17,10 @@ class Adapter:
     """A loaded adapter. llama.cpp frees it with its model."""
 
     def __init__(self, model: Model, path: Path) -> None:
-        """Load the adapter. Raise ModelDamaged if it is not an adapter for this model, or is an aLoRA adapter."""
+        """Load the adapter. Raise ModelDamaged if it is not an adapter for this model, or is an aLoRA adapter.
+
+        Raise OSError if the file cannot be read.
+        """
         self.path = path
         self.id = adapter_id(path)
         self._handle = lib.llama_adapter_lora_init(model.handle, str(path).encode())

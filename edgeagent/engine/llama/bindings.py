@@ -56,7 +56,8 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 _ERROR_LEVEL = 4  # ggml_log_level
 _Q8_0 = 8  # ggml_type
 _last_errors: deque[str] = deque(maxlen=8)
-# The abort flags of all contexts. While one is set, llama.cpp reports the interruption as an error with these words.
+# The abort flags of all contexts. While one is set, llama.cpp reports the interruption as an error with words of
+# _INTERRUPTIONS. Such errors are not logged.
 abort_flags: list[ctypes.Array[ctypes.c_char]] = []
 _INTERRUPTIONS = ("failed to compute graph", "graph_compute_async failed", "failed to encode", "failed to decode")
 

@@ -51,7 +51,7 @@ def attention_candidates(model: Model, config: EngineConfig, num_cells: int | No
 
 
 def _make_context(model: Model, params: Any) -> tuple[Any, Any]:
-    """Make a context; return (context, memory). Raise ModelLoadFailed if llama.cpp cannot make it."""
+    """Make a context; return (context, memory). Raise ModelLoadFailed if it cannot be made, or has no memory."""
     context = lib.llama_init_from_model(model.handle, params)
     if not context:
         why = last_error()
@@ -331,7 +331,7 @@ class LlamaRunner:
                 return end == held  # a state exists only for its current position
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
-        """Return the bytes of positions [start, end). They include the recurrent state at `end`, if there is one."""
+        """Return the bytes of positions [start, end) and of any state at `end`. Raise InternalError or MemoryError."""
         if not self._past.settle(seq_id):
             raise InternalError("llama.cpp could not read the state of a sequence")
         lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)

@@ -94,7 +94,7 @@ class Embedder:
     def advance(self, budget_s: float, num_threads: int) -> Rows | None:
         """Compute a chunk in about `budget_s`. Return the text's normalized vector if it was the last chunk, else None.
 
-        Raise InternalError if llama.cpp fails or returns NaN.
+        Raise InternalError if llama.cpp fails or returns NaN or infinity.
         """
         chunk = self._tokens[self._num_done : self._num_done + self._chunk_length(budget_s)]
         is_last = self._num_done + len(chunk) == len(self._tokens)
@@ -181,9 +181,10 @@ class Embedder:
 
 
 def normalized(vector: NDArray[np.float64]) -> Rows:
-    """Return a vector scaled to Euclidean length 1. A zero vector is unchanged. A sum gives the same result as a mean.
+    """Return a vector scaled to Euclidean length 1; a zero vector stays zero.
 
-    Raise InternalError if the vector contains NaN or infinity.
+    So the sum of token vectors gives the same result as their mean. Raise InternalError if the vector contains NaN or
+    infinity.
     """
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length):

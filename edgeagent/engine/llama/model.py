@@ -40,7 +40,7 @@ _SAMPLING_KEYS = {
 _MAX_METADATA_BYTES = 1 << 20
 _EXACT_VOCABULARIES = (1, 2)  # llama_vocab_type: SPM, BPE; the text of their tokens is the text that was tokenized
 _USER_DEFINED = 1 << 4  # llama_token_attr
-_MAX_DIGITS = 10  # a hostile file may have more than Python converts
+_MAX_DIGITS = 10  # a hostile file may have more digits than Python converts
 # Words in llama.cpp's messages if the machine is at fault, not the file.
 _MACHINE_WORDS = ("alloc", "memory", "mmap", "mlock", "failed to open", "device")
 _MEMORY_WORDS = (
@@ -92,7 +92,7 @@ def _expert_overrides(num_layers: int) -> ctypes.Array[Any] | None:
 
 
 def _metadata(handle: object, key: str) -> str | None:
-    """Return a metadata value as text; None if the file has no such key."""
+    """Return a metadata value as text; None if the file has no such key, or if the value takes 1 MiB or more."""
     size = 256
     for _ in range(2):
         buffer = ctypes.create_string_buffer(size)
@@ -117,8 +117,8 @@ class InfillTokens:
 class Model:
     """Weights and vocabulary of one GGUF file. Implements text.vocabulary.Vocabulary.
 
-    If there are GPUs, `config.gpu_layers` layers are put on them; -1 means all. Raises ModelLoadFailed if llama.cpp
-    cannot load the file. Close the model after all its contexts.
+    If there are GPUs, `config.gpu_layers` layers are put on them; -1 means all. `on_progress` gets the loaded share,
+    0 to 1. Raises ModelLoadFailed if the file cannot be loaded or has no vocabulary. Close the contexts first.
     """
 
     def __init__(self, path: Path, config: EngineConfig, on_progress: Callable[[float], None] | None = None) -> None:
@@ -203,7 +203,7 @@ class Model:
         """The most bytes of text that one token stands for. None if the tokenizer drops or rewrites text."""
         if lib.llama_vocab_type(self._vocab) not in _EXACT_VOCABULARIES:
             return None
-        return max(4, max(len(self.piece(token)) for token in range(self.num_tokens)))  # one unknown character: 4
+        return max(4, max(len(self.piece(token)) for token in range(self.num_tokens)))  # an unknown character: 4
 
     def is_control(self, token: int) -> bool:
         """Whether a token is markup (BOS, <|im_start|> …) and not text."""
@@ -279,7 +279,7 @@ class Model:
     # Metadata
 
     def metadata(self, key: str) -> str | None:
-        """Return a metadata value as text; None if the file has no such key."""
+        """Return a metadata value as text; None if the file has no such key, or if the value takes 1 MiB or more."""
         return _metadata(self._handle, key)
 
     @property
@@ -357,7 +357,7 @@ class Model:
     @property
     def is_causal(self) -> bool:
         """Whether tokens attend to earlier tokens only."""
-        # EmbeddingGemma's files do not say so; llama.cpp decides by the architecture's name.
+        # The files of EmbeddingGemma do not say that it is not causal; llama.cpp decides by the architecture's name.
         is_known = self.metadata("general.architecture") == "gemma-embedding"
         return not is_known and self._architecture_value("attention.causal") != "false"
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 _GRAIN = 64 << 10
 _HUGE_PAGE = 2 << 20  # on x86-64 and most ARM systems
-_MIN_BYTES = 256 << 10  # smaller ones come from the allocator, which keeps their pages
+_MIN_BYTES = 256 << 10  # smaller buffers come from numpy's allocator, which keeps their pages
 
 Buffer = NDArray[np.uint8]
 
@@ -37,7 +37,7 @@ class PayloadPool:
         return sum(capacity * len(buffers) for capacity, buffers in tuple(self._free.items()))
 
     def take(self, num_bytes: int) -> memoryview:
-        """Return a buffer of this many bytes with undefined content."""
+        """Return a buffer of this many bytes with undefined content; raise MemoryError if there is no memory."""
         if num_bytes < _MIN_BYTES:
             return np.empty(num_bytes, np.uint8).data
         capacity = _capacity(num_bytes)
@@ -53,12 +53,16 @@ class PayloadPool:
     def prepare(self, num_bytes: int) -> bool:
         """Add a free buffer of this many bytes whose pages were already written to.
 
-        Return False if free buffers would exceed `max_free_bytes`, or if the buffer is too small to need preparation.
+        Return False if free buffers would exceed `max_free_bytes`, if there is no memory, or if the buffer is too small
+        to need preparation.
         """
         capacity = _capacity(num_bytes)
         if num_bytes < _MIN_BYTES or self.num_free_bytes + capacity > self.max_free_bytes:
             return False
-        whole = _fresh(capacity)
+        try:
+            whole = _fresh(capacity)
+        except MemoryError:
+            return False
         whole.fill(1)  # zeros could leave the pages unmapped
         self._free[capacity].append(whole)
         return True
@@ -72,7 +76,10 @@ def _fresh(capacity: int) -> Buffer:
     """Return new memory, in huge pages if the system has them, since the kernel maps a few large pages faster."""
     if not hasattr(mmap, "MADV_HUGEPAGE") or capacity < _HUGE_PAGE:
         return np.empty(capacity, np.uint8)
-    mapped = mmap.mmap(-1, capacity + _HUGE_PAGE)  # pages that are never touched take no memory
+    try:
+        mapped = mmap.mmap(-1, capacity + _HUGE_PAGE)  # pages that are never touched take no memory
+    except OSError as error:
+        raise MemoryError(f"no memory for a payload of {capacity} bytes: {error.strerror}") from None
     whole = np.frombuffer(mapped, np.uint8)
     start = -whole.ctypes.data % _HUGE_PAGE
     with contextlib.suppress(OSError):  # a kernel without huge pages

@@ -27,7 +27,10 @@ class LlamaProbe:
     """A context to measure one candidate for the attention settings. It stops after the first layers, before logits."""
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, depth: int) -> None:
-        """Make the context. It has room for `depth` used cells, and for the measured work after them."""
+        """Make the context. It has room for `depth` used cells, and for the measured work after them.
+
+        Raise ModelLoadFailed if llama.cpp cannot make it.
+        """
         self._num_streams = min(config.num_parallel, MAX_STREAMS)
         self._depth = depth
         self._state = ""

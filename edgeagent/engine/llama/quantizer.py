@@ -15,7 +15,7 @@ from edgeagent.errors import ModelLoadFailed
 # Limit of the rows that are converted at a time. llama.cpp's default is 8 GiB.
 _MAX_BUFFER_BYTES = 1 << 30
 _ERROR_LEVEL = 4  # ggml_log_level
-# Lines of llama.cpp's log: `[  12/ 290]  blk.0.attn_q.weight - [...]` comes before each tensor. The other has the size.
+# Lines of llama.cpp's log: `[  12/ 290]  blk.0.attn_q.weight - [...]` before each tensor, and one with the size.
 _TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
 
@@ -23,7 +23,8 @@ _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
 class Quantizer:
     """Quantizes one file into another.
 
-    `file_type`: a llama_ftype. `on_tensor`: called before each tensor with its number and the number of all tensors.
+    `file_type`: a llama_ftype. `num_threads`: 0 means one for each usable core. `allow_requantize`: accept a source
+    that is quantized already. `on_tensor`: called before each tensor with its number and the number of all tensors.
     """
 
     def __init__(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from typing import NoReturn
 
 import pytest
 
-from edgeagent.engine.cache.block import Importance, Keyring
+from edgeagent.engine.cache.block import CachePriority, Importance, Keyring, Payload
 from edgeagent.engine.cache.cached_prefix import CachedPrefix, Source
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
@@ -97,3 +98,30 @@ def test_partitions_share_nothing() -> None:
     assert cached.find(PROMPT).end == 96
     assert cached.prefixes.purge("") == 3
     assert cached.find(PROMPT).source.length == 40, "a live sequence stays"
+
+
+class NoMemory:
+    """A codec that finds no memory."""
+
+    def pack(self, payload: Payload) -> NoReturn:
+        raise MemoryError
+
+    def unpack(self, payload: Payload) -> NoReturn:
+        raise MemoryError
+
+
+def test_without_memory_a_prefix_is_neither_saved_nor_restored() -> None:
+    cached = Cached()
+    other = array("i", range(100, 180))
+    seq_id = cached.compute(other)
+    cached.blocks._codec = NoMemory()
+    cached.prefixes.release(seq_id, None, keep=True, priority=CachePriority())
+    while cached.prefixes.has_unsaved:
+        cached.prefixes.run_idle()
+    assert cached.prefixes.match("", other, len(other)).source.length == len(other), "it stays in the cells"
+    restoring = cached.prefixes.claim(PROMPT, cached.find(PROMPT))
+    assert restoring is not None
+    while not cached.prefixes.reload(restoring, 1.0):
+        pass
+    assert cached.prefixes.length(restoring.seq_id) == 0
+    check_integrity(cached.prefixes)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 import threading
+from typing import NoReturn
 
 import numpy as np
+import pytest
 
 from edgeagent.engine.llama.payload_pool import PayloadPool
 
@@ -69,3 +74,18 @@ def test_another_thread_may_be_the_last_reader() -> None:
     thread.start()
     thread.join()
     assert pool.num_free_bytes == MIB
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="numpy allocates here, and raises MemoryError itself")
+def test_a_lack_of_memory_is_a_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = made(64 * MIB)
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", fail)
+    with pytest.raises(MemoryError, match="4194304 bytes"):
+        pool.take(4 * MIB)
+    assert not pool.prepare(4 * MIB)
+    monkeypatch.undo()
+    assert pool.prepare(4 * MIB) and len(pool.take(4 * MIB)) == 4 * MIB

@@ -91,7 +91,7 @@ class Folder:
         """The disk's error; None while writing works. Nothing is written until a retry succeeds."""
         self.shortage: str | None = None
         """Why there is no room for the block that was to be written last; None if there is room."""
-        self._missing_bytes = 0  # the size of that block
+        self._missing_bytes = 0  # the size of the block that found no room
         self._obstacle: str | None = None
         self._is_gone = False  # whether the folder was missing at the last failure
         self.num_evicted = 0
@@ -204,7 +204,7 @@ class Folder:
                 self._remove([held])
 
     def introduce(self, root: BlockKey, about: About) -> None:
-        """Remember the description of a partition. It is written to the folder with the partition's first block."""
+        """Keep a partition's description. If the folder lacks it, `write` adds it with the partition's next block."""
         self._abouts[root[:ROOT_BYTES]] = about
 
     def sweep(self) -> None:
@@ -312,7 +312,8 @@ class Folder:
         wrong = [held for held in self._index.all() if not is_time_known or held.used_s > now_s]
         for place, held in enumerate(sorted(wrong, key=lambda held: -held.used_s)):
             held.used_s = now_s - place * 1e-3
-            self._files.stamp(held.name.file_name, held.used_s)
+            with contextlib.suppress(FileNotFoundError):
+                self._files.stamp(held.name.file_name, held.used_s)
 
     def _stamp(self) -> None:
         """Write the times of use that changed to the folder."""

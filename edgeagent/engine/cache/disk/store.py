@@ -5,10 +5,10 @@ file is ever rewritten or compacted. One file for a whole conversation would sav
 while reading and checking a block of 3 MB takes 2 ms or more. Conversations could then not share prefixes cheaply, and
 writes would not be atomic.
 
-Three threads use the store, which starts none of them. The engine's thread looks blocks up and offers them. The
-loader's thread reads blocks. The writer's thread calls `run`. Only the writer's thread changes the files, and adds
-blocks to the index or removes them. The other threads only hide blocks from lookups, by their epochs. The threads share
-a queue, and values that are replaced atomically.
+Several threads use the store, which starts none of them. The engine's thread looks blocks up and offers them. Loader
+threads read blocks: one for the target model, and one for the draft model if there is one. The writer's thread calls
+`run`. Only the writer's thread changes the files, and adds blocks to the index or removes them. The other threads only
+hide blocks from lookups, by their epochs. The threads share a queue, and values that are replaced atomically.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BlockStore:
         self._is_closed = False
         # Written by the engine's thread.
         self._num_offered = self._num_refused = 0
-        # Written by the loader's thread.
+        # Written by the loader threads.
         self._num_hits = self._num_misses = 0
 
     def yield_to(self, is_busy: Callable[[], bool]) -> None:
@@ -68,7 +68,7 @@ class BlockStore:
         self._writer.is_busy = is_busy
 
     def expect(self, block_tokens: int, max_pending_bytes: int) -> None:
-        """Set the tokens of a full block. The writer makes no pauses while at least `max_pending_bytes` are pending."""
+        """Set how many tokens a full block has, and from how many pending bytes on the writer makes no pauses."""
         self._writer.block_tokens, self._writer.max_pending_bytes = block_tokens, max_pending_bytes
 
     def wait_until_open(self, timeout_s: float) -> None:
@@ -205,7 +205,7 @@ class BlockStore:
     def _is_over(self) -> bool:
         return self._ticks() > self._end_by_s
 
-    # The loader's thread
+    # The loader threads
 
     def read(self, key: BlockKey) -> Block | None:
         """See BlockTier."""

@@ -48,7 +48,7 @@ class _State:
 class WriteBudget:
     """The store's time, and the allowance of bytes to write.
 
-    Only the writer's thread may call methods. Any thread may read attributes and properties. The loader's thread sets
+    Only the writer's thread may call methods. Any thread may read attributes and properties. The loader threads set
     `read_bytes_per_s`.
     """
 
@@ -125,7 +125,10 @@ class WriteBudget:
         return self._bytes_per_hour == 0 or num_bytes <= self._bytes_per_hour
 
     def take(self, num_bytes: int) -> bool:
-        """Count `num_bytes` as written and return True; return False if they may not be written now."""
+        """Count `num_bytes` as written and return True; return False if they may not be written now.
+
+        Raise OSError if the shared state cannot be saved.
+        """
         if self._bytes_per_hour == 0:
             return True
         if self._granted_bytes < num_bytes:
@@ -157,7 +160,7 @@ class WriteBudget:
         granted_bytes = min(level, wanted_bytes)
         state = _State(now_s, self._wall(), level - granted_bytes, now_s, self.read_bytes_per_s)
         self._write(state)
-        # What was not written is not taken either: other processes would not know.
+        # Only after the write: if it fails, nothing is taken, since other processes would not know of the grant.
         self._latest, self._granted_bytes = state, granted_bytes
         if limit:
             self._allowance_left, self._looked_at_s = level / limit, now_s

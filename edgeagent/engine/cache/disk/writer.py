@@ -1,8 +1,9 @@
 """The writer's thread: takes commands from a queue, and writes blocks through `Folder`, the most important ones first.
 
 A partial block waits for a few seconds before it is written, since the conversation's next turn would replace it with a
-longer block. All blocks wait while the disk fails or the hour's allowance is used up. While tokens are computed, the
-writer pauses after each block. The more bytes wait to be written, the shorter the pause.
+longer block. All blocks wait while the disk fails. A block also waits if too little of the hour's allowance is left for
+its importance. While tokens are computed, the writer pauses after each block. The more bytes wait to be written, the
+shorter the pause.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class DiskWriter:
         self.pending: dict[BlockKey, Block] = {}
         """Blocks to be written. The engine's thread adds and withdraws blocks; the writer removes finished ones."""
         self.is_stalled = False
-        """Whether writing is blocked: the disk fails, or the hour's allowance is used up."""
+        """Whether no block can be written now: the disk fails, or too little of the hour's allowance is left."""
         self.is_broken = False
         """Whether a bug ended the thread."""
         self.num_written = 0

@@ -50,6 +50,9 @@ def load_adapters(
         except (InternalError, ModelLoadFailed) as error:
             refused[name] = error.message
             continue
+        except OSError as error:
+            refused[name] = f"{path} cannot be read: {error.strerror}"
+            continue
         found[name] = adapter.id
     runner.use_adapter("")
     return Adapters(found, refused)

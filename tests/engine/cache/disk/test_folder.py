@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import subprocess
@@ -374,3 +375,24 @@ def test_a_purge_while_a_block_is_written_leaves_nothing_of_it(tmp_path: Path) -
     assert store.num_bytes(block.key) is None
     assert temporaries(tmp_path / "cache") == []
     assert list((tmp_path / "cache").glob("*.kv")) == []
+
+
+def test_a_file_that_another_process_deletes_while_ages_are_set(tmp_path: Path) -> None:
+    files, times = FaultyFiles(tmp_path / "cache"), Times()
+    store, chain = make_store(tmp_path / "cache", times), make_chain(3)
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+        store.work()
+    close_now(store)
+    (tmp_path / "cache" / cache_folder.STATE_FILE).unlink()
+    stamps = itertools.count()
+
+    def fault(_number: int, name: str) -> None:
+        if name == "stamp" and next(stamps) == 0:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    files.fault = fault
+    later = make_store(tmp_path / "cache", times, files=files)
+    later.open()
+    assert next(stamps) == 3
+    assert later.trouble is None

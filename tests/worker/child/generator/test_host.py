@@ -403,6 +403,7 @@ def test_an_adapter_that_cannot_be_used_leaves_the_others(tiny_model: TinyModel,
     adapters = {
         "bad": str(path),
         "none": str(make_adapter(tmp_path / "none", path, std=math.nan)),
+        "missing": str(tmp_path / "missing"),
         "good": str(make_adapter(tmp_path / "good", path, seed=0)),
     }
     message = Load("tiny", str(path), None, config, adapters=adapters, unusable_adapters={"gone": "no file gone.gguf"})
@@ -417,6 +418,8 @@ def test_an_adapter_that_cannot_be_used_leaves_the_others(tiny_model: TinyModel,
         ModelDamaged, match=r"the adapter none cannot be used: .* are not numbers \(NaN\).*[^.]; fix the file"
     ):
         host.prepare(request(prompt, adapter="none"))
+    with pytest.raises(ModelDamaged, match=r"missing cannot be used: .*missing cannot be read: No such file"):
+        host.prepare(request(prompt, adapter="missing"))
     assert {note.split(":")[0] for note in host.notes} == {
-        f"runs without its adapter {name}" for name in ("bad", "none")
+        f"runs without its adapter {name}" for name in ("bad", "none", "missing")
     }
