@@ -53,7 +53,7 @@ class SharedAcceptance:
 
     @property
     def num_to_try(self) -> int:
-        """How many tokens to draft to learn more of the source; 0 once a token was refused, or enough are known.
+        """How many tokens to draft to learn more of the source; 0 after a refused token, or if enough is known.
 
         As long as all tokens were accepted, each draft is about twice as long as the one before.
         """

@@ -16,11 +16,11 @@ from edgeagent.engine.runner import Logits
 
 # Tokens are grouped by the draft model's probability for them.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-# Each verified token multiplies the weight of earlier ones with about the same probability by _MEMORY. The probability
-# of the draft model itself has the weight of _WEIGHT_OF_PROBABILITY verified tokens. That is little: if it is wrong, a
-# long draft multiplies the error.
+# Each verified token multiplies the weight of earlier ones with about the same probability by _MEMORY. What is expected
+# of a group before any of its tokens is verified has the weight of _WEIGHT_OF_EXPECTED verified tokens. That is little:
+# if it is wrong, a long draft multiplies the error.
 _MEMORY = 0.99
-_WEIGHT_OF_PROBABILITY = 1.0
+_WEIGHT_OF_EXPECTED = 1.0
 # The assumed acceptance rate, which has the weight of this many verified tokens.
 _FIRST_RATE = 0.8
 _WEIGHT_OF_FIRST_RATE = 4.0
@@ -57,8 +57,9 @@ class Confidence:
     def chance(self, probability: float) -> float:
         """Return the chance that a token with this probability is accepted, given that all before it are accepted."""
         index = bisect(_EDGES, probability)
-        expected = self._stood[index] + _WEIGHT_OF_PROBABILITY * probability
-        return expected / (self._judged[index] + _WEIGHT_OF_PROBABILITY)
+        # Tokens with a larger probability are accepted at least as often as those with a smaller one.
+        of_less_likely = _blend(sum(self._stood[:index]), sum(self._judged[:index]), probability)
+        return _blend(self._stood[index], self._judged[index], max(probability, of_less_likely))
 
     def observe(self, probabilities: Items[float], num_stood: int) -> None:
         """Record that `num_stood` leading tokens of a draft were accepted and the next one, if any, was refused.
@@ -69,6 +70,10 @@ class Confidence:
             index = bisect(_EDGES, probability)
             self._judged[index] = self._judged[index] * _MEMORY + 1.0
             self._stood[index] = self._stood[index] * _MEMORY + (position < num_stood)
+
+
+def _blend(stood: float, judged: float, expected: float) -> float:
+    return (stood + _WEIGHT_OF_EXPECTED * expected) / (judged + _WEIGHT_OF_EXPECTED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,8 @@ class DraftModel:
     def catch_up_s(self, sequence: Sequence) -> float:
         """Return the expected seconds of computing the tokens that the draft model lacks before it can draft.
 
-        Return infinity if the draft model has no room for the sequence, or if blocks of the prefix are still being
-        restored. No step waits for that.
+        If the sequence is new, claim its prefix first. Restore its blocks for about 10 ms, if any are left. Return
+        infinity if the draft model has no room for the sequence, or if blocks are then still to be restored.
         """
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
         if draft is None or not self._is_restored(draft):
@@ -108,7 +108,7 @@ class DraftModel:
     def num_missing(self, sequence: Sequence) -> int | None:
         """Return how many tokens of a sequence, except its last one, the draft model has still to compute.
 
-        None if the sequence is unknown.
+        None if the draft model holds no state of the sequence.
         """
         draft = self._drafts.get(sequence.id)
         return None if draft is None else len(sequence.tokens) - 1 - draft.num_agreed - draft.num_stood(sequence.tokens)
@@ -128,7 +128,7 @@ class DraftModel:
 
         `counts`: the most tokens to draft for each sequence. `endings`, by sequence id, may end a draft earlier. If
         the count is 0, or if the draft model lacks many tokens of a sequence, nothing is drafted for the sequence. The
-        draft model then computes a chunk of the missing tokens.
+        draft model then computes a chunk of the missing tokens. The result is empty if a batch fails or is interrupted.
         """
         self.prefixes.shed()
         try:

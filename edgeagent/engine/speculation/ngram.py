@@ -108,7 +108,8 @@ class NgramDrafter:
         """Return the tokens that followed an earlier occurrence of the last tokens, and how many tokens matched.
 
         If the answer repeats an earlier text, but has just replaced a few of its tokens, the draft continues in that
-        text after them. Then the number of matching tokens is 0.
+        text after them. Then the number of matching tokens is 0. Return no tokens if nothing matches, or if the text is
+        not fully indexed yet.
         """
         text, tokens = self._texts.setdefault(sequence.id, _Text()), sequence.tokens
         if not text.index.extend(tokens):

@@ -17,6 +17,7 @@ from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance, SharedAcceptance
 from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate, longest_s
+from edgeagent.engine.speculation.answer_lengths import AnswerLengths
 from edgeagent.engine.speculation.confidence import Confidence, DraftPlan, Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
@@ -92,6 +93,7 @@ class Proposals:
         self._num_steps = self._looked_up_at = self._planned_at = 0
         self._planning = PlanningTime(drafters.planning_share)
         self._trials = Trials()
+        self._answer_lengths = AnswerLengths()
         self._rest = 0  # steps during which the draft model is not asked
         self._times: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
         self.tally = Tally()
@@ -191,6 +193,7 @@ class Proposals:
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended or was preempted."""
         self._states.pop(sequence.id, None)
+        self._answer_lengths.add(sequence.num_output)
         if self._drafters.model is not None:
             self._drafters.model.release(sequence)
         if self._drafters.ngrams is not None:
@@ -249,7 +252,7 @@ class Proposals:
     def _look_up(self, plain: StepShape, num_free: int) -> tuple[list[float], list[float]]:
         """Return two lists of expected seconds: of a target step with n draft tokens, and of a draft step.
 
-        Item n of the second list is for n sequences. The list is empty without a draft model. Each target step with
+        Item n of the second list is for n sequences. That list is empty without a draft model. Each target step with
         drafts includes the time of planning them. Before the first measurement, all target steps count as 1 s.
         """
         if self._num_steps - self._looked_up_at >= _STEPS_PER_LOOKUP:
@@ -336,13 +339,14 @@ class Proposals:
         """Choose the sequences for which the draft model should catch up, so that it can draft for them.
 
         `counts`: how many tokens each candidate would draft after all catch-ups. `saved_s`: by how many seconds each
-        stream's time per token would then fall. An answer is expected to get as many further tokens as it has now.
+        stream's time per token would then fall.
         """
         num_drafting = max(1, sum(map(bool, counts)))
         for candidate, count in zip(candidates, counts, strict=True):
             if candidate.catch_up_s and count:
                 sequence = candidate.sequence
-                num_expected = min(sequence.num_output, sequence.max_length - len(sequence.tokens))
+                num_expected = self._answer_lengths.expected_more(sequence.num_output)
+                num_expected = min(num_expected, sequence.max_length - len(sequence.tokens))
                 if candidate.catch_up_s <= num_expected * saved_s / num_drafting:
                     self._states[sequence.id].is_awaited = True
 
@@ -358,7 +362,7 @@ class Proposals:
         return [Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens)]
 
     def _ask_model(self, sequence: Sequence, max_tokens: int, steps_s: Items[float]) -> list[Candidate]:
-        """Return the draft model's offer, if there is a draft model and it has room for the sequence."""
+        """Return the draft model's offer, if there is one. It has none while `catch_up_s` is infinite."""
         if self._drafters.model is None:
             return []
         catch_up_s = self._drafters.model.catch_up_s(sequence)

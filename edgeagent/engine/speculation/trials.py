@@ -37,7 +37,7 @@ class Candidate:
 class Trials:
     """Saves up time for trials, and says which candidate to try with how many tokens.
 
-    A candidate is tried only if its draft would pay if all of its tokens were accepted.
+    A candidate is left out if its draft would not pay even with all tokens accepted.
     """
 
     def __init__(self) -> None:
