@@ -33,9 +33,10 @@ _MIN_RESPONSE_TOKENS = 16
 
 
 class Checkup(Struct):
-    """The result for one endpoint. Times are in seconds, None for stages that were not reached; `problem` says why.
+    """The result for one endpoint. Times are in seconds, None for stages that were not reached or not needed.
 
-    `models` are those that the remote lists; `model` is the one that gave a token.
+    `models` are those that the remote lists; `model` is the one that answered. `token_s` is the time of the whole
+    answer. `problem` says what is wrong; empty if nothing is.
     """
 
     url: str
@@ -127,7 +128,7 @@ async def _ask_for_models(this: _Try) -> str:
     _check_status(exchange, content, this)
     try:
         rows = [row for row in msgspec.json.decode(content)["data"] if _is_name(row["id"])]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
         raise Failure(Kind.GARBLED, "its /models is not OpenAI's list: is the base URL right?") from None
     checkup.models = tuple(row["id"] for row in rows)
     return str(rows[0].get("owned_by", "")) if rows else ""
@@ -193,7 +194,7 @@ def _usage(content: bytes) -> tuple[int, int]:
         output = usage.get("completion_tokens", usage.get("output_tokens", 0))
         counted = usage_of(int(prompt), 0, int(output))
         return counted.num_prompt_tokens, counted.num_output_tokens
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError, AttributeError):
         raise Failure(Kind.GARBLED, "its answer is not OpenAI's") from None
 
 
@@ -223,7 +224,7 @@ def _quoted(content: bytes) -> str:
     try:
         error = msgspec.json.decode(content)["error"]
         text = error if isinstance(error, str) else error["message"]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
         return ""
     shown = "".join(char if char.isprintable() else " " for char in str(text)[:MAX_QUOTED])
     return f"; it says: {shown}"

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from edgeagent.backends.base import Backend
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, RemoteUnavailable
 from edgeagent.router.journey import Journey
 from edgeagent.router.outside import Outside
 from edgeagent.router.placing import Placing
@@ -35,7 +35,7 @@ from edgeagent.types import (
 Steps = AsyncGenerator[Step, None]
 
 
-# After a search for a remote's model on this machine's disk, the next search waits this long.
+# After a search of this machine's disk for a remote's model, the disk is not searched for that model for this long.
 _ABSENT_S = 5.0
 _MAX_ABSENT = 1024
 
@@ -86,7 +86,7 @@ class Router:
             self.outside.close()
 
     def remotes(self) -> list[RemoteStatus]:
-        """Return the states of the remotes that requests may go to."""
+        """Return the status of each remote that the machine's policy allows."""
         return [] if self._remotes is None else self._remotes.statuses()
 
     def mode(self) -> RouteMode:
@@ -114,17 +114,20 @@ class Router:
         ]
 
     def reload(self, model: str) -> None:
-        """Reload a model and end its quarantine. Its live requests continue. Raise ModelNotFound if it is unknown."""
-        unknown: ModelNotFound | None = None
+        """Reload a model and end its quarantine. Its live requests continue.
+
+        Raise ModelNotFound, NotSupported for a remote's model, or BackendUnavailable while the daemon is starting.
+        """
+        unknown: EdgeAgentError | None = None
         for backend in self._backends.values():
             try:
                 return backend.reload(model)
-            except ModelNotFound as error:
-                unknown = unknown or error
+            except (ModelNotFound, RemoteUnavailable) as error:
+                unknown = _clearer(unknown, error)
         raise unknown or ModelNotFound(f"model {model!r} not found")
 
     def default_model(self) -> str:
-        """Return the name of the model that serves requests without a model name."""
+        """Return the name of the model that serves requests without a model name; NO_MODEL if there is none."""
         backends = self._open_backends()
         for backend in backends:
             try:
@@ -136,7 +139,7 @@ class Router:
                     return backend.default_model()
         try:
             return backends[0].default_model() if backends else NO_MODEL
-        except ModelNotFound:  # a remote that has not listed its models yet
+        except (ModelNotFound, BackendUnavailable):  # a remote that has not listed its models yet, or cannot be asked
             return NO_MODEL
 
     def find_model(self, name: str) -> str:
@@ -184,14 +187,14 @@ class Router:
     async def unload(self, model: str) -> int:
         """Stop a model's worker and return 0. If it is busy, return how many requests must end before it stops.
 
-        Raise ModelNotFound, or NotSupported for a remote's model.
+        Raise ModelNotFound, NotSupported for a remote's model, or BackendUnavailable while the daemon is starting.
         """
-        unknown: ModelNotFound | None = None
+        unknown: EdgeAgentError | None = None
         for backend in self._backends.values():
             try:
                 return await backend.unload(model)
-            except ModelNotFound as error:
-                unknown = unknown or error
+            except (ModelNotFound, RemoteUnavailable) as error:
+                unknown = _clearer(unknown, error)
         raise unknown or ModelNotFound(f"model {model!r} not found")
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
@@ -199,7 +202,7 @@ class Router:
 
         Raise NotSupported if only a remote has it, BackendUnavailable if there is no backend, or the backend's error.
         """
-        unknown: ModelNotFound | None = None
+        unknown: EdgeAgentError | None = None
         try:
             model = await self.locate(model)
         except ModelNotFound as error:  # its message suggests similar names
@@ -209,8 +212,8 @@ class Router:
         for backend in self._open_backends():
             try:
                 return await backend.ask(model, query)
-            except ModelNotFound as error:
-                unknown = unknown or error
+            except (ModelNotFound, RemoteUnavailable) as error:
+                unknown = _clearer(unknown, error)
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
     def _name_of(self, model: str) -> str:
@@ -223,8 +226,8 @@ class Router:
     async def _located(self, request: GenerateRequest) -> bool:
         """Search for a request's model if it is not known yet. Return False if the request was cancelled meanwhile.
 
-        Raise ModelNotFound if the owner has no remotes. Otherwise the error is raised later, when a route is chosen,
-        even if the machine's policy forbids all remotes.
+        Raise ModelNotFound if the model is unknown and the owner has no remotes, not even ones that the machine's
+        policy forbids. Any other error is raised later, when a route is chosen.
         """
         self._locating.add(request.id)
         try:
@@ -266,3 +269,9 @@ class Router:
                     yield step
         finally:
             del self._live[request.id]
+
+
+def _clearer(former: EdgeAgentError | None, error: EdgeAgentError) -> EdgeAgentError:
+    """Return the refusal to report: rather that a model is unknown than that a remote cannot be asked."""
+    is_clearer = isinstance(error, ModelNotFound) and not isinstance(former, ModelNotFound)
+    return error if former is None or is_clearer else former

@@ -27,6 +27,7 @@ from tests.backends.remote.fault_server import Act, FaultServer, Script, faults,
 CHAT = {"choices": [{"message": {"content": "Hi"}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
 LISTED = {"/v1/models": models("big", "small")}
 SECRET = "sk-hush-0123456789"
+DEEP = b"[" * 20_000  # more levels than a parser of JSON takes
 
 
 def said(body: object, status: int = 200) -> Script:
@@ -186,6 +187,8 @@ async def test_a_remote_without_models_is_asked_for_nothing(tmp_path: Path) -> N
         (plain(200, b"<html>"), "its /models is not OpenAI's list: is the base URL right?"),
         (said({"data": [1]}), "its /models is not OpenAI's list"),
         (said([]), "its /models is not OpenAI's list"),
+        (plain(200, DEEP), "its /models is not OpenAI's list"),
+        (plain(500, DEEP), "it answers with HTTP 500"),
         (plain(200, b"x" * (MAX_ANSWER_BYTES + 1)), "its answer is larger than"),
     ],
 )
@@ -223,6 +226,7 @@ async def test_a_remote_that_quotes_the_key_or_names_no_name(tmp_path: Path) -> 
         (said({"error": {"message": "full"}}, 503), "it answers with HTTP 503; it says: full", "server_error"),
         (said({"hello": 1}), "its answer is not OpenAI's", "garbled"),
         (said([]), "its answer is not OpenAI's", "garbled"),
+        (plain(200, DEEP), "its answer is not OpenAI's", "garbled"),
         (said({"choices": [], "usage": {"prompt_tokens": "many"}}), "its answer is not OpenAI's", "garbled"),
         ([Act.CLOSE], "the connection broke before an answer came", "cut"),
     ],

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from edgeagent.backends.base import Estimate
-from edgeagent.errors import BackendUnavailable, InternalError, ModelNotFound, Overloaded
-from edgeagent.router.router import Router
+from edgeagent.errors import BackendUnavailable, InternalError, ModelNotFound, Overloaded, RemoteUnavailable
+from edgeagent.router.router import NO_MODEL, Router
 from edgeagent.types import (
     AnswerSoFar,
     Detokenize,
@@ -18,6 +18,7 @@ from edgeagent.types import (
     FinishReason,
     GenerateRequest,
     Permit,
+    RouteMode,
     Started,
     Step,
     TextDelta,
@@ -124,6 +125,34 @@ async def test_models_start_and_stop_cover_all_backends() -> None:
         router.reload("d")
     await router.stop()
     assert not near.is_started and not far.is_started
+
+
+async def test_a_remote_that_cannot_be_asked_hides_no_other_answer() -> None:
+    class UnreadableFar(FakeBackend):
+        name = "remote:unreadable"
+
+        def find_model(self, name: str) -> str:
+            raise RemoteUnavailable("its CA file is damaged")
+
+        def default_model(self) -> str:
+            raise RemoteUnavailable("its CA file is damaged")
+
+    near, unreadable = FakeBackend(models=("a",)), UnreadableFar()
+    alone = Router([unreadable], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+    assert alone.default_model() == NO_MODEL
+    router = Router([unreadable, near], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+    assert router.default_model() == "a"
+    router.reload("a")
+    assert await router.unload("a") == 0
+    assert (await router.ask("a", Tokenize("x"))).tokens
+    with pytest.raises(ModelNotFound, match="'d'"):
+        router.reload("d")
+    with pytest.raises(ModelNotFound, match="'d'"):
+        await router.unload("d")
+    with pytest.raises(ModelNotFound, match="'d'"):
+        await router.ask("d", Tokenize("x"))
+    with pytest.raises(RemoteUnavailable, match="CA file"):
+        await alone.ask("d", Tokenize("x"))
 
 
 def test_naming_the_package_imports_no_backend() -> None:
