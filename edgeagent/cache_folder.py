@@ -136,10 +136,11 @@ def ensure_private(folder: Path) -> None:
 
 
 def ensure_secret(state_dir: Path) -> bytes:
-    """Return this installation's secret, creating it on first use; raise ConfigError if others could have read it.
+    """Return this installation's secret, creating it on first use.
 
-    If two processes create it at the same time, the first one wins. A secret that a crash left incomplete is created
-    again; the blocks sealed with it are lost.
+    Raise ConfigError if its file cannot be created or read, or if others could have read it. If two processes create
+    the secret at the same time, both use the first one. A secret that a crash left incomplete is created again; the
+    blocks sealed with it are lost.
     """
     path = state_dir / SECRET_FILE
     for _ in range(100):

@@ -237,7 +237,7 @@ class LoadConfig(Section):
 
     @property
     def keep_alive_s(self) -> float:
-        """`keep_alive` in seconds."""
+        """`keep_alive` in seconds; infinite if it is negative (forever)."""
         return seconds_of(self.keep_alive)
 
 

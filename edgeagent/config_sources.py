@@ -117,7 +117,9 @@ def default_config_file() -> Path:
 def load_config(overrides: Mapping[str, object] | None = None, file: Path | None = None) -> LoadedConfig:
     """Read all sources. `overrides` maps dotted option names to values from the command line.
 
-    Raise ConfigError, which names the flag, variable or line of the file at fault, and the option probably meant.
+    `file` is the config file to read. It must exist. If None, EDGEAGENT_CONFIG names the file; without that variable,
+    the default file is read if it exists. Raise ConfigError for a wrong value, an unknown option or a file that cannot
+    be read. The error names the flag, the variable or the line of the file, and the option probably meant.
     """
     options = {option.name: option for option in declared_options()}
     path, must_exist = _config_file(file)

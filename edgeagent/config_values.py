@@ -39,7 +39,10 @@ def _split_commas(value: object) -> object:
 
 
 def _duration(value: object) -> object:
-    """Return a duration as text; raise ValueError if the value is not a duration."""
+    """Return a number or a text as the text of a duration; raise ValueError if it is not a duration.
+
+    Values of other types are returned unchanged, and pydantic refuses them.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return value
     seconds_of(value)

@@ -29,9 +29,11 @@ else:
 
 
 def holder(path: Path) -> int | None:
-    """Return the id of the process that holds a file's lock; None if the lock is free, or not on Linux.
+    """Return the id of the process that holds a file's lock; None if the lock is free or its holder is not known.
 
-    This function never takes the lock itself, because a daemon that tries to take it at the same time would fail.
+    The holder is known only on Linux, and only if it is in this process's namespace.
+
+    This function never takes the lock itself, because a daemon that tries to take the lock at the same time would fail.
     """
     try:
         inode = path.stat().st_ino

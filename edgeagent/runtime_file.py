@@ -77,7 +77,10 @@ def no_daemon(state_dir: Path) -> BackendUnavailable:
 
 
 def write_runtime(state_dir: Path, runtime: Runtime) -> None:
-    """Write a daemon's runtime file atomically, readable by this user only. The token stays in its own file."""
+    """Write a daemon's runtime file atomically, readable by this user only; raise ConfigError if that fails.
+
+    The token is not written to this file. It has a file of its own.
+    """
     fields = asdict(runtime)
     del fields["token"]
     write_private(state_dir / RUNTIME_FILE, json.dumps(fields, indent=1).encode() + b"\n")
@@ -94,7 +97,8 @@ def remove_runtime(state_dir: Path, pid: int) -> None:
 def read_token(state_dir: Path) -> str | None:
     """Return the token, None if there is no file.
 
-    Raise ConfigError if other users could have read or written the file, or if it does not hold a token.
+    Raise ConfigError if other users could have read or written the file, if it cannot be read, or if it does not hold
+    a token.
     """
     path = state_dir / TOKEN_FILE
     content = read_private(path)
@@ -132,7 +136,10 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
-    """Return a private file's content, None if there is no file; raise ConfigError if others could have read it."""
+    """Return the first `max_bytes` of a private file, None if there is no file.
+
+    Raise ConfigError if the file cannot be read, is a link, or could have been read or written by others.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:

@@ -48,7 +48,7 @@ class OncePerTurn:
         self._has_looked = False
 
     def is_due(self) -> bool:
-        """Whether the files must be checked now."""
+        """Return whether the file must be checked now. The next calls in the same iteration return False."""
         if self._has_looked:
             return False
         with suppress(RuntimeError):  # no loop runs
@@ -79,8 +79,9 @@ def check_folder(folder: Path) -> None:
 def changing(lock: Path, command: str) -> Iterator[None]:
     """Hold a lock, so that only one process at a time changes a file.
 
-    Without the lock, a process that writes back what it read could undo another process's change. Raise ConfigError if
-    another process holds the lock for 10 s. `command` is the command that the error names as the lock's holder.
+    Without the lock, a process that reads the file and writes it back could undo another process's change. Raise
+    ConfigError if the lock's file cannot be opened, or if another process holds the lock for 10 s. `command` is the
+    command that the error names as the lock's holder. If the folder does not exist, no lock is taken.
     """
     try:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)

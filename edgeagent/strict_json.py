@@ -19,8 +19,8 @@ _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
 def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
     """Return the value of a JSON text; raise InvalidRequest if it is not strict JSON within the bounds.
 
-    Refused are bad syntax, invalid UTF-8, a byte-order mark, lone surrogates, NUL, duplicate keys, NaN, Infinity and
-    floats that overflow, integers beyond 64 bits, nesting beyond `max_depth`, more than MAX_JSON_VALUES values.
+    It refuses bad syntax, invalid UTF-8, a byte-order mark, lone surrogates, NUL, duplicate keys, NaN, Infinity, floats
+    that overflow, integers beyond 64 bits, nesting beyond `max_depth`, and more than MAX_JSON_VALUES values.
     """
     try:
         raw = data.encode() if isinstance(data, str) else data
@@ -92,7 +92,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def kind_of(value: object) -> str:
-    """Return what error texts call the type of a parsed JSON value, with its article."""
+    """Return the name of a parsed JSON value's type for an error text, with its article: "a list", "null"."""
     match value:
         case None:
             return "null"

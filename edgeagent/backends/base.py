@@ -18,8 +18,9 @@ UNREACHABLE = "unreachable"
 class Estimate(Struct, frozen=True):
     """A backend's estimate for a request: how full the backend is, and how fast it would answer.
 
+    `num_live` and `max_live`: how many requests run or wait there, and how many it accepts.
     `retry_after_s`: how long to wait before retrying, if the backend refuses the request.
-    `obstacle`: one word for why the backend cannot serve the request, from the reasons listed in docs; empty if it can.
+    `obstacle`: one word for why the backend cannot serve the request, such as "memory" or "budget"; empty if it can.
     `trouble`: a sentence that explains the obstacle to the client and says what to change; empty if none is needed.
     `first_token_s` and `token_s`: the predicted time to the first token, and between tokens; None if unknown.
     `strain`: one word for why the backend is slow now (loading, memory, thermal); empty if it is not.
@@ -51,13 +52,13 @@ class Backend(Protocol):
     - `cancel` ends the request in an orderly way: the generator still yields a Finished(cancelled) with the usage.
     - A backend on another machine needs a Permit, and sends nothing without one.
     - With `so_far`, the answer continues the text that the client already has. That text is not yielded again.
-      A backend that cannot continue exactly raises NotSupported.
+      A backend that cannot continue exactly raises NotSupported. A remote with continues = "inexact" tries it anyway.
     """
 
     name: str
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Return an estimate for a request, without side effects; raise ModelNotFound for a model it does not serve."""
+        """Return an estimate for a request, but do not accept it; raise ModelNotFound or BackendUnavailable."""
         ...
 
     def generate(
@@ -67,9 +68,9 @@ class Backend(Protocol):
         ...
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text with a model's own tokenizer and template; raise ModelNotFound.
+        """Answer a query with a model of this machine; raise ModelNotFound, or the error that prevents an answer.
 
-        A backend on another machine raises NotSupported, since such text does not leave this machine.
+        A backend on another machine raises NotSupported, since the text of a query does not leave this machine.
         """
         ...
 
@@ -82,11 +83,17 @@ class Backend(Protocol):
         ...
 
     def reload(self, model: str) -> None:
-        """Reload a model and end its quarantine. Its live requests continue. Raise ModelNotFound if it is unknown."""
+        """Reload a model and end its quarantine. Its live requests continue.
+
+        Raise ModelNotFound, BackendUnavailable, or NotSupported for a remote model.
+        """
         ...
 
     def default_model(self) -> str:
-        """Return the name of the model that serves requests without a model name."""
+        """Return the name of the model that serves requests without a model name.
+
+        A remote raises ModelNotFound if it has not listed its models yet, or RemoteUnavailable if it cannot be used.
+        """
         ...
 
     def find_model(self, name: str) -> str:
@@ -100,14 +107,13 @@ class Backend(Protocol):
     async def unload(self, model: str) -> int:
         """End a model's worker and return 0. If the model has live requests, return their number instead.
 
-        The worker then ends after these requests.
-
-        Raise ModelNotFound, or NotSupported for a remote model.
+        In that case the worker ends after these requests. Raise ModelNotFound, BackendUnavailable, or NotSupported for
+        a remote model.
         """
         ...
 
     async def start(self) -> None:
-        """Start loading the configured model; return without waiting for it."""
+        """Start loading the configured model, but do not wait for it; raise StoreError or NotFound if it is missing."""
         ...
 
     async def stop(self) -> None:

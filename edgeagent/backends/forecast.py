@@ -1,4 +1,4 @@
-"""Predicts how long a local model's requests take, from the sizes and times of earlier ones.
+"""Predicts when a local model's requests get their first token, from the worker's speed and earlier requests.
 
 It stores no content: prompt prefixes are remembered by their hashes, to predict prefix cache hits.
 """
@@ -63,7 +63,7 @@ class Forecast:
         self._pending[request.id] = _Pending(request.tier, self._num_uncached(request))
 
     def start(self, request: GenerateRequest, started: Started) -> None:
-        """Note how many prompt tokens a request has, and how many of them are cached."""
+        """Note how many prompt tokens a request has and how many are cached. Remember its prefixes as cached."""
         if request.id in self._pending:
             self._pending[request.id].num_tokens = started.num_prompt_tokens - started.num_cached_tokens
         num_bytes = prompt_bytes(request)

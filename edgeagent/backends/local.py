@@ -44,7 +44,7 @@ class _Traffic:
     def __init__(self, now_s: float) -> None:
         self.forecast = Forecast()
         self.usual_duration_s = _FIRST_GUESS_S
-        self.active_s = now_s  # when the last request ran
+        self.active_s = now_s  # when the last request ended; before the first request, the time of creation
 
     def note_duration(self, duration_s: float) -> None:
         """Note how long a request took, from its acceptance to its end."""
@@ -67,7 +67,10 @@ class LocalBackend:
         self._traffic: dict[str, _Traffic] = {}
 
     def reload(self, model: str) -> None:
-        """Reload a model and end its quarantine. Its live requests continue. Raise ModelNotFound if it is unknown."""
+        """Reload a model and end its quarantine. Its live requests continue.
+
+        Raise ModelNotFound, or BackendUnavailable while the daemon is starting.
+        """
         self._pool.reload(model)
 
     def default_model(self) -> str:
@@ -99,7 +102,10 @@ class LocalBackend:
         return await self._pool.unload(model)
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Return how full the model's queue is, and how fast the request would get tokens; raise ModelNotFound."""
+        """Return how full the model's queue is, and how fast the request would get tokens.
+
+        Raise ModelNotFound, or BackendUnavailable while the daemon is starting.
+        """
         status, num_live = self._pool.status(request.model), self._pool.num_live(request.model)
         worker, engine, num_parallel = status.worker, self._pool.engine(request.model), self._num_parallel(status)
         rates = Rates(0.0, 0.0) if worker is None else Rates(worker.prefill_tokens_per_s, worker.token_s)
@@ -153,7 +159,7 @@ class LocalBackend:
         self._pool.cancel(request_id)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text. It does not count as a request, and does not wait for other requests."""
+        """Answer a query; raise the errors of Pool.ask. A query is not a request, and does not wait for requests."""
         return await self._pool.ask(model, query)
 
     async def generate(
@@ -196,7 +202,7 @@ class LocalBackend:
             self._pool.abandon(request.id)
 
     def _placed(self, request: GenerateRequest, step: Step, sha256: str) -> Step:
-        """Return the step. If it holds the Started delta, add the placement to that."""
+        """Return the step. If it begins with a Started delta, the placement is added to this delta."""
         if not step.deltas or not isinstance(step.deltas[0], Started):
             return step
         started = replace(step.deltas[0], placement=Placement(self.name, request.model, "", sha256=sha256))

@@ -17,7 +17,10 @@ _DEFAULT_MAX_STEPS = 64
 
 
 def merge_steps(steps: list[Step]) -> Step:
-    """Merge steps into one that has the time of the first step. Neighbouring deltas of the same kind are joined."""
+    """Merge steps into one that has the time of the first step.
+
+    Neighbouring deltas are joined if they are text, reasoning, or arguments of the same tool call.
+    """
     deltas: list[Delta] = []
     run: list[Delta] = []
     for delta in chain.from_iterable(step.deltas for step in steps):

@@ -8,7 +8,7 @@ _TOKEN_ID_BYTES = 4
 
 
 def prompt_bytes(request: GenerateRequest) -> int:
-    """Return how many bytes a request's prompt has: its content and tools, without the template."""
+    """Return how many bytes a request's prompt has, without the template. A token id counts as 4 bytes."""
     match request.prompt:
         case ChatPrompt(messages):
             return tools_bytes(request.prompt) + sum(map(message_bytes, messages))
@@ -24,7 +24,7 @@ def tools_bytes(prompt: ChatPrompt) -> int:
 
 
 def message_bytes(message: Message) -> int:
-    """Return how many bytes of content a message has."""
+    """Return how many bytes the content, the reasoning and the tool calls' arguments of a message have."""
     calls = sum(_num_bytes(call.arguments) for call in message.tool_calls)
     return _num_bytes(message.content) + _num_bytes(message.reasoning) + calls
 

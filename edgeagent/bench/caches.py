@@ -75,7 +75,10 @@ AFTER_CACHED = Metric("cached after", "tokens", "found in the prefix cache", "ne
 
 
 async def restart(target: Target, load: Load, name: str) -> Round:
-    """Send prompts with one prefix, kill the server without a normal stop, and send one more after the restart."""
+    """Send prompts with one prefix, kill the server without a normal stop, and send one more after the restart.
+
+    Raise NotSupported if the server has no `restart` function.
+    """
     if target.server.restart is None:
         raise NotSupported("`restart` kills the server, so it measures only a daemon that it starts itself: no URL")
     prompts = [
@@ -133,7 +136,7 @@ async def shared_prefix(target: Target, load: Load, name: str) -> Round:
 def _num_unique(alone: Trace, asked: list[Trace]) -> int:
     """Return the number of tokens of all conversations, with their shared system prompt counted once.
 
-    `alone` is the trace of the first question sent without the system prompt.
+    `alone` is the trace of the first question when it was sent without the system prompt.
     """
     counts = [trace.counts for trace in asked if trace.counts]
     assert alone.counts is not None
@@ -142,9 +145,9 @@ def _num_unique(alone: Trace, asked: list[Trace]) -> int:
 
 
 def _shares(before: Kept, after: Kept, num_unique: int) -> Round:
-    """Return by how many times the cache grew, in memory and on disk, compared with the size of the unique tokens.
+    """Return the growth of the cache, in memory and on disk, as multiples of the size of the unique tokens.
 
-    The size of a token is estimated from the blocks on disk.
+    The size of a token is estimated from the blocks on disk. Without blocks on disk, there are no samples.
     """
     if not after.disk_tokens:
         return {MEMORY_SHARE: [], DISK_SHARE: []}

@@ -63,10 +63,9 @@ async def find_server(
 ) -> Server:
     """Ask a server for its models, and return it with its transport.
 
-    Raise EdgeAgentError if it does not answer or does not have `model`.
-
     A ws:// URL means the WebSocket. For other URLs, `auto` means the WebSocket if the server is an edgeagent. A URL
-    without a scheme means http://. If `model` is None, the first model that the server lists is used.
+    without a scheme means http://. If `model` is None, the first model that the server lists is used. Raise
+    EdgeAgentError if the URL is wrong, if the server does not answer, or if it does not have `model`.
     """
     address = replace(address, url=_checked(address.url))
     server = Server(address, "http", model)
@@ -206,13 +205,16 @@ def _drafts(kind: str, ask: Ask) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class EventReader:
-    """Parses a stream of server-sent events, as far as chat completions use them: `data:` lines of JSON."""
+    """Parses a stream of server-sent events, as far as chat completions use them: `data:` lines of JSON.
+
+    `is_done` is True once the stream's last line, `data: [DONE]`, has arrived.
+    """
 
     is_done: bool = False
     _rest: bytes = field(default=b"")
 
     def feed(self, chunk: bytes) -> list[dict[str, Any]]:
-        """Return the JSON objects that this chunk completes."""
+        """Return the JSON objects that this chunk completes. Raise ValueError for a line that is not JSON."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         events = []
         for line in lines:

@@ -55,9 +55,10 @@ class Run:
 
 
 async def measure(run: Run, progress: Progress) -> None:
-    """Measure into `run.measurements`. If a server fails in a scenario, record the failure and continue with the next.
+    """Measure all scenarios, and append the results to `run.measurements`.
 
-    Raise EdgeAgentError if a server does not answer at all.
+    If a server fails in a scenario, record the failure and continue with the next scenario. Raise EdgeAgentError if a
+    server does not answer the short requests before the first scenario.
     """
     total = run.num_steps(run.scenarios)
     done = 0

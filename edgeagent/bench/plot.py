@@ -30,7 +30,7 @@ def check_plot(path: Path) -> None:
 
 
 def save_plot(run: Run, path: Path) -> None:
-    """Draw a row of panels for each scenario.
+    """Write a picture with a row of panels for each scenario that has samples.
 
     Raise EdgeAgentError if nothing was measured, or if the file cannot be written.
     """

@@ -60,7 +60,7 @@ class Prompts:
         return self._words(name, max(1, round(num_tokens / self.size.tokens_per_word)))
 
     def _mark(self, name: str) -> str:
-        # These letters are a few tokens in any vocabulary. Nearly always, already the first token is unique.
+        # These letters are a few tokens in any vocabulary. The first of these tokens is nearly always unique.
         letters = self._random(f"{self.server} {name}")
         return "".join(letters.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(8))
 
@@ -73,7 +73,10 @@ class Prompts:
 
 
 def measure_size(few: int, few_tokens: int, many: int, many_tokens: int) -> Size:
-    """Compute how a server counts tokens from its token counts for two prompts, of `few` and of `many` words."""
+    """Compute how a server counts tokens from its token counts for two prompts, of `few` and of `many` words.
+
+    Return the default Size if the longer prompt has no more tokens than the shorter one.
+    """
     per_word = (many_tokens - few_tokens) / (many - few)
     if per_word <= 0:
         return Size()

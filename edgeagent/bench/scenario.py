@@ -59,7 +59,9 @@ Round = Mapping[Metric, list[float]]
 class Scenario:
     """One thing to measure. `round` measures it once. `prepare` runs once for each server, and is not measured.
 
-    If `is_default` is False, the scenario is measured only if the user names it. If `is_once`, it cannot be repeated.
+    The third argument of `round` is the number of the round as text, from "0". `round` raises EdgeAgentError if the
+    server fails, or if the scenario cannot measure this server. If `is_default` is False, the scenario is measured only
+    if the user names it. If `is_once`, it cannot be repeated.
     """
 
     name: str

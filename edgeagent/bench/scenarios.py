@@ -189,7 +189,7 @@ class Live:
 async def hol(target: Target, load: Load, name: str) -> Round:
     """Measure head-of-line blocking: send a long prompt while other streams run.
 
-    The long prompt and the other streams are `parallel` requests in total.
+    The long prompt and the other streams are `parallel` requests in total, at least two.
     """
     lanes, long = [Live() for _ in range(max(1, load.parallel - 1))], Trace()
     async with opened(target) as connection, tasks() as group:

@@ -65,7 +65,8 @@ def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) ->
     """Return the ratio of our figure to theirs: the median over rounds, with quartiles. None if no round can be used.
 
     The ratio of a round is the median of our samples divided by the median of theirs. A machine's speed drifts, but
-    neighbouring rounds drift alike, so their ratio is stable. A round is skipped if one side has no samples.
+    neighbouring rounds drift alike, so their ratio is stable. A round is skipped if one side has no samples, or if
+    the median of theirs is 0.
     """
     medians = [(median(mine), median(other)) for mine, other in zip(ours, theirs, strict=False) if mine and other]
     ratios = [mine / other for mine, other in medians if other > 0]

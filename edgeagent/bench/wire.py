@@ -21,8 +21,9 @@ class Turn:
 class Ask:
     """A prompt, and the length of the answer. Sampling is greedy, so that a measurement does not depend on chance.
 
-    `earlier` are the messages before the prompt. If `is_stored` is False, the server is asked to store nothing on disk.
-    `draft_tokens` is the number of tokens to draft in each step; if None, the server chooses.
+    `earlier` are the messages before the prompt. If `is_stored` is False, a request over the WebSocket asks the server
+    to store nothing on disk. Over HTTP, `is_stored` has no effect. `draft_tokens` is the number of tokens to draft in
+    each step; if None, the server chooses.
     """
 
     prompt: str
@@ -158,7 +159,7 @@ class Connection(Protocol):
     async def ask(self, ask: Ask, trace: Trace) -> None:
         """Send a request, and record its events in `trace` until the answer has ended.
 
-        If this is cancelled, the connection cannot be used any more. Raise EdgeAgentError if the server refuses the
+        If the call is cancelled, the connection cannot be used any more. Raise EdgeAgentError if the server refuses the
         request or fails.
         """
         ...

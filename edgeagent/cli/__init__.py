@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status. Until the command is imported, Ctrl-C ends the process at once."""
-    # As an exception it would appear in the middle of an import, which prints a traceback or, in pydantic, is lost.
+    # KeyboardInterrupt in the middle of an import would print a traceback. In an import of pydantic it would be lost.
     if sys.platform != "win32" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         with contextlib.suppress(ValueError):  # this is not the main thread
             signal.signal(signal.SIGINT, signal.SIG_DFL)

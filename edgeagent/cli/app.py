@@ -18,7 +18,8 @@ from edgeagent.cli.display import complain
 from edgeagent.cli.help import PlainCommand
 from edgeagent.errors import EdgeAgentError
 
-# The variables in which typer's completion scripts for the shells put the words typed so far.
+# typer's completion scripts for the shells put what they ask for (such as "complete_bash") into the first variable, and
+# the words typed so far into one of the others.
 COMPLETE_VARIABLE = "_EDGEAGENT_COMPLETE"
 COMPLETION_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
@@ -64,7 +65,10 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status: 0 done, 1 failed, 2 wrong usage or setting, 130 interrupted."""
+    """Run the command line; return the exit status: 0 done, 1 failed, 2 wrong usage or setting, 130 interrupted.
+
+    `serve` may also return another status of daemon.ExitCode.
+    """
     _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Answers and file names may have characters that a terminal or a pipe (cp1252 on Windows) cannot encode.

@@ -49,8 +49,8 @@ def remote_names(incomplete: str) -> list[str]:
 def bash_words_joined() -> Iterator[None]:
     """Let bash complete a word with a colon (org/repo:QUANT), which bash splits into three words.
 
-    The command gets the parts as one word. From each completion that it prints, everything up to the colon is removed,
-    since bash replaces only the part after the colon.
+    The command gets the parts as one word. From each completion that it prints, everything up to the last colon is
+    removed, since bash replaces only the part after that colon.
     """
     try:
         words, place = os.environ["COMP_WORDS"].split(), int(os.environ["COMP_CWORD"])
@@ -73,7 +73,7 @@ def bash_words_joined() -> Iterator[None]:
 
 
 def _joined(words: list[str], place: int) -> tuple[list[str], int]:
-    """Join the words around each colon up to index `place`. Return the words, and the new index of that word."""
+    """Join the words around each colon up to index `place`. Return the words, and the new index of the word there."""
     joined: list[str] = []
     new_place = place
     for number, word in enumerate(words):

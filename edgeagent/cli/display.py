@@ -36,7 +36,7 @@ def progress_display(
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: days, hours and minutes, minutes, or seconds."""
+    """Return a duration as text: in days, in hours and minutes, in minutes, or in seconds."""
     minutes, hours = int(seconds // 60), int(seconds // 3600)
     if hours >= 48:
         return f"{hours // 24} days"

@@ -1,4 +1,4 @@
-"""The declared options as command-line flags. Their names, help and choices come from the config package only."""
+"""The declared options as command-line flags. Their names, help and choices come from edgeagent.config only."""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ class Address:
         return f"{base}/v1/responses"
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return the TLS context that checks the daemon's certificate; None if the URL does not use TLS."""
+        """Return the TLS context that checks the daemon's certificate; None if the URL does not use TLS.
+
+        Raise OSError if the file `certificate` cannot be read.
+        """
         if urlsplit(self.url).scheme not in ("https", "wss"):
             return None
         context = ssl.create_default_context(cafile=self.certificate)
@@ -44,7 +47,8 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -
     """Return the address of the daemon that uses this state folder (default: the configured one).
 
     The runtime file counts only while the process that wrote it is alive. Otherwise another program could take over its
-    port and receive the token. Raise BackendUnavailable if no daemon runs.
+    port and receive the token. Raise BackendUnavailable if no daemon runs. Raise ConfigError if the daemon's token file
+    or the configuration is wrong.
     """
     # Imported here, so that applications that give a URL do not import pydantic and psutil, which takes 0.1 s.
     from edgeagent.runtime_file import find_daemon, no_daemon

@@ -60,7 +60,10 @@ class Client:
         await self.close()
 
     async def open(self) -> None:
-        """Connect, unless already connected. Raise BackendUnavailable, Unauthorized or Forbidden if that fails."""
+        """Connect, unless already connected. Raise BackendUnavailable, Unauthorized or Forbidden if that fails.
+
+        Also raise ConfigError if the daemon is looked up, and its token file or the configuration is wrong.
+        """
         if self._socket is None:
             self._socket = await _open(self._locate())
 
@@ -279,8 +282,8 @@ def connect(url: str | None = None, token: str | None = None, state_dir: Path | 
     """Return a client of the daemon at `url` (http:// or ws://), or of the daemon that runs on this machine.
 
     Without `url`, every connection looks the daemon up in its state folder (`state_dir`, or the configured one). The
-    token is read there too, unless `token` is given. It is sent only to the process that wrote the folder's runtime
-    file.
+    token is read there too, unless `token` is given. The token is sent only to the process that wrote the folder's
+    runtime file. With `url`, no token is read, and `state_dir` has no effect.
     """
     if url is not None:
         fixed = Address(url, token)

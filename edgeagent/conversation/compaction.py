@@ -51,7 +51,7 @@ async def num_input_tokens(request: GenerateRequest, service: Service) -> int:
 async def summarize(
     template: GenerateRequest, instructions: str | None, items: Sequence[Item], service: Service
 ) -> tuple[str, Usage]:
-    """Return a summary of a conversation, and its usage. `template` gives the model, the id and the client.
+    """Return a summary of a conversation, and its usage. `template` gives the id, model, tier and cache policy.
 
     If the conversation is too long, its first half is left out, and then half of the rest, until it fits. Raise
     ContextLengthExceeded if fewer than four messages do not fit, SummaryCancelled if the request was cancelled.
@@ -75,7 +75,7 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
         max_tokens=MAX_SUMMARY_TOKENS,
         tier=template.tier,
         cache=template.cache,
-        # This machine's tokenizer counts how far the conversation must be shortened.
+        # Only a local model knows the exact number of tokens, and so whether the conversation fits its context.
         route=RouteMode.LOCAL_ONLY,
     )
     parts: list[str] = []

@@ -67,7 +67,7 @@ _FIRST_TO_GO = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDER 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most responses, bytes and seconds that are kept."""
+    """How many responses and bytes are kept at most, and for how long."""
 
     max_responses: int = 1000
     max_bytes: int = 256 << 20
@@ -81,7 +81,8 @@ class DamagedError(Exception):
 class ResponseDatabase:
     """The stored responses in a SQLite file, or in memory if the path is None. `form`: how items are written.
 
-    All methods may raise sqlite3.Error, or DamagedError if the file is not what this daemon wrote.
+    All methods may raise sqlite3.Error, or DamagedError if the file is not what this daemon wrote. The constructor may
+    also raise OSError.
     """
 
     def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
@@ -101,7 +102,7 @@ class ResponseDatabase:
         self._connection.close()
 
     def add(self, response: StoredResponse, body: bytes) -> None:
-        """Keep a response, and make room for it."""
+        """Store a response and its JSON, in place of one with the same id. Then evict responses beyond the limits."""
         with self._transaction():
             self._remove(response.id)
             parent = self._parent(response)
@@ -125,7 +126,7 @@ class ResponseDatabase:
             self._evict()
 
     def get(self, response_id: str, partition: str) -> StoredResponse | None:
-        """Return a response of this partition, now the most recently used; None if there is no such response."""
+        """Return a response of this partition, and mark it as used now; None if there is no such response."""
         row = self._row(response_id, partition)
         if row is None:
             return None
@@ -173,14 +174,14 @@ class ResponseDatabase:
     def remove(self, response_id: str, partition: str) -> bool:
         """Delete a response of this partition, and overwrite its bytes in the file.
 
-        Return whether there was such a response.
+        Items that another response inherited from it stay. Return whether there was such a response.
         """
         if self._row(response_id, partition) is None:
             return False
         with self._transaction():
             self._remove(response_id)
-        # Deleted content is zeroed in the file (secure_delete), but the log may still hold it. If the log cannot be cut
-        # off now, the next deletion or the close does it.
+        # Deleted content is zeroed in the file (secure_delete), but the write-ahead log may still hold it. If the log
+        # cannot be truncated now, the next deletion or the close does it.
         with suppress(sqlite3.Error):
             self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return True
@@ -197,8 +198,8 @@ class ResponseDatabase:
                 self._execute(f"PRAGMA user_version = {VERSION}")
         elif version != VERSION:
             raise DamagedError(f"its format is {version}, not {VERSION}")
-        # The index is not part of the format: SQLite maintains it also for a daemon that does not create it. The index
-        # only saves time, so the file is used even if the disk has no room for the index.
+        # The index is not part of the format: SQLite maintains it also for an older daemon, which does not create it.
+        # The index only saves time, so the file is used even if the disk has no room for the index.
         with suppress(sqlite3.OperationalError):
             self._execute("CREATE INDEX IF NOT EXISTS responses_by_partition ON responses (partition, used)")
         self._num_responses, self._num_bytes = self._count()
@@ -305,7 +306,7 @@ class ResponseDatabase:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file, replacing an earlier one; return its new path."""
+    """Rename a damaged file to NAME.damaged, replacing an earlier one, and delete its log. Return its new path."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
     for suffix in ("-wal", "-shm"):
@@ -337,7 +338,7 @@ def _inflate(packed: bytes) -> bytes:
 
 
 def _route_of(packed: bytes) -> RouteMode | None:
-    """Return the mode that continuations of a response inherit; LOCAL_ONLY if it is not known."""
+    """Return the mode that continuations of a response inherit: None if it sets none, LOCAL_ONLY if unreadable."""
     try:
         told = json.loads(_inflate(packed)).get("edgeagent") or {}
         return None if told.get("mode") is None else RouteMode(told["mode"])

@@ -16,9 +16,9 @@ from edgeagent.errors import InvalidRequest, ResponseNotFound
 from edgeagent.router.modes import strictest
 from edgeagent.types import RouteMode
 
-# OpenAI promises the latest response of each lane; a client that forks wants a few more.
+# OpenAI promises to keep the latest response of each lane. A client that forks a conversation needs a few more.
 MAX_RESPONSES = 128
-# Counted by the text of each response's own items: what a chain inherits is shared, not copied.
+# Only each response's own items count. The items that it inherits are shared with the previous response, not copied.
 MAX_BYTES = 32 << 20
 
 
@@ -66,7 +66,10 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What the store found for a Missing. `route`: the strictest mode of the responses that have the items."""
+    """What the store found for a Missing. `previous` may have failed; None if it was not found or not asked for.
+
+    `route`: the strictest mode of the responses that have the items; None if none of them sets one.
+    """
 
     previous: StoredResponse | None = None
     items: Mapping[str, Item] = field(default_factory=dict)
@@ -75,7 +78,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The conversation that a create answers. The first `num_inherited` items come from the response before it.
+    """The conversation that a create answers. The first `num_inherited` items come from the previous response.
 
     As in StoredResponse, `is_storable` and `route` cover the whole chain.
     """
@@ -110,7 +113,10 @@ class ConnectionHistory:
         return response_id in self._recent
 
     def add(self, response: StoredResponse, lane: str | None) -> None:
-        """Remember a finished response of a lane (None: the default lane), at the cost of the least recently used."""
+        """Remember a finished response of a lane (None: the default lane).
+
+        If there are too many, the least recently used ones are forgotten.
+        """
         self._recent[response.id] = (lane, response)
         self._num_bytes += response.own_size_bytes
         while len(self._recent) > MAX_RESPONSES or (self._num_bytes > MAX_BYTES and len(self._recent) > 1):
@@ -123,15 +129,16 @@ class ConnectionHistory:
             self._num_bytes -= response.own_size_bytes
 
     def evict_failed(self, previous_id: str, lane: str | None) -> None:
-        """Forget the parent of a continuation that failed on `lane`; a parent from another lane stays."""
+        """Forget the previous response of a continuation that failed on `lane`, unless it is from another lane."""
         if previous_id in self._recent and self._recent[previous_id][0] == lane:
             self.forget(previous_id)
 
     def continue_from(self, previous_id: str | None, new: tuple[Item, ...], found: Recalled) -> Conversation:
         """Return the whole conversation: the previous response's items, then the new ones, with references resolved.
 
-        Raise ResponseNotFound for an unknown previous response. Raise InvalidRequest for a reference to an unknown item
-        and for a function's output that answers no call. A reference to an inherited item adds nothing.
+        Raise ResponseNotFound for a previous response that is unknown or has failed. Raise InvalidRequest for a
+        reference to an unknown item and for a function's output that answers no call. A reference to an inherited item
+        adds nothing.
         """
         previous = self._previous(previous_id, found) if previous_id is not None else None
         inherited = previous.items if previous else ()

@@ -29,7 +29,7 @@ class ReasoningItem:
 
 @dataclass(frozen=True, slots=True)
 class CallItem:
-    """A call the model made."""
+    """A function call that the model made."""
 
     id: str
     call_id: str
@@ -39,7 +39,7 @@ class CallItem:
 
 @dataclass(frozen=True, slots=True)
 class CallOutputItem:
-    """The result of a client's function."""
+    """The result of a function call, from the client."""
 
     id: str
     call_id: str
@@ -48,7 +48,7 @@ class CallOutputItem:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceItem:
-    """A reference to an item of a stored response."""
+    """A reference to an item of an earlier response: one that is stored, or that the connection remembers."""
 
     id: str
 
@@ -64,7 +64,8 @@ class CompactionItem:
 
 Item = MessageItem | ReasoningItem | CallItem | CallOutputItem | CompactionItem | ReferenceItem
 
-# An opaque text, not a secret one: it holds only text that the client sent or received.
+# The `content` of a CompactionItem begins with this. The content is encoded, but not encrypted: the client knows the
+# conversation that it summarizes.
 COMPACTION_PREFIX = "edgeagent.1."
 
 
@@ -75,7 +76,7 @@ def compaction_item(item_id: str, summary: str) -> CompactionItem:
 
 @dataclass(frozen=True, slots=True)
 class ItemFormat:
-    """How items are written into a file: `encode` turns an item into a JSON value, `decode` turns a list of them back.
+    """How items are written into a file: `encode` makes a JSON value of an item, `decode` reads a list of these.
 
     `decode` raises ValueError or an EdgeAgentError for what `encode` did not write.
     """

@@ -28,7 +28,7 @@ from edgeagent.router.modes import strictest
 from edgeagent.types import RouteMode
 
 FILE = "responses.sqlite3"
-# Bounds of the responses that could not be written. All are tried again when the next response is added.
+# The most responses that wait in memory after a failed write. They are tried again at the next `add` and at `close`.
 MAX_UNWRITTEN = 64
 WARN_EVERY_S = 60.0
 
@@ -66,7 +66,7 @@ class ResponseStore:
         return self._shelf.trouble
 
     def new_history(self) -> ConnectionHistory:
-        """Return the history of a new connection; it forgets responses that are removed here."""
+        """Return the history of a new connection. `remove` removes responses from this history too."""
         history = ConnectionHistory()
         self._histories.add(history)
         return history
@@ -109,7 +109,10 @@ class ResponseStore:
         return is_removed
 
     async def close(self) -> None:
-        """Finish earlier calls, and release the file; afterwards only `close` may be called."""
+        """Finish earlier calls, try to write the waiting responses, and release the file.
+
+        Afterwards only `close` may be called.
+        """
         if not self._is_closed:
             self._is_closed = True
             await self._ask(_Shelf.close)
@@ -205,7 +208,7 @@ class _Shelf:
         return entry if entry is not None and entry[0].partition == partition else None
 
     def _try(self, act: Callable[[ResponseDatabase], T], otherwise: T) -> T:
-        """Return the database's answer, or `otherwise` if it fails. A damaged file is set aside first."""
+        """Return the database's answer, or `otherwise` if it fails. If the file is damaged, retry with a new one."""
         try:
             try:
                 return act(self._opened())

@@ -59,7 +59,10 @@ class Console:
         """Do nothing, since the thread writes queued lines."""
 
     def finish(self) -> None:
-        """Wait a moment for queued lines to be written, and end the thread."""
+        """Wait until the thread has written the queued lines and has ended, at most CLOSE_S.
+
+        If the queue is full, return at once. The thread then goes on until the process ends.
+        """
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
             self._thread.join(CLOSE_S)

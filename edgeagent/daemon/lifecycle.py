@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
-# After a second signal, the daemon waits this long for its workers to end. A worker that takes longer ends by itself
-# when the daemon has ended, because its pipe closes.
+# How long the daemon waits for its workers to end if a second signal came before it began to stop them. A worker that
+# takes longer ends by itself when the daemon has ended, because its pipe closes.
 FORCED_STOP_S = 0.5
 # How long the API's frontends may take to close. Their data is already on disk, so only a disk that hangs takes longer.
 FRONTENDS_CLOSE_S = 2.0

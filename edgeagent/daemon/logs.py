@@ -38,7 +38,10 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tupl
 
 
 def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
-    """Send this process's records to a stream (stderr by default), as lines for people or for machines."""
+    """Send this process's log records to a stream (stderr by default), as lines for people or for machines.
+
+    Also log the exceptions of threads and finalizers that no code has caught.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if config.format == "json" else ConsoleLines())
     root = logging.getLogger()

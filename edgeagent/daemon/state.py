@@ -41,9 +41,10 @@ class StartError(Exception):
 
 @contextmanager
 def held(state_dir: Path) -> Iterator[None]:
-    """Create the folder if there is none, and lock it; raise StartError if another daemon holds the lock.
+    """Create the folder if there is none, make it private, and lock it until the context ends.
 
-    The kernel releases the lock when the process ends, however it ends, so there are no stale locks.
+    Raise StartError if another daemon holds the lock, if the folder is another user's or cannot be used, or if it is
+    open to other users and holds other files. The kernel releases the lock when the process ends, even after a crash.
     """
     _make_private(state_dir)
     path = state_dir / LOCK_FILE

@@ -10,7 +10,10 @@ _TROUBLE = {9: "is not valid yet", 10: "has expired"}
 
 
 def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
-    """Return a TLS context that accepts TLS 1.2 and later. Raise OSError if the key does not match the certificate."""
+    """Return a TLS context that accepts TLS 1.2 and later.
+
+    Raise OSError if a file cannot be read, is not in PEM format, or if the key does not match the certificate.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # This is Python's default, but a system's OpenSSL settings may override that.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -21,8 +24,7 @@ def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
 def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
     """Return why clients refuse the certificate because of its dates; None if its dates are not a problem.
 
-    The standard library reads the dates only of a peer's certificate. So this runs a TLS handshake with a client in
-    memory.
+    Python's ssl module reads the dates only of a peer's certificate. So this function runs a TLS handshake in memory.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False

@@ -48,7 +48,10 @@ class Tracer:
         self._under = set_span_in_context
 
     def __call__(self, request: GenerateRequest, meter: Meter, end: str) -> None:
-        """Record a generation that has ended, as a child of the span in the client's traceparent header."""
+        """Record a generation that has ended, as a child of the span in the client's traceparent header.
+
+        `end` is the finish reason, the code of the error, or "abandoned" if the client left.
+        """
         epoch_s = time.time() - time.monotonic()
         operation = "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
         span = self._tracer.start_span(

@@ -22,7 +22,10 @@ _LOCAL_PEERCRED, _SOL_LOCAL = 0x001, 0
 
 @contextmanager
 def unix_listener(path: Path | None) -> Iterator[socket.socket | None]:
-    """Provide a listening socket at a path, and remove it at the end; raise StartError if that is not safe."""
+    """Provide a listening socket at a path, and remove it at the end. Provide None if `path` is None.
+
+    Raise StartError if the path is not safe, is in use, or cannot be listened on.
+    """
     if path is None:
         yield None
         return
@@ -90,7 +93,7 @@ def _bind(path: Path) -> socket.socket:
 
 
 def is_stranger(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket belongs to another user, or to an unknown one."""
+    """Whether the client of a Unix socket belongs to another user or to an unknown one; False for other sockets."""
     if sys.platform == "win32" or connection.family != socket.AF_UNIX:
         return False
     # Use a copy, since event loops return stand-ins for their sockets, without options.

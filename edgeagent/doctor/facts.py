@@ -9,14 +9,17 @@ from typing import Literal
 from edgeagent.types import DeviceInfo
 
 Gpu = Literal["nvidia", "amd", "intel", "apple"]
+# "ours": this state folder's daemon listens on the port. "not ours": the host is not an address of this machine.
 PortState = Literal["free", "ours", "edgeagent", "taken", "not allowed", "not ours"]
 
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """What a process that loaded llama.cpp reported. `problem` says why the report is missing or incomplete.
+    """The report of a process that loads llama.cpp. `problem` says why the report is missing or incomplete.
 
-    `sandbox` lists the restrictions in force; it is None if the process ended before it entered the sandbox.
+    `bindings` is the version of llama-cpp-python, None if it is not installed. `sandbox` lists the restrictions in
+    force; it is None if the process ended before it entered the sandbox. `landlock` is the version of the kernel's
+    Landlock, 0 if there is none.
     """
 
     bindings: str | None = None
@@ -31,9 +34,11 @@ class Native:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that edgeagent uses. If `is_there` is False, it will be created when it is first needed.
+    """A folder that edgeagent uses. If `is_there` is False, the folder will be created when it is first needed.
 
-    `free_bytes` and `file_system` are those of the folder, or of its nearest parent that exists.
+    The other facts are those of the folder, or of its nearest parent that exists. `used_bytes` is the size of the files
+    in the folder, 0 if it was not measured. If `problem` is not None, it says why the folder cannot be used, and the
+    other facts are not known.
     """
 
     path: Path
@@ -104,8 +109,8 @@ class Facts:
     """All gathered facts.
 
     `model_problem`, `token_problem` and `hub_problem` are empty if there is no problem. `unknown_tables` are the models
-    that config.toml has settings for but that are not on this machine. `hub` is the hub's address; None if the hub was
-    not contacted.
+    that config.toml has settings for but that are not on this machine. `adapter_problems` has a message for each
+    adapter file that cannot be used. `hub` is the hub's address; None if the hub was not contacted.
     """
 
     version: str

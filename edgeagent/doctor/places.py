@@ -61,7 +61,7 @@ def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = sh
 def look_at_port(server: ServerConfig, own_port: int | None) -> Port:
     """Return whether the configured address is free, and which program uses it if not.
 
-    `own_port` is the port of the running daemon.
+    `own_port` is the port of the daemon that runs with this state folder; None if there is none.
     """
     state, holder = _port_state(server.host, server.port, own_port), ""
     if state == "taken":

@@ -1,4 +1,4 @@
-"""The ledger's only writer: it records a row before a request is sent, and checks the day's budgets.
+"""Adds rows to the ledger: it records a row before a request is sent, and checks the day's budgets.
 
 The daemon uses it, and so does `edgeagent remote test`.
 
@@ -44,7 +44,7 @@ class Remotes(Protocol):
 
 
 class Ledger:
-    """Appends to the day's file. Only one daemon uses it, on one thread."""
+    """Appends to the day's file. An instance must be used on one thread."""
 
     def __init__(
         self,
@@ -69,11 +69,14 @@ class Ledger:
 
     @property
     def trouble(self) -> str:
-        """Why nothing may be sent to a remote; empty if rows can be written."""
+        """Why nothing may be sent to a remote; empty if nothing is wrong. The next row that is written clears it."""
         return self._trouble
 
     def open(self) -> None:
-        """Read the day's sums now, so that the first request does not wait while many rows are read."""
+        """Read the day's sums now, so that the first request does not wait while many rows are read.
+
+        If they cannot be read, `trouble` says why.
+        """
         try:
             self._turn_to(self._clock())
         except (OSError, ConfigError) as error:
@@ -110,7 +113,10 @@ class Ledger:
         return row
 
     def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Write a row's outcome and its tokens. A row that has already ended is not changed."""
+        """Write a row's outcome and its tokens. A row that has already ended is not changed.
+
+        If the line cannot be written, `trouble` says why, and the tokens still count against the budgets.
+        """
         begun = self._open.pop(row, None)
         if begun is None:
             return
@@ -190,7 +196,7 @@ class Ledger:
             raise OSError(0, "the disk is full")
 
     def _reopen(self) -> None:
-        """Open the file of the day: the first time, or after it was purged or deleted."""
+        """Open the file of the day: for its first line in this process, or after it was purged or deleted."""
         self.close()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         check_folder(self._folder)

@@ -79,7 +79,10 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def read_rows(folder: Path, since_s: float = 0.0) -> Iterator[Row]:
-    """Yield the rows that began at or after a time in seconds since 1970, in the order in which they began."""
+    """Yield the rows that began at or after a time in seconds since 1970, in the order in which they began.
+
+    Raise ConfigError if the folder or a file cannot be read, or if other users could have read a file.
+    """
     # A request may end on the day after it began. If it ends later, its row stays unfinished.
     since = time_text(since_s)
     before: dict[int, Row] = {}
@@ -112,7 +115,10 @@ def _ended(row: Row, end: Ended) -> Row:
 
 
 def purge(folder: Path, now_s: float) -> int:
-    """Delete all rows and return how many days had a file. Only the sums of today's spending are kept."""
+    """Delete all rows and return how many days had a file. Only the sums of today's spending are kept.
+
+    Raise ConfigError if a file cannot be read, written or deleted.
+    """
     today, found = day_of(now_s), days(folder)
     for day in found:
         path = file_of(folder, day)
@@ -127,7 +133,7 @@ def purge(folder: Path, now_s: float) -> int:
 
 
 def delete_old(folder: Path, now_s: float, kept_days: int) -> None:
-    """Delete the files of days that are more than `kept_days` ago."""
+    """Delete the files of days that are more than `kept_days` ago; raise ConfigError if that fails."""
     oldest = day_of((datetime.fromtimestamp(now_s, UTC) - timedelta(days=kept_days)).timestamp())
     for day in days(folder):
         if day < oldest:

@@ -130,7 +130,7 @@ class Engine:
         )
 
     def add(self, spec: SequenceSpec) -> Sequence:
-        """Queue a new sequence and return it. Raise ContextLengthExceeded if its prompt does not fit the context."""
+        """Queue a new sequence and return it. Raise ContextLengthExceeded or InternalError; see `output_room`."""
         assert spec.id not in self._waiting and spec.id not in self._running, f"{spec.id} is live"
         num_output = output_room(spec, self.context_length, self._num_trained)
         sequence = Sequence.of(spec, num_output, self._num_added, self._runner.min_prompt_chunk, self._clock())
@@ -188,7 +188,7 @@ class Engine:
         return [output]
 
     def step(self, is_wanted: Callable[[], bool] = lambda: False) -> list[Output]:
-        """Advance all sequences by one batch and return the outputs.
+        """Start waiting sequences as `admit` does, compute the next batch, and return the outputs.
 
         An interrupted batch (see Runner.decode) gives no outputs. Its tokens are planned again. The next step cannot be
         interrupted, so at least every second step completes, however many cancels arrive. If `is_wanted` reports a
@@ -239,9 +239,9 @@ class Engine:
         return outputs
 
     def settle(self) -> None:
-        """Save the states and blocks of the latest step. Without this call, the next `admit` or `step` saves them.
+        """Save the states and blocks of the latest step, and read some prefixes out of the cells.
 
-        Send the new tokens before this call, since it takes milliseconds.
+        Without this call, the next `admit` or `step` does so. Send the new tokens first: this call takes milliseconds.
         """
         if not self._unsettled:
             return
@@ -270,7 +270,7 @@ class Engine:
 
         Running sequences continue, but leave no prefix when they end.
         """
-        # Some waiting sequences were preempted and have computed tokens before.
+        # Waiting sequences that were preempted had begun before the purge too.
         begun = [sequence for sequence in self._waiting.values() if sequence.marks.claimed_s]
         for sequence in (*self._running.values(), *begun):
             if partition is None or sequence.spec.partition == partition:

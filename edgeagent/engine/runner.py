@@ -39,7 +39,7 @@ class Slice:
 
 
 class DecodeCancelled(Exception):
-    """The batch was aborted. Any number of its slices, from the first on, may have been computed."""
+    """The batch was interrupted. Any part of it may have been computed."""
 
 
 class OutOfCells(Exception):
@@ -107,13 +107,17 @@ class Runner(Protocol):
         ...
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
-        """Return the bytes of positions [start, end). They include the state at `end` if the memory has states."""
+        """Return the bytes of positions [start, end). They include the state at `end` if the memory has states.
+
+        Raise InternalError if the memory cannot be read, or MemoryError if there is no room for the bytes.
+        """
         ...
 
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:
         """Prepare a buffer for a later `save` of `num_bytes`. Return False if no buffer was made.
 
-        That is the case if the prepared buffers would exceed `max_bytes`, or if a save needs no prepared buffer.
+        That is the case if the prepared buffers would exceed `max_bytes`, if there is no memory for another one, or if
+        a save needs no prepared buffer.
         """
         ...
 

@@ -40,7 +40,8 @@ class SequenceSpec:
     - `num_system`: the prompt's leading tokens that are instructions and tools; 0 if there are none.
     - `persist`: the cached prefix may be written to disk.
     - `pin`: the cached prefix stays until it is purged. This needs `persist`.
-    - `lane`: a conversation. If not "", the cached prefix stays until the lane's next sequence ends.
+    - `lane`: a conversation; "" for none. The cached prefix stays in memory until the lane's next sequence ends, or
+      until other lanes need the room.
     - `adapter`: the identity of the adapter that computes the sequence; "" for none.
     - `draft_tokens`: how many tokens to draft in each step, if possible. If None, as many as speed up the output.
     """
@@ -83,7 +84,7 @@ class SequenceSpec:
 
 @dataclass(slots=True)
 class Marks:
-    """When a sequence reached each stage (time.monotonic; 0: not yet). Only `cache_s` is a duration. All in seconds."""
+    """When a sequence reached each stage, in seconds of time.monotonic (0: not yet). Only `cache_s` is a duration."""
 
     claimed_s: float = 0.0  # its cached prefix was claimed and restored
     cache_s: float = 0.0  # how long the lookup, claim and restore of the prefix took

@@ -29,7 +29,7 @@ _CHUNKS = (256, 128, 64, 32)
 # A prompt gets no side context if it would take less than this time alone. To open one takes about a tenth of a second.
 MIN_ALONE_S = 1.0
 # A prompt gets no side context either if its chunks fit the budget of the streams' steps and cost less than this
-# multiple of their cost alone.
+# multiple of the time that the prompt would take alone.
 MIN_GAIN = 1.25
 # The part of the inter-token-latency budget that is planned. The rest is a reserve, since steps and graph nodes differ
 # in length. With a budget of 300 ms, 95 % of the streams' gaps took at most 279 ms at 0.9, and 309 ms at 0.97.
@@ -96,7 +96,10 @@ class SidePrefill:
         return others
 
     def wait(self, is_wanted: Callable[[], bool]) -> bool:
-        """Let the side context compute until the streams' next step is due. Return False if `is_wanted()` is True."""
+        """Let the side context compute until the streams' next step is due.
+
+        Return False as soon as `is_wanted` reports a waiting command, otherwise True.
+        """
         while self._context is not None and (rest_s := self._until_s - self._clock()) > 0 and not self._context.is_over:
             if is_wanted():
                 return False

@@ -40,7 +40,8 @@ def draft_states(shapes: Sequence[FileShape], config: EngineConfig, room: Room) 
     token_bytes = num_states(config) * (sum(values) + max(values)) * _STATE_BYTES
     on_gpus = sum(gpu.free_bytes for gpu in room.gpus) if config.gpu_layers else 0
     most = float(_LITTLE_BYTES)
-    # Without a draft model and without n-grams only the tokens that a grammar forces are drafted.
+    # Without a draft model and without n-grams, only tokens that a grammar forces are drafted. Then the limit is
+    # _LITTLE_BYTES.
     if config.draft_ngrams or len(shapes) > 1:
         most = min(max(most, _WEIGHTS_SHARE * shapes[0].num_bytes), _MAX_BYTES)
     most = min(most, _ROOM_SHARE * (on_gpus or room.ram_bytes))

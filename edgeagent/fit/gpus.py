@@ -23,8 +23,9 @@ class Gpu:
 def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[Gpu, ...]:
     """Return the devices of a model as llama.cpp chooses them (llama.cpp, llama_prepare_model_devices).
 
-    A device that two backends report counts once. Integrated devices count only if there is no discrete one. If
-    `main_gpu` is not negative, the model is on that device alone; the result is empty if there is no such device.
+    A device that two backends report counts once. Integrated devices count only if there is no discrete one, and only
+    those of one backend. If `main_gpu` is not negative, the model is on the device with this index alone. The result is
+    empty if there is no such device.
     """
     discrete: list[DeviceInfo] = []
     integrated: list[DeviceInfo] = []

@@ -13,7 +13,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.types import FileShape, LayerShape
 
 DEFAULT_MAX_CONTEXT = 8192
-"""Tokens of context if no number is configured and the model was trained for more."""
+"""Tokens of context if no number is configured and the model was trained for more, or for an unknown number."""
 CONTEXT_STEP = 256
 """Contexts are chosen in multiples of this many tokens, because llama.cpp rounds to them."""
 # Bytes that 32 values take in each type of ggml. Quantized types have blocks of 32.
@@ -34,7 +34,8 @@ _X86, _ARM = ("Q4_0", "Q4_K", "IQ4_NL"), ("Q4_0", "Q4_K", "IQ4_NL", "Q5_K", "Q6_
 _REPACKED = {"x86_64": _X86, "amd64": _X86, "arm64": _ARM, "aarch64": _ARM}
 WORKER_BYTES = 96 << 20
 """Memory of a worker's process, with its libraries and its tokenizer."""
-# A context has room for this many rows of logits and states of recurrent memory; see engine.llama.context.
+# In addition to those of the running requests, a context has room for this many rows of logits (for idle sequences and
+# for scored prompt tokens) and this many recurrent states; see engine.llama.context.
 _NUM_IDLE_SEQUENCES, _NUM_SCORED, _BYTES_A_LOGIT = 64, 32, 4
 _NUM_IDLE_STATES = 3
 # For each token of a batch a layer computes this many rows of its width, and this many of its feed-forward width.
@@ -108,7 +109,7 @@ def kv_bytes_per_token(shapes: Sequence[FileShape], config: EngineConfig) -> flo
 
 
 def outputs_bytes(shape: FileShape, config: EngineConfig) -> int:
-    """Return the bytes of a context's rows of logits."""
+    """Return the bytes of a context's rows of logits; 0 for an encoder."""
     if shape.is_encoder:
         return 0
     num_rows = max(config.num_parallel + _NUM_IDLE_SEQUENCES, config.num_parallel * (1 + config.draft_tokens))

@@ -62,9 +62,12 @@ class Taken:
 def layouts(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_back: int = 0) -> Iterator[Layout]:
     """Yield the layouts that a model may have with `num_back` earlier states, the best one first.
 
-    The first layout has all layers on the GPUs, or as many as configured. The next has the draft on the CPU. The next
-    pairs, with and without the draft on the GPUs, move the experts of more and more layers to the machine's memory,
-    because a token uses few of them. The last layouts have fewer layers on the GPUs. Without GPUs there is one layout.
+    1. All layers are on the GPUs, or as many as configured. The draft is on the GPUs, then on the CPU.
+    2. The experts of more and more layers are in the machine's memory, because a token uses few of them. The draft is
+       on the GPUs, then on the CPU. If the number of these layers is configured, all layouts have this number.
+    3. Fewer and fewer layers are on the GPUs, unless their number is configured. The draft is on the CPU.
+
+    If there are no GPUs, or if none may be used, there is one layout.
     """
     num_all, num_draft = (len(shape.layers) + 1 for shape in (shapes[0], shapes[-1]))
     has_draft = len(shapes) > 1
@@ -91,9 +94,9 @@ def take(
     *,
     with_reserve: bool = True,
 ) -> Taken:
-    """Return the memory that a model with this context takes in this layout.
+    """Return the memory that a model and its draft take in a layout, with a context of `num_cells` tokens.
 
-    If `with_reserve`, a reserve is added on each GPU that the model uses.
+    The first shape is the model, the others its draft. If `with_reserve`, a reserve is added on each GPU that is used.
     """
     ram = WORKER_BYTES + blocks_bytes(shapes[0], config, num_cells)
     on_gpus = [0] * len(gpus)

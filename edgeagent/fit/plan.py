@@ -102,11 +102,11 @@ def _plan(
 
 
 def plan_again(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_tries: int) -> Plan:
-    """Return the plan after `num_tries` loads that ran out of memory. Each try takes less than the one before.
+    """Return the plan after `num_tries` loads that ran out of memory. Each try takes less, if the options allow it.
 
     First the earlier states for drafts are dropped. After that, a model with layers on GPUs may take four fifths of the
     GPU memory that it took before. Other models get half of the context, and fewer parallel requests if each keeps a
-    state.
+    state. A configured context and number of requests do not change, so the plan may be that of the try before.
     """
     plan = make_plan(shapes, config, room)
     counts = _parallel_counts(shapes, config)

@@ -49,7 +49,7 @@ _CACHE_COUNTERS: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The values of the gauges. Those of a worker come with its last answer to a ping, at most a second old."""
+    """The values of the gauges. A worker's values come with its last answer to a ping, usually at most a second old."""
 
     models: Sequence[ModelStatus]
     num_connections: int

@@ -82,7 +82,7 @@ class Meter:
         self.ended_s = time.monotonic()
         metrics.live_requests.labels(self.model, "running" if self.has_begun else "waiting").dec()
         end = self.finished.reason.value if self.finished is not None else code
-        # The name of a model that is not served is a client's own text, which must not become a label.
+        # The requested model does not exist, and `model` is then the name of the default model, which was not used.
         metrics.generations_total.labels("unknown" if end == ModelNotFound.code else self.model, end).inc()
         if self.has_begun:
             metrics.generation_seconds.labels(self.model).observe(self.ended_s - self.began_s)

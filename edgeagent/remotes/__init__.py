@@ -21,7 +21,10 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Key(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a remote's API key is found: an environment variable, a private file, or the system's keyring."""
+    """Where a remote's API key is found: an environment variable, a private file, or the system's keyring.
+
+    `name` is the variable's name, the file's absolute path, or the name of the keyring's entry.
+    """
 
     source: Literal["env", "file", "keyring"]
     name: str
@@ -79,9 +82,10 @@ class Remote(Struct, frozen=True, forbid_unknown_fields=True):
     models: maps this machine's model names to the remote's names. If it is empty (`serves_any`), the remote is asked
     for any model by the name in the request.
     context_length: in tokens; 0 means the length that the remote states.
-    wire: which of OpenAI's protocols to speak.
+    wire: which of OpenAI's protocols to speak. "auto" means "chat".
     continues: whether the remote may continue an answer that another backend began. "exact" allows this only to servers
     that can continue an assistant's message. "inexact" also allows it to other servers, which are asked in words.
+    plaintext: whether an endpoint on another machine may have a URL with http://.
     """
 
     name: str

@@ -120,7 +120,10 @@ def load_remotes(state_dir: Path) -> tuple[Remote, ...]:
 
 
 def add_remote(state_dir: Path, remote: Remote) -> Remote:
-    """Add a remote, or replace the one of the same name. Return it as written. A running daemon uses it at once."""
+    """Add a remote, or replace the one of this name. Return it as written. A running daemon uses it within a second.
+
+    Raise ConfigError if a field is not valid, if there are too many remotes, or if the file cannot be read or written.
+    """
     remote = checked(remote)
     with changing(state_dir / _LOCK_FILE, "edgeagent remote"):
         known = load_remotes(state_dir)
@@ -135,7 +138,7 @@ def add_remote(state_dir: Path, remote: Remote) -> Remote:
 
 
 def remove_remote(state_dir: Path, name: str) -> None:
-    """Remove a remote; raise ConfigError if there is none of this name."""
+    """Remove a remote; raise ConfigError if there is none of this name, or if the file cannot be read or written."""
     with changing(state_dir / _LOCK_FILE, "edgeagent remote"):
         known = load_remotes(state_dir)
         find_among(known, name)

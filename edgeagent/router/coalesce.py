@@ -263,9 +263,9 @@ def _key(backend: Backend, request: GenerateRequest, so_far: AnswerSoFar | None)
     """Return a key that is equal for requests with the same answer from a backend; None if a request shares nothing.
 
     A request shares nothing if its answer varies (sampled without a seed), if its cache policy restricts reading,
-    writing or storing, or if it has its own timeout. Fields that do not reach the remote are left out of the key, but
-    the client and its cache partition are part of it. The key contains the backend itself, since a changed remote gets
-    a new backend of the same name.
+    writing or storing, or if it has its own timeout. Fields that do not change the answer, such as the tier, are left
+    out of the key, but the client and its cache partition are part of the key. The key contains the backend itself,
+    since a changed remote gets a new backend of the same name.
     """
     sampling, cache = request.sampling, request.cache
     is_the_same_each_time = sampling.temperature == 0 or sampling.seed is not None

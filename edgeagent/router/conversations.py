@@ -33,5 +33,8 @@ class Conversations:
 
 
 def conversation_of(request: GenerateRequest) -> Conversation:
-    """Return what all requests of a conversation share: the cache partition, and the lane or the first messages."""
+    """Return what all requests of a conversation share: the cache partition, and the lane or the first messages.
+
+    A request without a lane and without messages is a conversation of its own.
+    """
     return request.cache.partition, request.cache.lane or beginning_of(request) or request.id

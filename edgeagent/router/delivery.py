@@ -81,7 +81,7 @@ class Delivery:
         return self.has_content and limit is not None and self.num_tokens >= limit
 
     def begin(self, route: Route) -> None:
-        """Set the route that the answer takes from now on."""
+        """Set the route that the answer takes from now on. Before the first content, reset the count of tokens."""
         self.route, self._placement = route, None
         self._is_at_seam = self.has_content
         if not self.has_content:

@@ -77,8 +77,9 @@ async def race(
 ) -> Steps:
     """Yield the steps of the stream that gives content first. The other stream is closed.
 
-    `start_second` is called if the first stream gives no content within `after_s` seconds. `choose` gets the winner's
-    index (0 or 1) before its first step is yielded. If both streams fail, the error of the first one is raised.
+    `start_second` is called if the first stream gives no content within `after_s` seconds, and has not failed. It
+    returns None if no second stream may start. `choose` gets the winner's index (0 or 1) before its first step is
+    yielded. If all streams fail, the error of the first one is raised.
     """
     runners = [_Runner(first)]
     loop = asyncio.get_running_loop()

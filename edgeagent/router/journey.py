@@ -73,7 +73,7 @@ class Journey:
         raise self._failure()
 
     async def _attempt(self, order: Order) -> Steps:
-        """Yield the steps of an order's first backend. If the last one is not terminal, another backend continues.
+        """Yield the steps of an order's first backend. If the last step is not terminal, another backend continues.
 
         While another backend could be tried instead, the steps before the first content are held back. The client
         is then told only which backend answers, and not which ones failed before.
@@ -187,8 +187,8 @@ class Journey:
     def _failure(self) -> EdgeAgentError:
         """Return the one error that ends the request.
 
-        This is the first of: the timeout, if it has passed; the failure that interrupted the answer; the error of the
-        most preferred backend.
+        This is the first of: the timeout, if it has passed; the failure that interrupted the answer; the error that
+        `most_telling` chooses, with the explanation of `kept_here` if the request may not leave this machine.
         """
         last = self._errors[-1]
         if isinstance(last, RequestTimeout):

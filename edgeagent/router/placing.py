@@ -127,8 +127,8 @@ class Placing:
     ) -> tuple[dict[str, Estimate], EdgeAgentError | None]:
         """Return the estimates of the backends that know the model, by name, and one error of the other backends.
 
-        The error is the first BackendUnavailable, or else the first ModelNotFound. Backends that the mode excludes are
-        not asked.
+        The error is the first BackendUnavailable, or else the first ModelNotFound; None if there is no error. Backends
+        that the mode excludes are not asked.
         """
         estimates: dict[str, Estimate] = {}
         unknown: ModelNotFound | None = None

@@ -13,7 +13,7 @@ from edgeagent.backends.base import Estimate
 from edgeagent.config import RouterConfig
 from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tier
 
-# A conversation returns to this machine once the machine's estimates are at most this part of the target.
+# This machine is not close to missing a target if its estimates are at most this part of it (see choose_routes).
 _COMFORT = 0.5
 # The assumed time to the first token of a remote that was never measured: about a round trip and a short prompt.
 _UNKNOWN_FIRST_TOKEN_S = 0.5
@@ -57,7 +57,7 @@ class Route:
     reason: str
     permit: Permit | None = None
     expected_s: float | None = None
-    """The predicted time to the first token, in seconds."""
+    """The predicted time to the first token, in seconds; None if unknown."""
 
     @property
     def is_local(self) -> bool:

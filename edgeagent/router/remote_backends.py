@@ -40,13 +40,13 @@ class RemoteBackends:
         self._lag_s = _lag_s()
 
     def start(self) -> None:
-        """Start following the file."""
+        """Make the backends of the remotes, and start following the files. Must be called in a running event loop."""
         self.refresh()
         self._warm_if_alone()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="remotes")
 
     async def stop(self) -> None:
-        """Stop following the file, and wait for the backends that are being removed. The router stops the others."""
+        """Stop following the files, and wait for the backends that are being removed. The router stops the others."""
         if self._ticker is not None:
             self._ticker.cancel()
             with suppress(asyncio.CancelledError):
@@ -54,11 +54,11 @@ class RemoteBackends:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def statuses(self) -> list[RemoteStatus]:
-        """Return the states of the remotes."""
+        """Return the status of each remote."""
         return [backend.status() for backend in self._own.values()]
 
     def warm(self, name: str) -> None:
-        """Open connections to a remote that is likely to be needed."""
+        """Open connections to a remote that is likely to be needed. Ignore a name that is not a remote's."""
         if (backend := self._own.get(name)) is not None:
             backend.warm()
 
@@ -69,7 +69,10 @@ class RemoteBackends:
                 backend.warm()
 
     def refresh(self) -> None:
-        """Apply changes of the files. This takes a few microseconds if there are none."""
+        """Apply changes of the files, and end all streams if the machine's mode has become local_only.
+
+        This takes a few microseconds if nothing has changed.
+        """
         if self._revision != (revision := self._outside.revision):
             self._revision = revision
             self._follow({f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._outside.remotes})

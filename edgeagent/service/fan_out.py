@@ -16,7 +16,10 @@ NumberedSteps = AsyncGenerator[tuple[int, Step], None]
 
 
 async def run_all(service: Service, requests: Sequence[GenerateRequest]) -> NumberedSteps:
-    """Yield the steps of all requests as they come, each with its request's index; MAX_AT_ONCE run at a time."""
+    """Yield the steps of all requests as they come, each with its request's index. At most MAX_AT_ONCE run at a time.
+
+    If one request fails, its error is raised, and the other requests are cancelled.
+    """
     if len(requests) == 1:
         async with aclosing(service.generate(requests[0])) as steps:
             async for step in steps:

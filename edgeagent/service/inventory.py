@@ -21,7 +21,7 @@ from edgeagent.types import UNUSABLE, ModelInfo, ModelStatus, WorkerState
 class KnownModel:
     """A model as far as it is known: from its file (`header`), and once it is loaded (`info`).
 
-    `status` is None if it is not served. `adapters` are the names of its LoRA adapters.
+    `status` is None if the model is not served, and for an alias. `adapters` are the names of its LoRA adapters.
     """
 
     name: str
@@ -60,9 +60,10 @@ def known_models(config: Config, served: Sequence[ModelStatus]) -> tuple[list[Kn
 def find_known(
     config: Config, served: Sequence[ModelStatus], name: str, served_name: Callable[[str], str]
 ) -> KnownModel:
-    """Return the model that a client means; raise ModelNotFound, or the error of its file.
+    """Return the model that a client means; raise ModelNotFound.
 
-    `served_name` returns the service's name of a model by a client's name.
+    Raise ModelDamaged or ModelLoadFailed if its file cannot be used. `served_name` maps a client's name of a model to
+    the service's name.
     """
     models = {model.name: model for each in known_models(config, served) for model in each}
     # The model may be served under another name than the client's, or not at all.

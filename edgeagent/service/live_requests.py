@@ -1,4 +1,4 @@
-"""The registry of requests in flight: whether each one runs, can be found by its id, and waits for its terminal event.
+"""The registry of requests in flight: which run, which can be found by id, and which have a terminal event to write.
 
 The shutdown, the status, cancels by id and the sockets use the registry. It does not know what a request asks for.
 """
@@ -13,7 +13,7 @@ from contextlib import suppress
 class LiveRequest:
     """A request in flight, under an id of its own. A protocol that keeps more for its requests derives a class.
 
-    `is_running`: a backend works on it. `is_visible`: clients of its `partition` can find it by its id.
+    `is_running`: it runs, or waits at a backend. `is_visible`: clients of its `partition` can find it by its id.
     `is_undelivered`: its terminal event is not yet written to a socket, and the stop waits until it is.
     """
 
@@ -51,17 +51,17 @@ class LiveRequests:
         return request if is_found else None
 
     def begin(self, request_id: str) -> None:
-        """Note that a backend begins to work on a request."""
+        """Note that a request runs from now on. Register it if its id is new."""
         self._requests.setdefault(request_id, LiveRequest(request_id)).is_running = True
 
     def end(self, request_id: str) -> None:
-        """Note that no backend works on a request any more; an unknown id is ignored."""
+        """Note that a request does not run any more; an unknown id is ignored."""
         if request := self._requests.get(request_id):
             request.is_running = False
             self._settle(request)
 
     def show(self, request: LiveRequest) -> None:
-        """Let clients find a request by its id. It replaces an entry that `begin` may have made under the same id."""
+        """Let clients find a request by its id. It replaces the entry that `begin` made under the same id, if any."""
         if begun := self._requests.get(request.id):
             request.is_running = begun.is_running
         self._requests[request.id] = request
@@ -77,7 +77,7 @@ class LiveRequests:
     def accept(self, request: LiveRequest) -> None:
         """Note that a request's terminal event must still be written to a socket.
 
-        The request may have to wait for a slot, for the store, or for a slow client.
+        Until then the request may wait for a slot, for the store, or for a slow client.
         """
         self._requests[request.id] = request
         request.is_undelivered = True
@@ -92,7 +92,10 @@ class LiveRequests:
         await self._wait(lambda: not self.running(), timeout_s)
 
     async def wait_delivered(self, timeout_s: float) -> None:
-        """Wait until the terminal events of all requests that do not run are written, at most `timeout_s`."""
+        """Wait until all terminal events are written, at most `timeout_s`.
+
+        The events of requests that still run are not awaited: these requests are marked as delivered.
+        """
         for hanging in self.running():
             self.deliver(hanging)
         await self._wait(lambda: not any(each.is_undelivered for each in self._requests.values()), timeout_s)

@@ -31,7 +31,7 @@ from edgeagent.types import (
 logger = logging.getLogger(__name__)
 
 WithCaller = Callable[[GenerateRequest], GenerateRequest]
-"""Returns a request with what the wire knows of its caller: a name, the strictest route that applies, and hops."""
+"""Returns a request with facts about its caller: the name, the strictest route that applies, and the hops."""
 
 Trace = Callable[[GenerateRequest, Meter, str], None]
 """Called at the end of each generation, with its request, its measurements and how it ended."""
@@ -59,7 +59,10 @@ class LiveService(ServiceDecorator):
         return self._is_draining
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
-        """Run a request; raise BackendUnavailable while draining. It is cancelled when its client's token ends."""
+        """Run a request, and cancel it when its client's token ends.
+
+        Raise BackendUnavailable while draining, or Unauthorized if the token has ended before.
+        """
         self._refuse_if_draining()
         request = self._with_caller(request)
         self.live.begin(request.id)
@@ -87,7 +90,8 @@ class LiveService(ServiceDecorator):
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Answer a question about text. It is not counted as a request, and is answered even while the daemon drains.
 
-        Embeddings and reranks take longer. They are counted, and raise BackendUnavailable during a drain.
+        Embeddings and reranks take longer. They are counted. They raise BackendUnavailable during a drain, and
+        Unauthorized when the client's token ends.
         """
         if not isinstance(query, Embed | Rerank):
             return await self._service.ask(model, query)
@@ -103,10 +107,10 @@ class LiveService(ServiceDecorator):
     async def load(self, model: str, request_id: str, keep_alive_s: float | None = None) -> str:
         """Return the canonical name of a model once it is loaded; raise the error that prevents loading.
 
-        `keep_alive_s`: how many seconds it stays loaded after its last use from now on; None changes nothing.
+        `keep_alive_s`: from now on, the model is unloaded this many seconds after its last use; None changes nothing.
         """
         name = await self.locate(model)
-        # An adapter of a loaded model may still fail: its file may be unusable.
+        # MODEL+ADAPTER never counts as loaded, even if MODEL is, because the file of the adapter may be unusable.
         is_loaded = any(name == each.name and each.state is WorkerState.READY for each in self.models())
         if is_loaded and keep_alive_s is None:
             return name
@@ -126,7 +130,7 @@ class LiveService(ServiceDecorator):
         self._is_draining = True
 
     def cancel_all(self) -> None:
-        """Cancel every live request. Each of them still ends in its terminal event."""
+        """Cancel all generations. Each still ends in its terminal event. Embeddings and reranks are not cancelled."""
         for request in self.live.running():
             self._service.cancel(request.id)
 

@@ -1,6 +1,6 @@
 """Whether a token can be generated. To find out, one is generated on the path that every request takes.
 
-A default model that only embeds or ranks texts is asked for that instead.
+If the default model only embeds or ranks texts, it is asked for an embedding or for scores instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgeagent.types import (
 )
 
 READY_CACHE_S = 10.0
-# A failure is probed again sooner: it may have passed.
+# A failure is valid for a shorter time, because its cause may have passed.
 NOT_READY_CACHE_S = 1.0
 PROBE_TIMEOUT_S = 10.0
 _TEXT = "Hello"

@@ -1,4 +1,4 @@
-"""A model's removal while the daemon serves: which served models use its files, and whether these may be unloaded."""
+"""A model's removal while the daemon serves: which served models use its files, and which of them may be unloaded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from edgeagent.types import ModelStatus, WorkerState
 
 
 def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:
-    """Return the planned removal, and the served models whose files it deletes. Reads files: call it in a thread.
+    """Return the planned removal, and the served models that use the files to delete.
 
-    Raise the errors of `Shelf.plan`. Raise ModelNotFound if `name` is a path, since clients may not name paths.
+    Raise the errors of `Shelf.plan`. Raise ModelNotFound if `name` is a path, since clients may not name paths. Reads
+    files: call it in a thread.
     """
     library = Library.of(config)
     try:
@@ -33,7 +34,7 @@ def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tu
 def refuse_if_used(status: ModelStatus, default_model: str) -> None:
     """Raise InvalidRequest for the default model, and for a model with live requests: these may not be unloaded.
 
-    A model with live requests would only be unloaded after them.
+    A model with live requests would be unloaded only after they end.
     """
     name, num_live = status.name, status.num_live
     if default_model in status.names:

@@ -28,7 +28,8 @@ class Service(Protocol):
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Answer a query with a model: its tokens, template, embeddings or scores.
 
-        Raise ModelNotFound, BackendUnavailable or the model's error. To cancel the query, cancel the awaiting task.
+        Raise ModelNotFound, BackendUnavailable, NotSupported if only a remote has the model, or the model's error. To
+        cancel the query, cancel the awaiting task.
         """
 
     def cancel(self, request_id: str) -> None:
@@ -38,10 +39,13 @@ class Service(Protocol):
         """Return the models that are served, loaded or not."""
 
     def reload(self, model: str) -> None:
-        """Reload a model, which also lifts a quarantine; its live requests continue. Raise ModelNotFound."""
+        """Reload a model and end its quarantine. Its live requests continue.
+
+        Raise ModelNotFound, NotSupported for a remote's model, or BackendUnavailable while the daemon is starting.
+        """
 
     def default_model(self) -> str:
-        """Return the name of the model for requests that name no model."""
+        """Return the name of the model for requests that name no model; `router.NO_MODEL` if there is none."""
 
     def find_model(self, name: str) -> str:
         """Return a model's canonical name, given any of its names; raise ModelNotFound or BackendUnavailable."""
@@ -50,9 +54,9 @@ class Service(Protocol):
         """Do as `find_model`, but also search this machine for a model that no request has named yet. Load nothing."""
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0; if it is serving, return how many requests must end first.
+        """End a model's worker and return 0. If it is busy, return how many requests must end before the worker ends.
 
-        Raise ModelNotFound, or NotSupported for a remote model.
+        Raise ModelNotFound, NotSupported for a remote's model, or BackendUnavailable while the daemon is starting.
         """
 
 

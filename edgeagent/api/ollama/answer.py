@@ -195,7 +195,7 @@ class OllamaAnswer:
             "model": self._answer.model,
             "created_at": rfc3339(),
             "done": True,
-            # Ollama has no word of its own for an answer that ends in calls.
+            # Ollama has no `done_reason` of its own for an answer that ends in calls.
             "done_reason": "stop" if finished.reason is FinishReason.TOOL_CALLS else reason,
             "total_duration": time.monotonic_ns() - self._began_ns,
             "load_duration": _ns(timings.load_ms),

@@ -75,7 +75,7 @@ class OptionsBody(SamplingBody):
 
 
 def _usual_options(options: object) -> object:
-    """Return the options in the form of llama-server.
+    """Return the options in the form that OptionsBody accepts.
 
     A whole number such as 40.0 becomes an integer. A top_k of -1 becomes 0. Empty stops are removed.
     """
@@ -139,7 +139,7 @@ class OllamaEarlierCall(Body):
 class OllamaMessage(Body):
     """A message of Ollama's API. A tool result names its call by `tool_call_id` or by `tool_name`.
 
-    If neither fits a call, it belongs to the first call that has no result yet.
+    If neither fits a call, the result belongs to the first call that has no result yet.
     """
 
     role: Annotated[
@@ -201,7 +201,7 @@ class OllamaCopyBody(Body):
     destination: ModelName
 
 
-# These include options that the daemon chooses itself, and options that only other kinds of models have.
+# The known options, including those that the daemon chooses itself and those of other kinds of models.
 OPTIONS = frozenset(
     {
         *OptionsBody.model_fields,
@@ -288,7 +288,7 @@ def _asked(
             stop=tuple(options.stop or ()),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             cache=CachePolicy(partition=partition),
-            # Ollama's own clients send only fields that they know, but they send any option.
+            # Ollama's own clients send only fields that they know, but any option. So `edgeagent` may be an option.
             route=route_of(body.edgeagent, options.edgeagent),
             draft_tokens=drafts_of(body.edgeagent, options.edgeagent),
             keep_alive_s=kept_s,

@@ -84,7 +84,7 @@ async def create_one(request: Request) -> Response:
 
 
 async def _embed(request: Request, model: str, query: Embed, kept_s: float | None) -> Sequence[Embedding]:
-    """Return the vectors. A model that is kept for 0 seconds is unloaded after that."""
+    """Return the vectors. If the model is kept for 0 seconds, unload it afterwards."""
     embeddings = await unless_disconnected(request.receive, embed(context_of(request).service, model, query))
     if kept_s == 0.0:
         await _load(request, model, kept_s)

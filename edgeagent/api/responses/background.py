@@ -29,7 +29,10 @@ from edgeagent.service.first_step import last_of
 
 
 def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
-    """Begin a response; answer with its queued state, or with all of its events as they come."""
+    """Begin a response; answer with its queued state, or with all of its events as they come.
+
+    Raise InvalidRequest if the response must not be stored.
+    """
     if not turn.events.response["store"]:
         raise InvalidRequest("a background response is asked for by its id, so it must be stored", param="store")
     turn.events.response["background"] = True

@@ -1,7 +1,7 @@
 """The body of `response.create` and of POST /v1/responses: every field is read once, checked and converted.
 
-Unknown fields are ignored, and so are fields without a meaning on a WebSocket (stream, background). A feature that is
-missing here is refused by name if the answer would change without it.
+Unknown fields are ignored. On a WebSocket, `stream` and `background` have no meaning, and are ignored too. If ignoring
+a feature that is missing here would change the answer, its field is refused by name.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from edgeagent.types import (
     ToolChoice,
 )
 
-# A response repeats fields of its request up to this size, because clients limit a frame to 1 MiB.
+# A response repeats a field of its request only up to this size, because clients limit a frame to 1 MiB.
 MAX_ECHO_BYTES = 128 << 10
 MAX_REFERENCES = 1000
 
@@ -141,7 +141,7 @@ KNOWN = KnownFields.of(
     CreateResponseBody,
     *("access_programs", "background_options", "conversation", "image", "moderation", "prompt"),
     *("prompt_cache_retention", "stream_options"),
-    # A frame's own.
+    # Fields of a WebSocket frame.
     *("stream_id", "type"),
 )
 
@@ -165,7 +165,7 @@ class ResponseCreate:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the response may be stored, for other connections to continue it; the API's default is yes."""
+        """Whether the response may be stored, so that other connections can continue it. The API's default is yes."""
         return self.body.store is not False and not self.body.no_store
 
     @property
@@ -181,15 +181,16 @@ class ResponseCreate:
         return next((entry.compact_threshold for entry in entries if entry.compact_threshold is not None), None)
 
     def succeeded_by(self, previous_id: str, items: tuple[Item, ...]) -> ResponseCreate:
-        """Return a create with these settings that continues another response."""
+        """Return a copy of this create that continues the response `previous_id` with `items`."""
         return replace(self, body=self.body.model_copy(update={"previous_response_id": previous_id}), items=items)
 
     def request(
         self, request_id: str, model: str, items: tuple[Item, ...], partition: str = "", *, is_storable: bool = True
     ) -> GenerateRequest:
-        """Return the GenerateRequest that continues `items`. Raise InvalidRequest if there is nothing to answer.
+        """Return the GenerateRequest that continues `items`.
 
-        Its prompt is kept on disk only if `is_storable`, and if this create's `store` allows it.
+        Raise InvalidRequest if there is nothing to answer, or if there are too many messages. The prompt is kept on
+        disk only if `is_storable`, and if this create's `store` allows it.
         """
         body = self.body
         messages = to_messages(body.instructions, items)
@@ -227,7 +228,10 @@ class ResponseCreate:
         )
 
     def echo(self, defaults: SamplingParams) -> Echo:
-        """Return the fields of a response that repeat its request, each with a value; see the API's Response object."""
+        """Return the fields of the API's Response object that repeat the request. Fields that are too large are empty.
+
+        `defaults`: the model's sampling parameters, for those that the request does not set.
+        """
         body = self.body
         # The sizes are compared before any schema is parsed, so that large schemas are not parsed.
         are_short = sum(len(tool.parameters) for tool in self.tools) <= MAX_ECHO_BYTES
@@ -267,7 +271,7 @@ def read_create(fields: Json) -> ResponseCreate:
         raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
     tools = tools_of(body.tools or ())
     choice, output = _read_choice(body.tool_choice, tools), _read_format(body.text)
-    # Items and tools are kept in our types. As models they would be large, and slow to free.
+    # Items and tools are kept in types of our own. Pydantic models of them would be large, and slow to free.
     body = body.model_copy(update={"input": None, "tools": None})
     return ResponseCreate(body, items, tools, choice, output, KNOWN.warning(fields))
 

@@ -126,7 +126,7 @@ class ResponseCompleted(ServerEvent):
 
 
 class ResponseIncomplete(ServerEvent):
-    """The response was cut: by max_output_tokens, by a cancel (status cancelled), or by a steer."""
+    """The response was cut: by max_output_tokens or a full context, by a cancel (status cancelled), or by a steer."""
 
     type: Literal["response.incomplete"]
     response: ResponseBody

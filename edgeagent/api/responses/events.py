@@ -124,7 +124,7 @@ class ResponseEvents:
         self.notes: Notes = {}
         self.is_over = False
         self.failure: EdgeAgentError | None = None
-        # True if a steer caused the cancel.
+        # True if the cancel of the response was caused by a steer, not by a client's cancel.
         self.is_steered = False
         self._stream_id = stream_id
         self._make_id = make_id
@@ -143,7 +143,7 @@ class ResponseEvents:
         return self._take()
 
     def in_progress(self) -> list[Json]:
-        """Return the event that a queued response has begun."""
+        """Return the event which says that a queued response has begun."""
         self.response["status"] = "in_progress"
         self._emit_response("response.in_progress")
         return self._take()

@@ -23,7 +23,7 @@ class LiveTurn(LiveRequest):
         self._change: asyncio.Event | None = None
 
     def hidden(self) -> None:
-        """Set `over`, and wake the followers. From now on, clients find the response in the store."""
+        """Set `over`, and wake the followers. From now on, clients find the response only in the store."""
         self.over.set()
         self.note()
 

@@ -35,8 +35,8 @@ from edgeagent.api.responses.items.as_json import (
 from edgeagent.api.wire.logprobs import Scored, token_logprobs
 from edgeagent.types import TokenLogprob, ToolCallStarted
 
-# Clients bound a frame at 1 MiB, and a token with its twenty rivals takes 2 KiB. In longer answers
-# only the deltas have log probabilities.
+# Clients limit a frame to 1 MiB, and a token with twenty alternatives takes 2 KiB. If an item has more log
+# probabilities than this, only its deltas have them.
 MAX_LOGPROBS = 4096
 
 
@@ -62,9 +62,9 @@ class OpenItem(ABC):
         self.num_chars = 0
 
     def again(self, emit: Emit) -> Self:
-        """Return a copy that emits to `emit`.
+        """Return a copy that emits to `emit`. It shares its content with the original.
 
-        To repeat the item's events, call `open`, `emit_tail` and `close` of the copy.
+        To repeat the item's events so far, call `open` and `emit_tail` of the copy.
         """
         twin = copy.copy(self)
         twin._emit = emit
@@ -100,7 +100,7 @@ class OpenItem(ABC):
         self._emit(added)
 
     def close(self, status: ItemStatus) -> OutputItem:
-        """Emit the events that close it, and return the final item."""
+        """Emit the events that close the item, and return the final item."""
         text = "".join(self._parts)
         self._close_content(text)
         item = self._item(status, text)
@@ -115,15 +115,15 @@ class OpenItem(ABC):
 
     @abstractmethod
     def _item(self, status: ItemStatus, text: str) -> OutputItem:
-        """Return the item as it is."""
+        """Return the JSON of the item with this status and content."""
 
     @abstractmethod
     def _close_content(self, text: str) -> None:
-        """Emit the events that end its content."""
+        """Emit the events that end the item's content, which is `text`."""
 
     @abstractmethod
     def _emit_delta(self, text: str) -> None:
-        """Emit more of its content."""
+        """Emit this part of the item's content as a delta."""
 
     def _at(self) -> ItemEvent:
         """Return the fields of each event within the item. `sequence_number` is set when the event is emitted."""
@@ -285,7 +285,7 @@ class OpenCall(OpenItem):
         self._emit(delta)
 
     def close(self, status: ItemStatus) -> OutputItem:
-        """Emit the events that close it, and return the final item."""
+        """Emit the events that close the call, and return the final item."""
         # Clients parse the arguments of a finished call as JSON, but a call without parameters may have no arguments.
         if status == "completed" and not "".join(self._parts).strip():
             self.add("{}")
@@ -312,7 +312,7 @@ class OpenCall(OpenItem):
 
 
 class OpenCompaction(OpenItem):
-    """A summary of the earlier conversation. If `own_id` is not empty, it replaces `item_id`."""
+    """A summary of the earlier conversation. The item's id is `own_id`, or `item_id` if `own_id` is empty."""
 
     num_closing = 1
 
@@ -321,7 +321,7 @@ class OpenCompaction(OpenItem):
         self.content = ""
 
     def open(self) -> None:
-        """Emit the event that adds the item, and the event that its summary is being written."""
+        """Emit the event that adds the item, and the event which says that its summary is being written."""
         super().open()
         compacting: CompactionCompacting = {"type": "response.compaction.compacting", **self._at()}
         self._emit(compacting)

@@ -53,7 +53,7 @@ async def create_response(request: Request) -> Response:
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
-    """Return the turn of a create over HTTP, which can continue only stored responses; raise as begin_turn does."""
+    """Return the turn of a create over HTTP, which can continue only stored responses; raise begin_turn's errors."""
     history = ConnectionHistory()
     found = await context.frontends.get(Responses).store.find(
         history.missing(create.previous_id, create.items), partition

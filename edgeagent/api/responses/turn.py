@@ -44,7 +44,7 @@ class Turn:
 
     @property
     def partition(self) -> str:
-        """The partition of its client."""
+        """The partition of the client."""
         return self.request.cache.partition
 
     def shorten(self, items: tuple[Item, ...]) -> None:
@@ -100,7 +100,7 @@ def begin_turn(
     route = strictest(conversation.route, request.route)
     request = replace(request, cache=replace(request.cache, lane=lane), route=route)
     response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))
-    # A response that continues one that must not be written is not written either, and says so.
+    # If an earlier response of the chain must not be stored, this one is not stored either. Its `store` says so.
     response["store"] = create.is_stored and conversation.is_storable
     events = ResponseEvents(response, stream_id=stream_id, make_id=make_id, clock=clock)
     if route is not None:
@@ -112,7 +112,7 @@ def begin_turn(
 
 
 def unrun(reason: FinishReason, why: str) -> Finished:
-    """Return the end of a request that no backend saw."""
+    """Return the terminal delta of a request that no backend saw."""
     return Finished(reason, Usage(), Timings(route="edgeagent", reason=why))
 
 

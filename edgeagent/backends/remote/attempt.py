@@ -47,7 +47,10 @@ class Attempt:
         self.is_over = False
 
     async def begin(self, permit: Permit, call: Call) -> list[Delta]:
-        """Send the call; return the first content, or an empty list if the answer is complete and empty."""
+        """Send the call; return the first content, or an empty list if the answer is complete and empty.
+
+        Raise a Failure, or Ended if the request was ended from outside.
+        """
         until_s = min(self._loop.time() + self._limits.first_token_s, self._ends_at_s)
         try:
             exchange = self._exchange = await self._control.wait(until_s, partial(self._transport.open, permit, call))
@@ -60,7 +63,10 @@ class Attempt:
         return []
 
     async def next(self) -> list[Delta]:
-        """Return more content, or an empty list at the end of the answer. Any event restarts the idle timeout."""
+        """Return more content, or an empty list at the end of the answer; raise the errors of `begin`.
+
+        Any event restarts the idle timeout.
+        """
         num_events, until_s = self.tally.num_events, self._idle_until_s()
         try:
             while not self.is_over:
@@ -96,7 +102,7 @@ class Attempt:
         return last
 
     async def _check_head(self, exchange: Exchange, until_s: float) -> None:
-        """Raise a Failure unless the response is an event stream."""
+        """Raise a Failure unless the response has status 200 and is an event stream."""
         is_stream = exchange.content_type == _EVENT_STREAM
         if exchange.status == 200 and is_stream:
             return
@@ -115,7 +121,7 @@ class Attempt:
 def retry_after_s(headers: dict[str, str], now_s: float) -> float | None:
     """Return how many seconds the response headers ask to wait before a retry; None if they do not say.
 
-    Retry-After holds seconds or a date (RFC 9110, 10.2.3).
+    Retry-After holds seconds or a date (RFC 9110, 10.2.3). OpenAI's retry-after-ms holds milliseconds.
     """
     for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "").strip()

@@ -41,7 +41,7 @@ _RETRY_AFTER_S = 1.0
 # Some obstacles last until the owner changes a setting or the day's budget is renewed. Frequent retries do not help.
 _LASTING_RETRY_S = 60.0
 _PROBE_INTERVAL_S = 10.0
-# An endpoint whose breaker is open is probed more often than that: after a random delay, whose upper bound starts at
+# While a breaker is open, the endpoints are probed more often: after a random delay, whose upper bound starts at
 # _FIRST_DELAY_S and doubles up to _MAX_DELAY_S.
 _FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 5.0
 # Probes stop this long after the last request, so that an idle daemon sends nothing.
@@ -124,7 +124,8 @@ class RemoteBackend:
     def warm(self) -> None:
         """Open connections to the usable endpoints, and probe all, because requests are likely to follow.
 
-        Do nothing if probes are not permitted. Return at once. Frequent calls are harmless.
+        Do nothing if probes are not permitted, or if there is no usable key. Return at once. Frequent calls are
+        harmless.
         """
         self._note_use()
         now_s = self._clock()
@@ -139,7 +140,10 @@ class RemoteBackend:
                     task.add_done_callback(self._warming.discard)
 
     def models(self) -> list[ModelStatus]:
-        """Return the models under their local names: those that the owner named, or else those the remote lists."""
+        """Return the models under their local names: those that the owner named, or else those the remote lists.
+
+        While the key or the TLS files cannot be used, all models are FAILED, and `cause` says why.
+        """
         names = list(self.remote.models)
         if self.remote.serves_any and self._cluster is not None:
             names = self._cluster.known_models()
@@ -153,14 +157,17 @@ class RemoteBackend:
         raise NotSupported(f"{self.name} loads its models itself", served_by=self.name)
 
     def default_model(self) -> str:
-        """Return the first model that the owner named or the remote lists; raise ModelNotFound if there is none yet."""
+        """Return the first model that the owner named or the remote lists.
+
+        Raise ModelNotFound if there is none yet, or RemoteUnavailable if the TLS files cannot be used.
+        """
         names = list(self.remote.models) or self._served().known_models()
         if not names:
             raise ModelNotFound(f"{self.name} has not listed its models yet; name a model", served_by=self.name)
         return names[0]
 
     def find_model(self, name: str) -> str:
-        """Return a model's name. "" and "default" stand for the default model. Raise ModelNotFound."""
+        """Return a model's name; "" and "default" mean the default model. Raise ModelNotFound or RemoteUnavailable."""
         if name in ("", "default"):
             return self.default_model()
         self._served().model_there(name)
@@ -193,7 +200,10 @@ class RemoteBackend:
         )
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Return an estimate for a request; raise ModelNotFound for a model the remote does not serve."""
+        """Return an estimate for a request. This may start probes, and renew connections after a change of network.
+
+        Raise ModelNotFound for a model the remote does not serve, or RemoteUnavailable if the TLS files cannot be used.
+        """
         cluster = self._served()
         model = cluster.model_there(request.model)
         cluster.note_network()
@@ -270,7 +280,7 @@ class RemoteBackend:
         return self._cluster.access.obstacle(self._clock())
 
     def _obstacle_of(self, request: GenerateRequest, num_tokens: int, wait_s: float) -> tuple[str, str]:
-        """Return why a request cannot be sent: one word, and a sentence if waiting does not help. Both may be empty."""
+        """Return a request's `obstacle` and its `trouble`, as Estimate describes them. Each may be empty."""
         kind, trouble = self._obstacle()
         if kind:
             return kind, trouble

@@ -42,7 +42,7 @@ class Control:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     async def wait(self, until_s: float, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Await work until `until_s` on the event loop's clock at most; raise OutOfTime or Ended."""
+        """Await work, at most until `until_s` on the event loop's clock; raise OutOfTime, or Ended after `end`."""
         if self.cause is not None:
             raise Ended
         try:

@@ -15,6 +15,7 @@ Penalty = Literal["repetition_penalty", "repeat_penalty"]
 class Dialect(Struct, frozen=True):
     """The fields that a kind of server accepts.
 
+    `takes_sampling`: it accepts top_k, min_p and a repetition penalty.
     `continues`: it can continue a final message with the assistant role. `continue_fields`: a request must ask for that
     with extra fields.
     `counts_tokens`: on request, every chunk states how many tokens the answer has, and the chunk's token ids.

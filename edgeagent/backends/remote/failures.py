@@ -9,23 +9,23 @@ class Kind(StrEnum):
     """Kinds of failure. Each is also the outcome of the attempt in the egress ledger."""
 
     UNREACHABLE = "unreachable"
-    """There is no connection, because of the name, the route, the port or the proxy. Nothing was sent."""
+    """There is no connection, because of the name, the route, the port, the proxy or a time limit. Nothing was sent."""
     UNTRUSTED = "untrusted"
-    """TLS failed, because of the certificate, the name, the pin or the protocol. Nothing was sent."""
+    """TLS failed, because of the certificate, the name, the pin, the protocol or a time limit. Nothing was sent."""
     TIMEOUT = "timeout"
-    """A time limit passed: for connecting, for the first content, or between two events."""
+    """A time limit passed: for the first content, between two events, for the whole request, or for a probe."""
     CUT = "cut"
     """The connection or the stream ended too early."""
     GARBLED = "garbled"
     """The answer violates the protocol: wrong type, incomplete JSON value, or too large."""
     SERVER_ERROR = "server_error"
-    """5xx except 503, or an error event without a better code."""
+    """5xx except 503, an error event without a better code, or an unknown finish reason."""
     OVERLOADED = "overloaded"
     """429, 503 or 408: alive, but overloaded at the moment."""
     REFUSED_KEY = "refused_key"
     """401 or 403."""
     REJECTED = "rejected"
-    """Any other 4xx: this remote does not accept the request itself."""
+    """A 4xx without a kind of its own: this remote does not accept the request itself."""
     NO_MODEL = "no_model"
     """404: the remote does not have the model, or the address is wrong."""
     WRONG_MODEL = "wrong_model"
@@ -57,8 +57,8 @@ COUNT_AGAINST_HEALTH = MAY_GO_ELSEWHERE - {Kind.OVERLOADED, Kind.WRONG_MODEL, Ki
 class Failure(Exception):
     """One attempt failed. `message` is for the client and for logs: it never holds content or a key.
 
-    `detail` is text from the remote, for the client only. `was_reused`: the attempt used a connection that an earlier
-    request had opened, and that the remote may have closed meanwhile.
+    `status` is the HTTP status; 0 if there is none. `detail` is text from the remote, for the client only.
+    `was_reused`: the attempt used a connection of an earlier request, which the remote may have closed meanwhile.
     """
 
     def __init__(

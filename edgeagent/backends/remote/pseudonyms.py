@@ -1,7 +1,8 @@
 """Makes random names for conversations and clients, so that a remote does not learn who the client is.
 
-Once a day, all conversations get new names. Until then, a conversation keeps its name, so that its turns reach the same
-endpoint and its cached prefix. The secret from which names are derived is new with each start of the daemon.
+At 0:00 UTC, all conversations get new names. Until then, a conversation keeps its name, so that its turns reach the
+same endpoint and its cached prefix. The secret from which names are derived is new with each start of the daemon, and
+with each change of the remote.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ class Run:
     async def begin(self) -> Step:
         """Try endpoints until one answers, and return the step with the first content.
 
-        Raise an EdgeAgentError if no endpoint answers.
+        If the answer is complete by then or the request was cancelled, the step ends with Finished. Raise an
+        EdgeAgentError if no endpoint answers.
         """
         if tokens_left(self._request, self._so_far) == 0 and self._so_far is not None:
             return self._finish(FinishReason.LENGTH)
@@ -145,7 +146,10 @@ class Run:
         raise last
 
     def _blame(self, endpoint: Endpoint, failure: Failure) -> None:
-        """Record a failure of an endpoint, unless the cause was only the request's own timeout."""
+        """Record an endpoint's failure, unless the whole request timed out.
+
+        If the endpoint refused the prompt as too long, also record the context length that it names.
+        """
         if _is_too_long(failure):
             endpoint.note_context(self._model, told_context(failure.detail))
         if not (failure.kind is Kind.TIMEOUT and self._is_out_of_time()):

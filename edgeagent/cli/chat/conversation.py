@@ -31,7 +31,8 @@ REMOTE = "remote:"
 QUIET_S = 1.0
 """Seconds without an event after which the daemon is asked for the reason."""
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-# Control characters that a terminal executes. An answer could use them to change its title, clipboard or earlier lines.
+# Control characters that a terminal executes. An answer could use them to change the terminal's title, the clipboard or
+# earlier lines.
 _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 _CONTROLS[ord("\r")] = ""  # mostly a part of a line end
 
@@ -61,7 +62,11 @@ class Chat:
         self._last_answer: Answer | None = None
 
     def answer(self, prompt: str, output: TextIO | None) -> Answer:
-        """Send a question, stream the answer to `output` if given, and return it. Its status may be "cancelled"."""
+        """Send a question, stream the answer to `output` if given, and return it. Its status may be "cancelled".
+
+        Raise EdgeAgentError if the daemon does not answer or the response fails, and KeyboardInterrupt for a second
+        Ctrl-C during the answer.
+        """
         answer = self._runner.run(self._stream(prompt, output))
         self._last_answer = answer
         # A cancelled answer is not part of the conversation. The next question follows the last complete answer.
@@ -182,7 +187,7 @@ class _Printer:
         self.waiting = PassingLine()
 
     def wait(self, reason: str) -> None:
-        """Show the reason for the wait below the answer so far. An empty reason removes it."""
+        """Show the reason for the wait below the answer so far. An empty text removes the reason shown before."""
         if reason and self._is_in_line and self._is_terminal:
             self._write("\n", dim=False)
         self.waiting.show(reason)

@@ -11,7 +11,10 @@ _HOW = {"option": "asked for", "measurement": "measured", "default": "the defaul
 
 
 def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one line for each chosen setting, and a table of the measured milliseconds for each value it could have."""
+    """Yield a line for each chosen setting. If it was measured, also yield a table of the milliseconds for each value.
+
+    If no setting was chosen, yield a line that says so.
+    """
     choices = (model.get("info") or {}).get("choices")
     if not choices:
         yield wrapped(f"{model['name']}: nothing was chosen yet")

@@ -17,7 +17,8 @@ from edgeagent.config_sources import load_config
 from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon, no_daemon
 
-# Loading from a slow disk takes minutes. The daemon gives up before this time.
+# Loading from a slow disk takes minutes. By default, the daemon gives up a load after 300 s without progress, or after
+# 900 s if the load gets no CPU time.
 LOAD_TIMEOUT_S = 900.0
 COLUMNS = ("model", "state", "memory", "context", "unused for", "unloaded")
 

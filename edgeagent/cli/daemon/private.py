@@ -49,7 +49,8 @@ def killable_daemon(
 ) -> Iterator[tuple[Address, Callable[[], None]]]:
     """Like `private_daemon`, but also yield a restart function.
 
-    This function kills the daemon and its workers, and starts the daemon again on the same port.
+    This function kills the daemon and its workers, and starts the daemon again on the same port. It returns when the
+    model is ready again, and raises the same errors as the start.
     """
     # On Windows the log may still be open when the folder is removed, until the daemon's last worker has ended.
     with tempfile.TemporaryDirectory(prefix="edgeagent-", ignore_cleanup_errors=True) as folder:
@@ -74,16 +75,20 @@ def killable_daemon(
 
 
 def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None:
-    """Wait while a daemon loads its model, and report the progress. Ignore errors; the request will report them."""
+    """Wait until a model of the daemon is ready or cannot be loaded, and report the progress of the load.
+
+    If the daemon does not answer, stop waiting. No error is raised; the next request reports it.
+    """
     with contextlib.suppress(EdgeAgentError):
         while not _is_ready(address, progress):
             time.sleep(POLL_S)
 
 
 def load_in_progress(address: Address) -> str:
-    """Return the progress of a load as text; empty if no model is being loaded, or if the daemon does not answer.
+    """Return the progress of a load as text; empty if the first model is ready, or if the daemon does not answer.
 
-    Models that the daemon lists after a ready model are not looked at.
+    The text is about the last model that the daemon lists before one that is ready or has failed. For a model that is
+    neither loaded nor being loaded, the text is its state, such as "builtin: stopped".
     """
     told = [""]
     with contextlib.suppress(EdgeAgentError):

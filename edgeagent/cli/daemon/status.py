@@ -1,4 +1,4 @@
-"""`edgeagent status`, `reload` and `stop`: show the running daemon, reload its model, stop it."""
+"""`edgeagent status`, `reload` and `stop`: show the running daemon, reload a model, stop the daemon."""
 
 from __future__ import annotations
 

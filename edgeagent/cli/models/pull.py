@@ -61,7 +61,7 @@ def pull(
         elif pulled.draft is not None and not no_draft and pulled.draft not in wanted:
             wanted.append(pulled.draft)
     if failures:
-        raise typer.Exit(min(failures))  # 2 only if every name must be corrected
+        raise typer.Exit(min(failures))  # 2 only if every name that failed must be corrected
 
 
 def _pull(puller: Puller, name: str, *, as_json: bool) -> PulledModel | EdgeAgentError:

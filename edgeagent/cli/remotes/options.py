@@ -1,4 +1,7 @@
-"""The options of `edgeagent remote add`, and the parsing of options with several parts. Errors show the right form."""
+"""The options of `edgeagent remote add`, and the parsing of options with several parts.
+
+A wrong value raises ConfigError, which shows the right form.
+"""
 
 from __future__ import annotations
 

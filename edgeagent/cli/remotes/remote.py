@@ -124,7 +124,7 @@ def add(
 
 
 def _add(remote: Remote, settings: Config, *, is_asked: bool) -> None:
-    """Add a remote. Raise an error if the machine's policy forbids it or the user does not agree."""
+    """Add a remote. Raise ConfigError if the machine's policy forbids it, or if the user does not agree."""
     _check_policy(PolicyFile(), remote)
     _agree(remote, settings, is_asked=is_asked)
     _write_down(remote, settings)
@@ -223,7 +223,7 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
 
 
 def remarks(remote: Mapping[str, Any]) -> list[str]:
-    """Return lines with what the table has no room for: problems of a remote, and today's use of tokens and money."""
+    """Return the lines that are shown below the table: a remote's problems, and today's use of tokens and money."""
     lines = []
     name = remote["name"]
     if remote["trouble"]:

@@ -43,8 +43,8 @@ _MIN_S = 1e-4  # a shorter mean time is raised to this
 class _Mean:
     """The mean terms and the mean seconds of one kind of step.
 
-    `num`: how many measurements of this kind there were. `order`: the sequence number of the latest of them. All
-    measurements are numbered together.
+    `num`: how many measurements of this kind there were. `order`: the number of the latest of them. The measurements of
+    all kinds are numbered together, from 1.
     """
 
     terms: _Terms
@@ -131,7 +131,7 @@ class CostFit:
         return interpolated([(each, self._ratios[each]) for each in self.sizes[max(0, place - 1) : place + 1]], size)
 
     def order(self, num_tokens: int) -> int:
-        """Return the sequence number of the latest measurement of steps with this many tokens.
+        """Return the number of the latest measurement of steps with this many tokens (see `_Mean`).
 
         If this size was never measured, use the next larger measured size, or else the largest one.
         """

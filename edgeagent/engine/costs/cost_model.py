@@ -18,8 +18,8 @@ from edgeagent.engine.costs.step_shape import StepShape
 
 _PACE_WEIGHT = 0.3
 _MOST_OFF = 2.0  # an error by a larger factor counts as an error by this factor: the machine may have slept
-# Each of the first _NUM_FIRST measurements is followed by a fit. Later, a fit follows _PER_FIT measurements, or
-# _PER_FIT_IF_FAR_OFF if the last prediction was off by more than the share _FAR_OFF.
+# Each of the first _NUM_FIRST measurements is followed by a fit, and does not change the pace. Later, a fit follows
+# _PER_FIT measurements, or _PER_FIT_IF_FAR_OFF if the last prediction was off by more than the share _FAR_OFF.
 _NUM_FIRST = 16
 _PER_FIT, _PER_FIT_IF_FAR_OFF = 32, 4
 _FAR_OFF = 0.3
@@ -88,7 +88,7 @@ class CostModel:
         return self._fit.means()
 
     def learn(self, steps: Items[tuple[StepShape, float]]) -> None:
-        """Start with the steps that an earlier process measured. The pace is measured by this process's first steps."""
+        """Start with the steps that an earlier process measured. The pace of that process is not used."""
         for shape, seconds in steps:
             self._fit.observe(shape, seconds)
         if steps:
@@ -214,7 +214,8 @@ class CostModel:
         """Return how many tokens to add to a step so that it should take at most `seconds`.
 
         - The tokens belong to a sequence with `depth` earlier tokens.
-        - At least `floor` tokens are added. If every number of tokens takes too long, return the fastest one.
+        - At least `floor` tokens are added. If every number of tokens takes too long, return the fastest one. If
+          nothing was measured, return `floor`.
         - The result is never more than fits into a batch.
         - A large step gets whole tiles of tokens.
         - A step larger than all measured ones may take `at_first` seconds (`seconds` if None). It has at most

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 FLASH_TILE = 64
-"""From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q). A pair then takes a
-several times less."""
+"""From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q). A pair then takes
+several times less time."""
 
 
 class StepShape(NamedTuple):

@@ -17,9 +17,10 @@ class TokenConstraint(Protocol):
         ...
 
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
-        """Return which tokens may come next, shape (num_vocab,). Return None if all may. Valid until the next call.
+        """Return which tokens may come next, shape (num_vocab,). The array is valid until the next call.
 
-        `likeliest`: the token that the model finds likeliest without the grammar. The grammar may use it as a hint.
+        Return None if all may. `likeliest`: the token that the model finds likeliest without the grammar. The grammar
+        may use it as a hint.
         """
         ...
 

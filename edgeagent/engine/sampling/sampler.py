@@ -38,8 +38,8 @@ from edgeagent.errors import InternalError, InvalidRequest
 _SEED_BITS = 64
 # How many random numbers are reserved for each token. A token uses only one or a few of them, so its first one depends
 # only on the token's position in the output. So a seeded output continues identically after an interruption. The number
-# is the golden ratio, as in numpy's `jumped`. It must be odd, since the low bits of PCG64's state repeat after a power
-# of two.
+# is 2^64 divided by the golden ratio; numpy's `jumped` uses 2^128 divided by it. It must be odd, since the low bits of
+# PCG64's state repeat after a power of two.
 _RANDOM_PER_TOKEN = 0x9E3779B97F4A7C15
 
 
@@ -65,7 +65,10 @@ class Sampled:
 
 
 def score(logits: Floats, token: int, num_top: int) -> Logprob:
-    """Return the log probability of `token` and of the `num_top` likeliest tokens, without drawing anything."""
+    """Return the log probability of `token` and of the `num_top` likeliest tokens, without drawing anything.
+
+    Raise InternalError if the largest logit is not finite.
+    """
     peak = peak_of(logits)
     log_total = float(peak) + math.log(total_of(np.exp(logits - peak)))
     top: tuple[Logprob, ...] = ()
@@ -91,6 +94,11 @@ class Sampler:
         num_logprobs: int | None = None,
         history: Sequence[int] = (),
     ) -> None:
+        """`num_logprobs`: how many likeliest tokens to add to each log probability; None: no log probabilities.
+
+        `history`: the tokens before the first drawn one, for the penalties. Raise InvalidRequest if the logit bias
+        names a token outside of the vocabulary.
+        """
         self._params = params
         self._is_greedy = params.is_greedy
         self._num_vocab = num_vocab
@@ -120,7 +128,7 @@ class Sampler:
         return freedom if self._constraint is None else f"{freedom}, constrained"
 
     def sample(self, logits: Floats) -> Sampled:
-        """Draw the next token. Only the state of the random numbers changes. Raise InternalError on NaN."""
+        """Draw the next token. Only the random state changes. Raise InternalError if no token can be drawn."""
         token = self._draw(self._modified(logits))
         return Sampled(token, None if self._num_logprobs is None else score(logits, token, self._num_logprobs))
 
@@ -265,8 +273,8 @@ class Sampler:
 
         They are made if top-k removes tokens and leaves at most MAX_RANKED, or if only one token is possible. Otherwise
         they are prepared (see Candidates), and `_pick` makes them while it draws. Each cut keeps the likeliest tokens
-        down to some rank, so the order of the cuts does not matter. But the share of top-p must refer to the tokens of
-        top-k.
+        down to some rank, so the order of the cuts does not matter. But the share of top-p must refer to the tokens
+        that top-k keeps.
         """
         params, peak = self._params, candidates.peak
         if self._is_greedy:

@@ -2,8 +2,8 @@
 
 These are pure functions. Returned indices are ascending if not stated otherwise. The functions guess a floor from every
 64th value, check the guess, and look only at the values above it. A wrong guess costs time but does not change the
-result. The code calls methods of arrays instead of numpy's functions of the same names. The functions add several
-frames of Python, which is slow because the processor's caches are cold after a step.
+result. The code calls methods of arrays instead of numpy's functions of the same names. Numpy's functions add several
+frames of Python, which are slow because the processor's caches are cold after a step.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _block_sums(weights: Floats) -> NDArray[np.float64]:
     num_whole = len(weights) // _BLOCK
     sums = np.empty(num_whole + 1)
     whole = weights[: num_whole * _BLOCK].reshape(num_whole, _BLOCK)
-    sums[:num_whole] = np.einsum("ij->i", whole)  # adds along lanes, as `sum` over rows does not
+    sums[:num_whole] = np.einsum("ij->i", whole)  # uses SIMD instructions; `sum` over rows does not
     sums[num_whole] = weights[num_whole * _BLOCK :].sum()
     return sums
 

@@ -5,7 +5,7 @@
 - Cells are marked as used without computing them, since the cost of attention does not depend on their content.
 - Candidates are measured alternately, so that other load affects all of them. The minimum of several times counts.
 - A sample is dropped if other programs took the cores meanwhile.
-- A kind of work is left out if any candidate did not complete it within the budget.
+- A kind of work is left out if any candidate has no sample of it within the budget.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MAX_ROUNDS = 3
 _NUM_REPEATS_OF_SHORT = 3
 _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
 # _FORM_SHARE of the time is for choosing the form of attention, the rest for choosing the micro-batch. The number of
-# measured layers is chosen so that two rounds of the form and one of the micro-batch should take _PLANNED_SHARE of the
-# time.
+# measured layers is chosen after the first warm-up: two rounds of the form and one of the micro-batch should take
+# _PLANNED_SHARE of the time that is left until the deadline of the first comparison.
 _FORM_SHARE, _PLANNED_SHARE = 0.8, 0.5
 # A sample counts if the threads had cores for at least the share _UNDISTURBED of its time. Threads wait for each other,
 # so one thread without a core slows all of them. Systems measure CPU time in ticks of up to 10 ms, so a sample shorter
@@ -145,7 +145,7 @@ class Calibration:
     def _compare(
         self, candidates: Sequence[Attention], works: Sequence[Work], started_s: float, budget_s: float
     ) -> list[_Times]:
-        """Measure the candidates and return their times. Leave out kinds of work that not all of them completed."""
+        """Measure the candidates and return their times. Leave out kinds of work that any of them lacks."""
         all_times = [_Times(candidate) for candidate in candidates]
         deadline_s = started_s + budget_s
         with ExitStack() as stack:

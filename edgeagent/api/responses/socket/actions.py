@@ -43,7 +43,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """End a request that has no step yet: cancel its task, or take it out of the queue. Its steps are not read."""
+    """End a request that has no step yet: cancel its task or, if it was only queued, hide it. No step of it is read."""
 
     live: LaneTurn
 

@@ -74,7 +74,7 @@ class Expiry:
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A create that no client sent. It answers the steers of the response before it."""
+    """A create that no client sent. It answers the steers of the previous response."""
 
     create: ResponseCreate
     steers: tuple[Steer, ...]
@@ -92,8 +92,8 @@ class LaneTurn(LiveTurn):
     """A response of a connection, with what the session and the connection know about it.
 
     `answers`: the steers that this response answers, if it is a successor. `steers`: the inputs that a successor of
-    this response will answer. `is_ending`: its terminal event is not written yet. `kept`: the storing of the response,
-    which ends before the terminal event is written.
+    this response will answer. `is_ending`: its terminal event is made, but not written yet. `kept`: is done when the
+    response is stored. The terminal event waits for it, but not longer than KEEP_S.
     """
 
     def __init__(self, turn: Turn, lane: Lane, answers: tuple[Steer, ...] = ()) -> None:

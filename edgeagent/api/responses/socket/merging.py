@@ -19,8 +19,8 @@ class TextMerging:
     """The merging of one connection's outbox."""
 
     def __init__(self) -> None:
-        # How many events were merged away of each response that is under way or ended last. The events about a
-        # response's steers follow its terminal event at once, and are numbered too.
+        # By response id: how many of its events were merged into earlier ones. The entry of the last response that
+        # ended is kept, because events about its steers follow its terminal event at once, and are numbered too.
         self._num_merged: dict[str, int] = {}
         self._ended_id = ""
 

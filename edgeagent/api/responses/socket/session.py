@@ -47,7 +47,7 @@ MAX_REFUSALS = 1024
 
 
 class Session:
-    """The session that the module describes.
+    """The session of one connection.
 
     `default_model` is the model that the client's URL names. A model that a create names takes precedence.
     """
@@ -280,9 +280,9 @@ class Session:
         self._freed.append(live.lane)
 
     def _go_on(self) -> None:
-        """Begin the `response.create` events that waited for a response to end.
+        """Begin the creates that waited for a response to end.
 
-        Queued responses of other lanes start first. Otherwise a lane with many events would keep them waiting.
+        Queued responses of other lanes start first. Otherwise a lane with many creates would delay them.
         """
         while self._freed or (self._queued and self._num_active < MAX_ACTIVE):
             if self._queued and self._num_active < MAX_ACTIVE:

@@ -1,4 +1,4 @@
-"""Reads a stream of chat completion chunks, or of text completion chunks, which differ in one field."""
+"""Reads a stream of chat completion chunks, or of text completion chunks, which have `text` in place of `delta`."""
 
 from __future__ import annotations
 

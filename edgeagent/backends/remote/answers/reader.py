@@ -126,7 +126,7 @@ class AnswerReader(ABC):
 
 
 def read_json(data: bytes, kind: type[Json]) -> Json:
-    """Decode an event's JSON; raise a Failure if it is incomplete or not of this kind."""
+    """Decode an event's JSON; raise a Failure if it is incomplete or does not have the type `kind`."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
@@ -148,7 +148,10 @@ def _held(count: int | None, most: int) -> int:
 
 
 def failure_from(error: Any, status: int = 0, retry_after_s: float | None = None) -> Failure:
-    """Return the Failure for an error object of any shape that a remote sent in a body or a stream."""
+    """Return the Failure for an error object of any shape that a remote sent in a body or a stream.
+
+    `status` is the HTTP status. If it is 0, the error object's code or type gives the status, or else it is 500.
+    """
     said = error if isinstance(error, dict) else {"message": error}
     code = said.get("code")
     if not status and isinstance(code, int) and 400 <= code <= 599:

@@ -81,7 +81,10 @@ def not_supported(what: str, served_by: str = "edgeagent") -> NotSupported:
 
 
 def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None = None) -> Body:
-    """Return a request's body; raise NotSupported if the protocol cannot express the request."""
+    """Return a request's body.
+
+    Raise NotSupported if the protocol cannot express the request, or if the server cannot continue the answer so far.
+    """
     if what := unsupported(request):
         raise not_supported(what)
     if so_far is not None and (what := bound_part(request, so_far)):
@@ -197,7 +200,7 @@ def _chat(prompt: ChatPrompt, request: GenerateRequest, target: Target, so_far: 
 
 
 def _continue(fields: Fields, so_far: AnswerSoFar, target: Target) -> None:
-    """Append the answer so far as the last message, and ask the server to continue it."""
+    """Append the answer so far as an assistant message, and ask the server, or in words the model, to continue it."""
     fields["messages"].append(_message(Message("assistant", so_far.text, so_far.reasoning), target.dialect))
     if target.dialect.continues:
         if target.dialect.continue_fields:

@@ -35,7 +35,7 @@ class Errands:
     async def run(
         self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], Coroutine[Any, Any, Any]] | None = None
     ) -> Result:
-        """Await work and return its result. Raise a Failure if `finish` ended the work.
+        """Await work and return its result; raise the work's error, or a Failure if `finish` ended the work.
 
         If the caller is cancelled, cancel the work once and do not wait for it. If the work completes nevertheless,
         call `undo` with its result.

@@ -360,10 +360,10 @@ _REMOTE_MODES = (RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE, RouteMode.REMO
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Return the context that verifies a remote, with TLS 1.2 or later; raise ConfigError that names a bad file.
+    """Return the context that verifies a remote, with TLS 1.2 or later; raise ConfigError if a file cannot be used.
 
-    A remote with its own CA file is verified by that CA. A remote with only a pin is verified by the
-    pin alone; the certificate's issuer does not matter. Other remotes are verified by the CAs that the system trusts.
+    A remote with its own CA file is verified by that CA. A remote with only a pin is verified by the pin alone; the
+    certificate's issuer does not matter. Other remotes are verified by the CAs that the system trusts.
     """
     path = tls.ca_file
     try:

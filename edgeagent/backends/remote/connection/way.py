@@ -33,7 +33,7 @@ def is_ours(address: str) -> bool:
 
 
 def seconds_asleep() -> float:
-    """Return how many seconds the machine has slept since it was started; 0 if the system does not tell."""
+    """Return how many seconds the machine has slept since it was started; 0 if the system has no clock for it."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return 0.0 if boot is None else time.clock_gettime(boot) - time.clock_gettime(time.CLOCK_MONOTONIC)
 

@@ -124,7 +124,7 @@ class Cluster:
         )
 
     def note_network(self) -> None:
-        """Forget earlier failures of the endpoints if the network has changed or the machine has slept.
+        """Use new connections and forget earlier failures if the network has changed or the machine has slept.
 
         The network is checked at most once a second.
         """
@@ -153,8 +153,8 @@ class Cluster:
     ) -> None:
         """Record the failure of a probe or a request at an endpoint.
 
-        `headers`: what it sent as its key. `since_s`: when the request began to wait; infinity for a probe.
-        `had_begun`: the answer already had content.
+        `headers`: the headers with the key that were sent. `since_s`: when the request began to wait; infinity for a
+        probe. `had_begun`: the answer already had content.
         """
         now_s = self.clock()
         was_open = endpoint.breaker.state(now_s) == "open"

@@ -25,5 +25,5 @@ def told_context(refusal: str) -> int:
 
 
 def listed_context(*values: Any) -> int:
-    """Return the first value that can be a context length; 0 if none can. The values come from a list of models."""
+    """Return the first value that can be a context length in tokens; 0 if none can. The remote sent the values."""
     return next((value for value in values if type(value) is int and 0 < value <= _MAX_TOKENS), 0)

@@ -102,7 +102,11 @@ class Breaker:
     def fail(
         self, now_s: float, cause: str, *, hung: bool = False, since_s: float = math.inf, had_begun: bool = False
     ) -> None:
-        """Note the failure of a request. `had_begun`: its answer was running. `since_s`: when it began to wait."""
+        """Note the failure of a request or a probe.
+
+        `hung`: it timed out. `since_s`: when the request began to wait; infinity for a probe. `had_begun`: the answer
+        was running.
+        """
         self.cause, self._failed_s = cause, now_s
         is_answering = self._heard_s > since_s
         hung = hung and not is_answering
@@ -161,7 +165,7 @@ class Pause:
         self._most_s = _FIRST_PAUSE_S / 2
 
     def refuse(self, now_s: float, retry_after_s: float | None) -> None:
-        """Note that the endpoint is overloaded, and pause for the delay that it names.
+        """Note that the endpoint is overloaded, and pause for the delay that it names, at most MAX_PAUSE_S.
 
         If it names none and is not paused yet, double the limit and pause for a random time.
         """

@@ -63,7 +63,7 @@ class Prober:
         self._has_metrics = True
 
     async def check(self, permit: ProbePermit, headers: tuple[tuple[str, str], ...]) -> None:
-        """Probe the endpoint; raise a Failure if it cannot serve."""
+        """Probe the endpoint; raise a Failure if it cannot be reached, or cannot serve."""
         status = await self._health(permit)
         if status is None or not self._endpoint.is_identified:
             await self.identify(permit, headers)
@@ -73,7 +73,7 @@ class Prober:
             await self._read_metrics(permit)
 
     async def open_ahead(self, permit: ProbePermit, num_connections: int) -> None:
-        """Open connections in advance, so that requests can use them. Any answer is good enough."""
+        """Open connections until there are `num_connections`, so that requests can use them. Ignore failures."""
         call = Call(self._health_path or _HEALTH_PATHS[0], is_at_root=True)
         num_missing = num_connections - self._endpoint.transport.num_connections
         await asyncio.gather(*(self._get(permit, call) for _ in range(num_missing)), return_exceptions=True)
@@ -88,7 +88,7 @@ class Prober:
         """Ask which models the endpoint has, and learn the kind of server from their `owned_by`.
 
         Raise a Failure if the endpoint cannot be reached, refuses the key, fails, or sends no valid list.
-        If `control` is given, the query also ends when the request of that Control ends.
+        If `control` is given, raise Ended when the request of that Control is ended.
         """
         status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id), control)
         if status in (401, 403):
