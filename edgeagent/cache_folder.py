@@ -158,10 +158,13 @@ def ensure_secret(state_dir: Path) -> bytes:
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
         secret = secrets.token_bytes(SECRET_BYTES)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secret)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secret)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
         return secret
     raise ConfigError(f"{path} does not hold {SECRET_BYTES} bytes; delete it, and start again")
 

@@ -151,7 +151,11 @@ def _from_environment(options: Mapping[str, Option]) -> dict[str, tuple[object, 
 
 
 def _from_file(path: Path, options: Mapping[str, Option], *, must_exist: bool) -> dict[str, tuple[object, str]]:
-    if not path.is_file():
+    try:
+        is_there = path.is_file()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if not is_there:
         if must_exist:
             raise ConfigError(f"{path}: there is no such config file; check --config and {CONFIG_FILE_VARIABLE}")
         return {}

@@ -15,6 +15,7 @@ import stat
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from edgeagent.errors import BackendUnavailable, ConfigError
 from edgeagent.file_lock import holder
@@ -89,8 +90,8 @@ def write_runtime(state_dir: Path, runtime: Runtime) -> None:
 def remove_runtime(state_dir: Path, pid: int) -> None:
     """Remove a daemon's runtime file, unless another daemon has replaced it since."""
     path = state_dir / RUNTIME_FILE
-    runtime = _read_runtime(path)
-    if runtime is not None and runtime.pid == pid:
+    fields = _read_fields(path)
+    if fields is not None and fields["pid"] == pid:
         path.unlink(missing_ok=True)
 
 
@@ -176,25 +177,29 @@ def check_private(path: Path, status: os.stat_result) -> None:
 
 
 def _read_runtime(path: Path) -> Runtime | None:
+    fields = _read_fields(path)
+    return None if fields is None else Runtime(**fields, token=read_token(path.parent))
+
+
+def _read_fields(path: Path) -> dict[str, Any] | None:
+    """Return the fields of a runtime file; None if there is none, or if it is not one."""
     content: bytes | None = None
     with contextlib.suppress(ConfigError):
         content = read_private(path)
     if content is None:
         return None
-    try:
+    with contextlib.suppress(ValueError):
         match fields := json.loads(content):
             case {
                 "pid": int(pid),
-                "started_at_s": int() | float() as started_at_s,
-                "port": int(port),
-                "url": str(url),
-                "version": str(version),
+                "started_at_s": int() | float(),
+                "port": int(),
+                "url": str(),
+                "version": str(),
             } if pid > 0:
                 certificate = fields.get("certificate")
-                pinned = certificate if isinstance(certificate, str) else None
-                return Runtime(pid, float(started_at_s), port, url, version, read_token(path.parent), pinned)
-    except ValueError:
-        pass
+                known = {name: fields[name] for name in ("pid", "started_at_s", "port", "url", "version")}
+                return known | {"certificate": certificate if isinstance(certificate, str) else None}
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -211,6 +212,15 @@ def test_a_section_that_is_no_table_is_an_error(config_file: Path) -> None:
 def test_a_broken_file_is_an_error(config_file: Path) -> None:
     config_file.write_text("[engine\n")
     with pytest.raises(ConfigError, match="cannot be read"):
+        load_config()
+
+
+def test_a_folder_that_is_closed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_file(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    with pytest.raises(ConfigError, match=r"config\.toml: cannot be read: .*Permission denied"):
         load_config()
 
 

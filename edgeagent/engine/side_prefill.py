@@ -22,6 +22,7 @@ from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_BESIDE, by_urgency, rank
 from edgeagent.engine.sequence import Sequence
+from edgeagent.errors import InternalError
 
 # Possible numbers of tokens of a chunk. The largest that the machine computes within MAX_STEP_S is used. A larger chunk
 # has longer graph nodes, so it takes longer to pause.
@@ -204,12 +205,19 @@ class SidePrefill:
         sequence.marks.prefill_s = sequence.marks.prefill_s or self._until_s
 
     def _give(self) -> bool:
-        """Pass the next cached cells of the prompt to the side context. Return False if it has all of them."""
+        """Pass the next cached cells of the prompt to the side context. Return False if it has all of them.
+
+        Without memory for the cells, close the side context.
+        """
         if self._num_given == self._num_known or self._context is None or self.sequence is None:
             return False
         assert self.sequence.seq_id is not None
         start, end = self._num_given, min(self._num_given + _GIVEN_TOKENS, self._num_known)
-        payload = self._runner.save(self.sequence.seq_id, start, end)
+        try:
+            payload = self._runner.save(self.sequence.seq_id, start, end)
+        except (InternalError, MemoryError):
+            self._give_up()
+            return True
         self._context.give(Chunk(end - start, end, payload))
         self._num_given = end
         return True

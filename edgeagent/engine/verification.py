@@ -56,9 +56,14 @@ class Verifier:
         `row`: the index of its first row of logits in the batch.
         """
         sequence, output = work.sequence, Output(work.sequence)
-        if work.num_scored:
-            self._score(work, row, output)
+        try:
+            if work.num_scored:
+                self._score(work, row, output)
+        except EdgeAgentError as error:
+            output.error = error
         self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
+        if output.error is not None:
+            return output
         if work.num_logits == work.num_scored:
             if sequence.num_pending == 0:
                 output.finish_reason = FinishReason.STOP

@@ -208,6 +208,15 @@ def test_clients_find_a_daemon_that_runs(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "token"]
 
 
+def test_a_daemon_takes_its_address_back_whatever_became_of_the_token(tmp_path: Path) -> None:
+    write_runtime(tmp_path, me())
+    (tmp_path / "token").write_text("no token")
+    with pytest.raises(ConfigError):
+        find_daemon(tmp_path)
+    remove_runtime(tmp_path, os.getpid())
+    assert list(tmp_path.iterdir()) == [tmp_path / "token"]
+
+
 def test_a_daemon_that_is_gone_is_not_found(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()

@@ -6,11 +6,16 @@ import math
 import random
 from typing import Any
 
+import pytest
+
+from edgeagent.engine import verification
 from edgeagent.engine.engine import Engine
+from edgeagent.engine.sampling import sampler
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.verification import Output
+from edgeagent.errors import InternalError
 from edgeagent.types import SamplingParams
 from tests.fakes import FakeRunner, next_token
 from tests.integrity import check_integrity
@@ -108,3 +113,25 @@ def test_progress_is_told_until_the_prompt_is_computed() -> None:
     while engine.has_work:
         told += [output.sequence.num_computed for output in engine.step() if not output.tokens]
     assert told == [16, 32]
+
+
+def test_a_prompt_that_cannot_be_scored_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def score(logits: Any, token: int, num_top: int) -> Any:
+        if token == 13:
+            raise InternalError("the logits hold NaN or infinity")
+        return sampler.score(logits, token, num_top)
+
+    monkeypatch.setattr(verification, "score", score)
+    engine = Engine(FakeRunner(end_token=-1), max_running=4)
+    engine.add(spec("bad", [5, 13, 7]))
+    engine.add(spec("good", [5, 6, 7]))
+    errors, tokens = {}, []
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                errors[output.sequence.id] = str(output.error)
+            elif output.sequence.id == "good":
+                tokens += output.tokens
+        check_integrity(engine)
+    assert errors == {"bad": "the logits hold NaN or infinity"}
+    assert len(tokens) == 3

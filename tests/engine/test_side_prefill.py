@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from itertools import pairwise
+from typing import NoReturn
 
 import pytest
 
@@ -426,3 +427,20 @@ def test_chunks_that_are_cheap_but_exceed_the_budget_are_computed_aside(*, budge
     long = Sequence.of(SequenceSpec("long", LONG, greedy(), 9), 9, 1, 1, 0.0)
     assert side.share([stream, long], 10) == [stream, long]
     assert num_asked == is_aside
+
+
+def test_without_memory_for_cached_cells_the_prompt_is_computed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(seq_id: int, start: int, end: int) -> NoReturn:
+        raise MemoryError
+
+    scene = Scene(num_cells=4000)
+    scene.add("first", LONG[:300], 2)
+    scene.run()
+    prompt = scene.stream()
+    monkeypatch.setattr(scene.runner, "save", save)
+    long = [*LONG[:300], *(9 + index % 30 for index in range(900))]
+    scene.add("long", long, 5)
+    scene.run()
+    assert [(side.num_known, side.is_closed) for side in scene.sides] == [(300, True)]
+    assert scene.outputs["stream"] == answer(prompt, 400)
+    assert scene.outputs["long"] == answer(long, 5)

@@ -5,7 +5,9 @@ A file size limit of 0 stands in for the full disk: files can be created, but no
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ import pytest
 from edgeagent.cache_folder import ensure_secret
 from edgeagent.cli import main
 from edgeagent.credentials.keys import ensure_token
+from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import find_daemon, read_token
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is lifted, /proc/locks")
@@ -88,3 +91,12 @@ def test_a_full_disk_costs_no_answer_and_the_file_comes_when_there_is_room(
     assert "programs find this daemon again" in log
     assert daemon.wait(60) == 0
     assert not (folder / "daemon.json").exists()
+
+
+def test_a_secret_for_which_the_disk_has_no_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(ConfigError, match=r"cannot write .*: No space left on device"):
+        ensure_secret(tmp_path)

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -75,12 +76,13 @@ def killable_daemon(
 
 
 def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None:
-    """Wait until a model of the daemon is ready or cannot be loaded, and report the progress of the load.
+    """Wait while the daemon loads a model and has none that is ready, and report the progress of the load.
 
-    If the daemon does not answer, stop waiting. No error is raised; the next request reports it.
+    If a model cannot be loaded, or the daemon does not answer, stop waiting. No error is raised; the next request
+    reports it.
     """
     with contextlib.suppress(EdgeAgentError):
-        while not _is_ready(address, progress):
+        while not _has_ready(models := _models(address), progress) and any(map(_is_loading, models)):
             time.sleep(POLL_S)
 
 
@@ -143,9 +145,22 @@ def _wait_until_ready(
 
 
 def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
+    return _has_ready(_models(address), progress)
+
+
+def _models(address: Address) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = ask(address, "/edgeagent/status")["models"]
+    return models
+
+
+def _is_loading(model: dict[str, Any]) -> bool:
+    """Whether a model may become ready without a request. A stopped one is loaded by its next request."""
+    return model["state"] in ("starting", "stopping")
+
+
+def _has_ready(models: Sequence[dict[str, Any]], progress: Callable[[str], None]) -> bool:
     """Whether any model is ready. Report the progress of models that load; raise the error of a model that cannot."""
-    status = ask(address, "/edgeagent/status")
-    for model in status["models"]:
+    for model in models:
         match model["state"]:
             case "ready":
                 return True

@@ -119,3 +119,16 @@ def test_it_is_lent_the_owner_s_records(started: list[subprocess.Popen[bytes]], 
     with private_daemon(["ready"], lambda text: None, owner=tmp_path / "owner"):
         (state_dir,) = tmp_path.glob("edgeagent-*/state")
         assert OwnNamesFile(state_dir).read().aliases == {"casa": "builtin"}
+
+
+def test_a_daemon_without_a_model_that_loads_is_not_waited_for(started: list[subprocess.Popen[bytes]]) -> None:
+    """The next request loads a model that was unloaded, so a wait would have no end."""
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        assert len(told) < 20
+
+    with private_daemon(["ready", "starting", "stopped"], lambda text: None) as address:
+        wait_until_loaded(address, tell)
+    assert told == ["m: loading 40%", "m: stopped"]
