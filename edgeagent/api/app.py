@@ -32,7 +32,7 @@ from edgeagent.store.hub.background import Pulls
 
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
 
-# FastAPI's own telemetry would record exceptions' texts, and export them where its environment says so.
+# FastAPI's telemetry would record the texts of exceptions. Environment variables can make it export them.
 _NO_TELEMETRY: TelemetryConfig = {
     "tracing": False,
     "metrics": False,
@@ -98,7 +98,7 @@ def _include_routers(app: FastAPI, *, has_documents: bool) -> None:
     for router in ROUTERS:
         app.include_router(router)
     if has_documents:
-        # Only a daemon that serves the documents waits for the imports that make them.
+        # Imported here, because only a daemon that serves the documents needs these modules.
         from edgeagent.api.documents.routes import router as documents
 
         app.include_router(documents)

@@ -44,7 +44,7 @@ class Frontend:
         """
 
     async def close(self) -> None:
-        """Release everything. Called after the last connection has closed."""
+        """Release everything. Called after the last connection has closed, and cancelled if it takes too long."""
 
 
 FrontendT = TypeVar("FrontendT", bound=Frontend)

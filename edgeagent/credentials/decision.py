@@ -35,7 +35,10 @@ _IN_WORDS = {Listener.UNIX: "the Unix socket", Listener.LOOPBACK: "loopback", Li
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user of the process at the other end of a connection. `uid` is None if the system does not know it."""
+    """The user of the process at the other end of a connection. `uid` is None if the system does not know it.
+
+    `is_own`: this is the daemon's own user.
+    """
 
     uid: int | None = None
     is_own: bool = False
@@ -46,7 +49,7 @@ OWN_USER = User(is_own=True)
 
 
 class Peer(Protocol):
-    """The other end of a connection; the transport puts it into the scope."""
+    """The other end of a connection. The transport puts it into the connection's ASGI scope."""
 
     async def user(self) -> User:
         """Return the user of the process at the other end."""

@@ -2,7 +2,7 @@
 
 The server checks ten times a second whether the tokens are still valid (`Grants.check`). Work that a token allows
 registers a function with the token's grant. The grant calls this function to end the work. The grant is in a context
-variable (GRANT) of the request's task; tasks that it starts inherit the variable.
+variable (GRANT) of the request's task. Tasks that the request's task starts inherit the variable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ T = TypeVar("T")
 
 
 class Grant:
-    """The right of a request or a socket. It ends when its token is removed, replaced, or can no longer be checked."""
+    """The right of a request or a socket.
+
+    It ends when its token is removed or replaced, when the token's scopes or route change, or when the token can no
+    longer be checked.
+    """
 
     def __init__(self, grants: Grants, client: Client, held: bytes) -> None:
         self.client = client
@@ -32,7 +36,7 @@ class Grant:
 
     @contextmanager
     def holding(self, end: End) -> Iterator[None]:
-        """Call `end` if the token ends during the `with` block; raise Unauthorized if it has ended before."""
+        """Call `end` if the grant is revoked during the `with` block; raise Unauthorized if it is revoked already."""
         if self.is_revoked:
             raise revoked()
         self._ends.append(end)
@@ -45,12 +49,15 @@ class Grant:
                 self._grants.discard(self)
 
     def check(self) -> None:
-        """Raise Unauthorized if the token is no longer valid. Call it before work that begins long after."""
+        """Raise Unauthorized if the token is no longer valid.
+
+        Call it before work that begins long after the request.
+        """
         if not self._grants.is_held(self):
             raise revoked()
 
     def revoke(self) -> None:
-        """Mark the grant as revoked, and schedule the `end` calls of all work that it holds; they run later."""
+        """Mark the grant as revoked. The `end` functions of its work are called in the event loop's next iteration."""
         self.is_revoked = True
         for end in self._ends:
             asyncio.get_running_loop().call_soon(end)
@@ -99,9 +106,9 @@ GRANT: ContextVar[Grant | None] = ContextVar("grant", default=None)
 
 @contextmanager
 def until_revoked(end: End) -> Iterator[None]:
-    """Call `end` if the token of the current request ends meanwhile; raise Unauthorized if it has ended already.
+    """Call `end` if the current request's grant is revoked in the block; raise Unauthorized if it is revoked already.
 
-    Without a token nothing is watched.
+    If the request has no token, nothing is watched.
     """
     grant = GRANT.get()
     if grant is None:
@@ -112,7 +119,10 @@ def until_revoked(end: End) -> Iterator[None]:
 
 
 async def unless_revoked(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns; cancel it and raise Unauthorized if the current request's token ends first."""
+    """Return the result of `work`. If the current request's grant is revoked first, cancel it and raise Unauthorized.
+
+    If the request has no token, nothing is watched.
+    """
     grant = GRANT.get()
     if grant is None:
         return await work

@@ -44,7 +44,10 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A holder of a token. The owner's name is empty. `route` limits where its requests may run; None adds no limit."""
+    """A holder of a token, or a local user without one. The owner's name is empty.
+
+    `route` limits where the client's requests may run; None adds no limit.
+    """
 
     name: str
     scopes: frozenset[Scope]
@@ -88,11 +91,11 @@ class Keys(Protocol):
 
     @property
     def revision(self) -> object:
-        """A value that differs after every change of tokens, holders or scopes."""
+        """A value that differs after every change of tokens, holders, scopes or routes."""
         ...
 
     def judge(self, tokens: Sequence[bytes]) -> Shown:
-        """Check the keys of one request. A wrong token takes as long as a right one."""
+        """Check the keys of one request. The time taken does not tell how much of a wrong token is right."""
         ...
 
     def holder(self, held: bytes) -> Client | None:
@@ -116,7 +119,7 @@ class KeyRing:
 
     @property
     def revision(self) -> object:
-        """A value that differs after every change of tokens, holders or scopes."""
+        """A value that differs after every change of tokens, holders, scopes or routes."""
         self._refresh()
         return self._revision
 
@@ -127,7 +130,7 @@ class KeyRing:
         return self._trouble
 
     def judge(self, tokens: Sequence[bytes]) -> Shown:
-        """Check the keys of one request. A wrong token takes as long as a right one."""
+        """Check the keys of one request. The time taken does not tell how much of a wrong token is right."""
         self._refresh()
         if not tokens:
             return NOTHING_SHOWN
@@ -200,7 +203,11 @@ def digest(token: bytes) -> bytes:
 
 
 def ensure_token(state_dir: Path) -> str:
-    """Return the owner's token, creating it on first use; raise ConfigError if others could have read it."""
+    """Return the owner's token, creating it on first use.
+
+    Raise ConfigError if others could have read or written its file, if the file cannot be read or written, or if it
+    does not hold a token.
+    """
     return read_token(state_dir) or rotate_token(state_dir)
 
 
@@ -212,19 +219,23 @@ def check_files(state_dir: Path) -> None:
 
 
 def rotate_token(state_dir: Path) -> str:
-    """Replace the owner's token and return it; the old one is no longer valid."""
+    """Replace the owner's token and return the new one; raise ConfigError if its file cannot be written."""
     token = _new_token()
     write_private(state_dir / TOKEN_FILE, token.encode() + b"\n")
     return token
 
 
 def clients(state_dir: Path) -> list[Client]:
-    """Return the clients that have a token of their own."""
+    """Return the clients that have a token of their own; raise ConfigError if their file cannot be trusted or read."""
     return [client for client, _ in _read_clients(state_dir)]
 
 
 def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: RouteMode | None = None) -> str:
-    """Create a token for a client and return it. It replaces the client's earlier token."""
+    """Create a token for a client and return it. It replaces the client's earlier token.
+
+    Raise ConfigError for a wrong name, if there are too many clients, or if their file cannot be trusted, read or
+    written.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a client's name must be 1 to 64 letters, digits, _ . or -, not {name!r:.80}")
     token = _new_token()
@@ -237,7 +248,10 @@ def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: Route
 
 
 def remove_client(state_dir: Path, name: str) -> None:
-    """Revoke a client's token; raise ConfigError if the client has no token."""
+    """Revoke a client's token.
+
+    Raise ConfigError if the client has no token, or if the clients' file cannot be trusted, read or written.
+    """
     with changing(state_dir / _LOCK_FILE, "edgeagent token"):
         known = _read_clients(state_dir)
         others = [(client, held) for client, held in known if client.name != name]

@@ -14,8 +14,9 @@ from edgeagent.types import RouteMode
 class MachinePolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """What is allowed. A field that is not given forbids nothing.
 
-    `route`: no mode may be less strict. `remote_hosts`: the only hosts of remotes, as "gpu.example", "gpu.example:8443"
-    or "*.example". `pulls`: whether models may be downloaded. `model_sha256`: the only files that may be loaded.
+    `route`: the least strict mode that is allowed. `remote_hosts`: the only hosts of remotes, as "gpu.example",
+    "gpu.example:8443" or "*.example". `pulls`: whether models may be downloaded. `model_sha256`: the hashes of the only
+    files that may be loaded.
     `budget`: the limit for a day's spending at all remotes together. `ca_file`: the only CA that remotes are verified
     with (PEM). `proxy`: the proxy for every remote that is not on this machine.
     """

@@ -63,7 +63,7 @@ def _program_data() -> str:
 
 
 class PolicyFile:
-    """The machine's current policy. Its file is read again when it has changed."""
+    """The machine's current policy. Its file is read again after a change, and after RETRY_S if it is unusable."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = policy_path()
@@ -150,7 +150,10 @@ class PolicyFile:
 
 
 def load_policy(path: Path) -> MachinePolicy | None:
-    """Return the policy in a file, None if there is no file; raise ConfigError, which names the field at fault."""
+    """Return the policy in a file; None if there is no file.
+
+    Raise ConfigError if the file cannot be trusted or read, or if a field is wrong. The error names the field.
+    """
     try:
         content = _read(path)
         return None if content is None else _checked(_parsed(content))

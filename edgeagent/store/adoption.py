@@ -1,4 +1,4 @@
-"""Finds models that Ollama, LM Studio and llama.cpp keep on this machine, by their own layouts. Changes nothing."""
+"""Finds models that Ollama, LM Studio and llama.cpp keep in their own folders on this machine. Changes nothing."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class Adoptable:
 
 
 def adoptable(source: str, environment: Mapping[str, str] | None = None) -> tuple[Adoptable, ...]:
-    """Return the models of a source. No name appears twice.
+    """Return the models of a source, MAX_MODELS at most. No name appears twice.
 
-    `source` is a name in SOURCES, or the path of a folder or a file.
+    `source` is a name in SOURCES, or the path of a folder or a file. A model that lacks a file is left out.
+    `environment` holds the environment variables (None: those of this process).
     """
     environment = os.environ if environment is None else environment
     find = SOURCES.get(source)
@@ -100,7 +101,7 @@ def _of_path(path: Path) -> Iterator[Adoptable]:
 
 
 def _of_folder(root: Path, source: str) -> Iterator[Adoptable]:
-    """Yield a folder's models, named after their files. A second file of the same name is named by its path."""
+    """Yield a folder's models, named after their files. A second file of a name is named by its path in the folder."""
     seen: set[str] = set()
     for path in _files(root, "*.gguf"):
         paths = split_paths(path)

@@ -1,6 +1,6 @@
 """Computes the sha256 of model files, for policies that allow only certain files and for clients that ask for it.
 
-The hashes are not stored on disk, where they could be forged.
+Hashes that are computed here are not stored on disk, where they could be forged.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ _SMALL_BYTES = 64 << 20
 
 
 def sha256_of(path: Path) -> str:
-    """Return a file's sha256. This process reads the file again only after it has changed. Raise StoreError."""
+    """Return a file's sha256. This process reads the file again only after it has changed.
+
+    Raise StoreError if the file cannot be read.
+    """
     path = path.resolve()
     return _sha256_at(path, file_stamp(path))
 
 
 def known_sha256(path: Path, verified: VerifiedFiles) -> str:
-    """Return a file's sha256 if that takes little time; otherwise "".
+    """Return a file's sha256 if that takes little time; otherwise, or if the file cannot be read, "".
 
     The hash of a file that was verified and has not changed is on record. A small file is read to compute its hash.
     """

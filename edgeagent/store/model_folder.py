@@ -15,7 +15,11 @@ MAX_FILES = 10_000
 
 
 class ModelFolder:
-    """The loose GGUF files of a folder. The name of each model is its file's name without the suffix."""
+    """The loose GGUF files of a folder. The name of each model is its file's name without the suffix.
+
+    Subfolders are searched MAX_DEPTH levels deep. After MAX_FILES files the search ends. If `root` is None, there are
+    no models.
+    """
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
@@ -36,7 +40,10 @@ class ModelFolder:
         return found
 
     def find(self, name: str) -> tuple[str, tuple[Path, ...]] | None:
-        """Find a model by its name or its file's name, and return its name and files; None if there is none."""
+        """Find a model by its name or its file's name, and return its name and files; None if there is none.
+
+        If no name matches exactly, case is ignored.
+        """
         if self._root is None:
             return None
         models = self.models()

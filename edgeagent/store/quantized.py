@@ -69,7 +69,11 @@ def _near(wanted: str) -> str:
 
 
 def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> Plan:
-    """Return the plan for a copy of a model. Raise ConfigError for a wrong type or name, or ModelLoadFailed."""
+    """Return the plan for a copy of a model.
+
+    `out` is the copy's file or folder; see `_target`. Raise ConfigError for a wrong type or name, and ModelNotFound or
+    ModelLoadFailed if the model's file is gone or cannot be used.
+    """
     quant, number = type_number(type_name)
     header = validate_model(found.paths[0])
     types = {name for name, _ in header.tensor_types}
@@ -132,9 +136,11 @@ def check_room(plan: Plan, size_bytes: int | None, free: Callable[[Path], Any] =
 def being_written(plan: Plan, *, overwrite: bool) -> Iterator[Path]:
     """Provide an empty file beside the target, which the `with` block fills.
 
-    After the block, the file becomes the target if it is a complete model. Otherwise it is deleted. Raise
-    InvalidRequest if the target exists, unless `overwrite` is set. Raise StoreError if the disk fails or the file is
-    not complete.
+    After the block, the file becomes the target if it is a complete model. Otherwise it is deleted. Unfinished files
+    that ended processes left in the folder are deleted first.
+
+    Raise InvalidRequest if the target exists, unless `overwrite` is set. Raise StoreError if the disk fails or tensors
+    are missing, and ModelLoadFailed if the file is not a valid model.
     """
     _check_free(plan.target, overwrite=overwrite)
     _sweep(plan.target.parent)

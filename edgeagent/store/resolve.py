@@ -182,7 +182,7 @@ class Library:
         return self.holds(name) or (isinstance(meaning, CatalogName) and match_entry(meaning) is not None)
 
     def short_names(self) -> set[str]:
-        """Return all known names without a slash: builtin, the owner's, the models folder's, and the catalog's."""
+        """Return all known names, except those of models in the hub's cache. If models.json is bad, omit its names."""
         try:
             own = self._own.read()
         except StoreError:
@@ -193,7 +193,7 @@ class Library:
         """Return all models on this machine.
 
         These are the bundled model, imported models, the models folder, the complete models in the hub's cache, and
-        other files that have aliases.
+        other files that have aliases. Raise StoreError if the owner's names cannot be read.
         """
         found: list[Found] = []
         with suppress(ModelNotFound):
@@ -216,19 +216,19 @@ class Library:
         return tuple(replace(_listed(each, _aliases(each, own)), adapters=self.adapters_of(each)) for each in found)
 
     def local(self, name: str) -> LocalModel:
-        """Return the model that a name means, with its header, unverified; raise ModelNotFound or InvalidRequest."""
+        """Return the model that a name means, with its header, unverified. Raise the errors of `find`."""
         found = self.find(name)
         return replace(_listed(found, _aliases(found, self._own.read())), adapters=self.adapters_of(found))
 
     def find_draft(self, name: str) -> Path | None:
-        """Return the file of a model's draft; None if it is missing or damaged. Raise the errors of `find`.
+        """Return the file of a model's draft; None if there is none, or if it is damaged. Raise the errors of `find`.
 
         The file is verified, except the draft of the builtin model.
         """
         return self._draft_of(self.find(name))
 
     def find(self, name: str) -> Found:
-        """Return the model that a name means, unverified; raise ModelNotFound or InvalidRequest."""
+        """Return the model that a name means, unverified; raise ModelNotFound, InvalidRequest or StoreError."""
         owned = self._owned(name)
         if owned is not None:
             return owned
@@ -367,7 +367,7 @@ def _listed(found: Found, aliases: tuple[str, ...]) -> LocalModel:
 def current_header(path: Path) -> GgufHeader:
     """Return a model's header. It is read again only after the file has changed: a large vocabulary takes 0.2 s.
 
-    If `path` is the first part of a split model, the header covers all parts.
+    If `path` is the first part of a split model, the header covers all parts. Raise ModelNotFound or ModelLoadFailed.
     """
     try:
         stamp = path.stat()

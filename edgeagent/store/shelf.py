@@ -25,7 +25,10 @@ from edgeagent.store.verified import VerifiedFiles
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The effect of a removal: the deleted files, the freed bytes, and the names that no longer exist."""
+    """The effect of a removal: the deleted files, the freed bytes, and the aliases that no longer exist.
+
+    `found` is None if only a name is removed: an alias, or the name of an imported model.
+    """
 
     name: str
     found: Found | None
@@ -67,7 +70,7 @@ class Shelf:
         return Removal(found.name, found, files, sum(map(_size, files)), aliases)
 
     def remove(self, removal: Removal) -> None:
-        """Carry out a planned removal. Raise StoreError if a file cannot be deleted."""
+        """Carry out a planned removal. Raise StoreError if a file cannot be deleted, or the names cannot be changed."""
         for path in removal.files:
             try:
                 path.unlink(missing_ok=True)
@@ -88,7 +91,10 @@ class Shelf:
         return None
 
     def copy(self, source: str, alias: str) -> str:
-        """Give a model a second name, and return its first one. Raise ModelNotFound, InvalidRequest or StoreError."""
+        """Give a model an alias. Return the name or the path that the alias stands for.
+
+        Raise ModelNotFound, InvalidRequest (a name that is taken or not allowed) or StoreError.
+        """
         alias = without_latest(alias)
         if alias and alias in (*DEFAULT_NAMES, "builtin", "none"):
             raise InvalidRequest(f"{alias!r} has a meaning of its own; choose another name")

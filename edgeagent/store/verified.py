@@ -87,7 +87,10 @@ class VerifiedFiles:
 
 
 def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return a file's sha256 in hexadecimal. `on_bytes` gets the bytes read so far. Raise StoreError."""
+    """Return a file's sha256 in hexadecimal. Raise StoreError if the file cannot be read.
+
+    `on_bytes` gets the number of bytes read so far.
+    """
     digest = hashlib.sha256()
     done = 0
     try:

@@ -69,6 +69,7 @@ class Kept(Struct, frozen=True):
     """What the daemon keeps for the next load of a model: its calibration, the choice made, and what was learnt.
 
     `conditions` describes how the measurements were made. Under other conditions, the measurements are not reused.
+    `num_tries` counts the loads that have measured under these conditions.
     """
 
     conditions: Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]

@@ -111,8 +111,8 @@ class DraftCounts(Struct, frozen=True):
 class WorkerStatus(Struct, frozen=True):
     """The status that a worker sends in its answer to each ping.
 
-    Times are time.monotonic. `step_started_at_s` is 0 between steps. `preparing_since_s` is 0 while no prompt is being
-    prepared.
+    Points in time are those of time.monotonic. `step_started_at_s` is 0 between steps. `preparing_since_s` is 0 while
+    no prompt is being prepared.
     """
 
     num_steps: int = 0

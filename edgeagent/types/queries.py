@@ -10,7 +10,8 @@ from edgeagent.types.requests import ChatPrompt, TextPrompt, TokenPrompt
 class Tokenize(Struct, frozen=True, tag="tokenize"):
     """A query for the tokens of a text.
 
-    add_bos: begin with the beginning-of-text token, if the model wants one. with_pieces: return each token's bytes too.
+    add_bos: begin with the beginning-of-text token, if the model wants one. parse_special: the text of a control token
+    becomes that token. with_pieces: return each token's bytes too.
     """
 
     text: str
@@ -32,7 +33,7 @@ class RenderPrompt(Struct, frozen=True, tag="render"):
 
 
 class PurgeCache(Struct, frozen=True, tag="purge"):
-    """A command to forget the cached prompts of a partition, or of all if None.
+    """A command to forget the cached prompts of a partition, or of all partitions if `partition` is None.
 
     The text of the answer is the number of blocks that were removed.
     """
@@ -43,8 +44,8 @@ class PurgeCache(Struct, frozen=True, tag="purge"):
 class Embed(Struct, frozen=True, tag="embed"):
     """A query for the embeddings of texts: for each text a vector, normalized to Euclidean length 1.
 
-    truncate: cut a text that is too long instead of refusing it. dimensions: keep only this many of a vector's first
-    values.
+    truncate: cut a text that is too long instead of refusing it. dimensions: return only this many of a vector's first
+    values (None: all).
     """
 
     inputs: tuple[TextPrompt | TokenPrompt, ...]
@@ -63,7 +64,7 @@ TextQuery = Tokenize | Detokenize | RenderPrompt | PurgeCache | Embed | Rerank
 
 
 class Embedding(Struct, frozen=True):
-    """A text's vector, float32 in little-endian order, and how many tokens the text had."""
+    """A text's vector, float32 in little-endian order, and how many tokens were computed for the text."""
 
     vector: bytes
     num_tokens: int

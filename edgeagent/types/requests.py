@@ -40,7 +40,10 @@ class Message(Struct, frozen=True):
 
 
 class Tool(Struct, frozen=True):
-    """A function the model may call. `parameters` is the JSON text of its JSON schema."""
+    """A function the model may call. `parameters` is the JSON text of its JSON schema.
+
+    If `strict` is not set, keywords that the grammar compiler does not know are ignored.
+    """
 
     name: str
     description: str = ""
@@ -71,7 +74,10 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
 
 
 class TextPrompt(Struct, frozen=True, tag="text"):
-    """Raw text, without a template. With `suffix`, fill in the middle, if the model supports it."""
+    """Raw text, without a template. With `suffix`, fill in the middle, if the model supports it.
+
+    `parse_special`: the text of a control token becomes that token.
+    """
 
     text: str
     suffix: str | None = None
@@ -96,7 +102,10 @@ class JsonObjectFormat(Struct, frozen=True, tag="json_object"):
 
 
 class JsonSchemaFormat(Struct, frozen=True, tag="json_schema"):
-    """JSON that validates against `schema` (JSON text)."""
+    """JSON that validates against `schema` (JSON text).
+
+    If `strict` is not set, keywords that the grammar compiler does not know are ignored.
+    """
 
     schema: str
     name: str = "response"
@@ -151,14 +160,14 @@ class GenerateRequest(Struct, frozen=True):
     max_tokens: None means until the context is full.
     logprobs: return log probabilities, with this many alternatives for each token; None: return none.
     prefill_only: compute and cache the prompt, but generate nothing.
-    timeout_s: limits the whole request.
+    timeout_s: the most seconds that the whole request may take (None: no limit).
     echo: send the prompt's own text first. If `logprobs` is set, it gets log probabilities too, and the prompt is not
     read from the cache.
     reports_progress: send PromptProgress while the prompt is computed.
     route: where the request and its credential allow it to run (None: no limit).
-    client: the name of the token's holder.
+    client: the client's name, empty for the owner; see `credentials.keys.Client`.
     so_far: the part of the answer that the client already has. The generation continues it.
-    keep_alive_s: from now on, how long the model stays loaded after its last use (None: unchanged).
+    keep_alive_s: from now on, how long the model stays loaded after its last use (None: unchanged; infinity: for ever).
     adapter: the adapter to compute with, "" for none. It is set when the request is given to a worker. Until then only
     `model` names the adapter.
     num_hops: how many other edgeagents forwarded the request.

@@ -1,1 +1,1 @@
-"""Access to the API: tokens and scopes, Host and Origin, limits on bodies and their rate, the log of refusals."""
+"""Access to the API: tokens and scopes, Host and Origin, limits on bodies and on frame rates, the log of refusals."""

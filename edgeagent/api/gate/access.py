@@ -1,4 +1,4 @@
-"""The scope that each path needs, and what a request shows of its sender: keys, socket, and if a web page sent it.
+"""The scope that each path needs, and the facts about a request's sender: keys, socket, whether a web page sent it.
 
 A path that is not in NEEDS needs `admin`. Paths are compared as the router compares them (`scope["path"]`).
 docs/access.md has the same table. A test compares the two.
@@ -77,13 +77,13 @@ NEEDS: dict[str, Scope | None] = {
     "/edgeagent/unload": Scope.ADMIN,
     "/edgeagent/stop": Scope.ADMIN,
 }
-"""What each path needs: a scope, or nothing. The owner has all scopes. A token has the scopes that it was given."""
+"""The scope that each path needs; None: no scope. `credentials.decision.decide` says who has which scopes."""
 
 _PLAIN = frozenset(template for template in NEEDS if "{" not in template)
 _PATTERNS = [(compile_path(template)[0], template) for template in NEEDS if template not in _PLAIN]
 _PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie"})
 _FETCH_PREFIX = b"sec-fetch-"
-# A token may be in quotes if its client read it from a .env file without removing them, as a shell would.
+# A client that reads its token from a .env file may leave the quotes on. A shell would remove them.
 _QUOTES = b"\"'"
 
 
@@ -101,9 +101,10 @@ def need_of(path: str) -> Scope | None:
 
 
 def client_of(connection: HTTPConnection) -> str:
-    """Return the asker's partition: "" for the owner, a client's name, `uid:1001` for another user of this machine.
+    """Return the asker's partition: "" for the owner, or a client's name.
 
-    Partitions do not share stored responses and cached prompts. Raises KeyError if the request was not judged.
+    For another user of this machine it is `uid:1001`, or `uid:unknown`. Partitions do not share stored responses and
+    cached prompts. Raise KeyError if the request was not judged.
     """
     name: str = connection.scope[CLIENT_KEY]
     return name
@@ -118,7 +119,7 @@ def is_owners(connection: HTTPConnection) -> bool:
 
 
 class Access:
-    """Gathers the facts about the asker, and decides."""
+    """Gathers the facts about the asker, and decides whether the asker may use the path."""
 
     def __init__(self, keys: Keys, *, is_token_required: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
@@ -126,7 +127,7 @@ class Access:
         self._failures = Failures(clock)
 
     async def judge(self, scope: AsgiScope) -> tuple[Client | EdgeAgentError, Asker]:
-        """Return the client, or the error that refuses it, and the asker.
+        """Return two values: the client or the error that refuses it, and the asker.
 
         After many wrong tokens, the error for a wrong token is Overloaded.
         """
@@ -189,15 +190,15 @@ def is_page(scope: AsgiScope) -> bool:
 
 
 def values(scope: AsgiScope, name: bytes) -> list[bytes]:
-    """Return the values of all headers of this name (in lower case)."""
+    """Return the values of all headers with a name. `name` must be in lower case."""
     return [value.strip() for key, value in scope["headers"] if key.lower() == name]
 
 
 def bearer_tokens(scope: AsgiScope) -> list[bytes]:
     """Return the tokens of a request's Authorization headers.
 
-    A token of this daemon counts under any scheme, and without a scheme. Otherwise a client that sends its token in a
-    wrong form would be treated as a client without a token.
+    With the scheme Bearer, any key counts. A key with this daemon's prefix counts with any scheme, and without one.
+    Otherwise a client that sends its token in a wrong form would be treated as a client without a token.
     """
     tokens = []
     for value in values(scope, b"authorization"):

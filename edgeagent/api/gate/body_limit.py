@@ -9,13 +9,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent.errors import InvalidRequest, PayloadTooLarge
 
-# A body may take this long, and a second more for each 64 KiB that has come.
+# A body may take BODY_GRACE_S seconds, and one second more for each 64 KiB that has come.
 BODY_GRACE_S = 10.0
 MIN_BODY_BYTES_PER_S = 64 << 10
 
 
 class BodyLimit:
-    """The ASGI middleware that bounds a body's size and the time it takes; a connection that exceeds them is closed."""
+    """The ASGI middleware that bounds a body's size and the time that it takes.
+
+    For a body beyond a bound, `receive` raises PayloadTooLarge or InvalidRequest. The answer closes the connection.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int, grace_s: float = BODY_GRACE_S) -> None:
         self._app = app
@@ -71,7 +74,7 @@ class _Body:
 
 
 def _announced_bytes(scope: Scope) -> int | None:
-    """Return the body length the headers announce; None for a body of unknown length."""
+    """Return the body length that the headers announce, in bytes; None if it is unknown."""
     headers = {name.lower(): value for name, value in scope["headers"]}
     if b"transfer-encoding" in headers:
         return None

@@ -25,7 +25,10 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Envelope:
-    """The middleware that the module describes. `answer_unhandled` sends status 500 if no answer has begun."""
+    """The outermost middleware. After an uncaught exception, `answer_unhandled` sends an HTTP client status 500.
+
+    If an answer has begun, or on a WebSocket, the exception is raised again.
+    """
 
     def __init__(self, app: ASGIApp, answer_unhandled: AsgiApp) -> None:
         self._app = app
@@ -56,7 +59,7 @@ class Envelope:
         except ClientDisconnect:
             return  # the client has disconnected
         except Exception as error:
-            # Not the exception's own text, which may quote a prompt: its type and place are enough to find the bug.
+            # The exception's text is not logged, because it may quote a prompt. Its type and place are enough.
             places = {"places": "".join(traceback.format_tb(error.__traceback__))}
             logger.error("%s %r failed: %s", request_id, scope["path"], type(error).__name__, extra=places)
             if scope["type"] != "http" or outcome != "disconnected":

@@ -27,7 +27,10 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/?#@,\s]+)(?::([1-9][0-9]{0,4}))?")
 
 
 class Hosts:
-    """The daemon's own hosts: loopback, the addresses that it listens on, and the hosts that the owner allows."""
+    """The daemon's own hosts: loopback, the addresses that it listens on, and the hosts that the owner allows.
+
+    If it listens beyond loopback, the machine's names are own hosts too.
+    """
 
     def __init__(self, server: ServerConfig) -> None:
         self._names = set(_LOOPBACK_NAMES)
@@ -47,7 +50,7 @@ class Hosts:
         if match is None:
             return False
         name, port = match[1], match[2]
-        # A host that is allowed without a port is allowed with any: a proxy before the daemon has ports of its own.
+        # A host that is allowed without a port is allowed with any port: a proxy before the daemon has its own ports.
         return name in self._allowed or host.lower() in self._allowed or self._is_served(name, port, scope)
 
     def example(self, scope: Scope) -> str:
@@ -56,11 +59,11 @@ class Hosts:
         return f"127.0.0.1:{server[1]}" if server and not is_unix(scope) else "localhost"
 
     def own_origin(self, host: str, scope: Scope) -> bytes | None:
-        """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if there are no pages.
+        """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if there is none.
 
-        Host must be the address on which the connection came in. A name is not enough, since it may also lead
-        elsewhere: for example `localhost` to another program on [::1], or an allowed name to a proxy. A Unix socket has
-        no port, so no origin.
+        There is one only if Host is the address on which the connection came in. A name may also lead elsewhere: for
+        example `localhost` to another program on [::1], or an allowed name to a proxy. A Unix socket has no port, so no
+        origin.
         """
         match = _HOST.fullmatch(host.lower())
         server = scope.get("server")
@@ -100,7 +103,10 @@ class Hosts:
 
 
 def machine_names() -> set[str]:
-    """Return this machine's names: its host name, and its name in mDNS. The network is not asked."""
+    """Return this machine's host name, the name's first label, and its name in mDNS; empty if it has no host name.
+
+    The network is not asked.
+    """
     name = socket.gethostname().lower().rstrip(".")
     if not _HOST.fullmatch(name) or name.startswith("localhost"):
         return set()

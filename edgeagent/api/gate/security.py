@@ -56,10 +56,10 @@ class Admission:
 
 
 class RefusalError(Exception):
-    """Raised if a rule refuses a request, which then is not processed. `status`: the HTTP status of the answer.
+    """Raised if a rule refuses a request. `status`: the HTTP status of the answer; None: the status of the error.
 
-    `origin`: the page that may read the answer. `subject`: what is refused, for the log. It is empty if only the
-    request's form is wrong.
+    `origin`: the page that may read the answer; None: no page. `subject`: what is refused, for the log. It is empty if
+    only the request's form is wrong; then nothing is logged.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class Policy:
         return self._hosts.own_origin(host, scope) if self._has_pages else None
 
     def _check_page(self, scope: Scope, own: bytes | None) -> bytes | None:
-        """Check which web page sent this, and return its origin if it is allow-listed; raise RefusalError.
+        """Return the Origin header if it is allow-listed; raise RefusalError if another page sent the request.
 
-        Return None if no page sent this, or if a page of the daemon itself did. `own`: the origin of the daemon's
-        pages.
+        Return None if there is no Origin, or if it is the daemon's own. `own`: the origin of the daemon's pages; None:
+        it has none.
         """
         allowed = self._origins if own is None else self._origins | {own}
         origins = values(scope, b"origin")
@@ -213,7 +213,10 @@ class Security:
 
 
 def _while_held(receive: Receive, grant: Grant) -> Receive:
-    """Return a `receive` that checks the token again after the whole body has come, which may take minutes."""
+    """Return a `receive` that raises Unauthorized if the token has ended by the end of the body.
+
+    A body may take minutes to come.
+    """
 
     async def receive_held() -> Message:
         message = await receive()

@@ -33,7 +33,10 @@ class PurgeBody(OwnerBody):
 
 
 class WarmBody(Body):
-    """A prompt to compute ahead of time: a chat completion's messages and tools, or plain text in `prompt`."""
+    """A prompt to compute ahead of time: a chat completion's messages and tools, or plain text in `prompt`.
+
+    `client`: the client whose requests find it in the cache; "" is the owner. `pin`: keep it until it is purged.
+    """
 
     client: Name = ""
     pin: bool = False
@@ -46,7 +49,10 @@ _WARM_NAMES = frozenset({*WarmBody.model_fields, *KNOWN.names})
 
 
 class CachePart(Shape):
-    """What the cache on disk holds of one model and client."""
+    """The cached blocks on disk of one model, one client and one set of engine settings.
+
+    `model` and `client` are null if they cannot be read. `unused_s`: seconds since any of the blocks was used.
+    """
 
     model: str | None
     client: str | None
@@ -117,7 +123,7 @@ async def warm(request: Request) -> JSONResponse:
 
 
 def read_warming(fields: Json, default_model: str) -> GenerateRequest:
-    """Return the request that computes a prompt ahead of time; raise InvalidRequest."""
+    """Return the request that computes a prompt ahead of time; raise InvalidRequest. Unknown fields are ignored."""
     body = validate(WarmBody, fields)
     if (body.prompt is None) == ("messages" not in fields):
         raise InvalidRequest("give either messages (and tools), or prompt", param="prompt")

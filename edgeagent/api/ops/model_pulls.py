@@ -25,7 +25,10 @@ router = APIRouter()
 
 
 class PullBody(Body):
-    """`model`: what to bring here. `stream`: progress as events, or one answer at the end. `draft`: its draft too."""
+    """`model`: the model to download. `draft`: download its draft too.
+
+    `stream`: send the progress as events; if false, send one answer at the end.
+    """
 
     model: ModelName
     stream: bool = True
@@ -33,7 +36,11 @@ class PullBody(Body):
 
 
 class PullProgress(Shape):
-    """How far a pull is, as an event of a stream."""
+    """The progress of a pull, as an event of a stream. Bytes are sums over all files of the model.
+
+    `stage`: waiting (another process pulls the same file), downloading or verifying. `resumed_bytes`: bytes of partial
+    files that were on disk before. `sha256`: the hash that `file` must have.
+    """
 
     object: Literal["model.pull.progress"]
     stage: str
@@ -54,7 +61,10 @@ class PulledFile(Shape):
 
 
 class ModelPull(PulledFile):
-    """What a pull downloaded. In a stream, `model.pull.progress` events come before it."""
+    """The pulled model. In a stream, `model.pull.progress` events come before it.
+
+    `draft` is null if no draft was asked for, if the model has none, or if the draft's download failed.
+    """
 
     object: Literal["model.pull"]
     draft: PulledFile | None
@@ -64,7 +74,7 @@ class ModelPull(PulledFile):
 async def pull(request: Request) -> Response:
     """Download a model and its draft if they are not on this machine. A client that disconnects cancels the download.
 
-    The next pull continues an unfinished download. One pull runs at a time.
+    The next pull continues an unfinished download. While a pull runs, another one is refused with BackendUnavailable.
     """
     asked = validate(PullBody, await read_json_object(request))
     steps = context_of(request).pulls.run(asked.model, with_draft=asked.draft)

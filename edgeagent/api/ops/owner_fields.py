@@ -32,9 +32,9 @@ class ModelChoice(OwnerBody):
 
 
 async def read_fields(request: Request, read: Callable[[Json], T]) -> T:
-    """Return `read` of the fields in a request's query and body; raise its errors, or InvalidRequest.
+    """Return `read` of the fields in a request's query and body; raise the errors of `read`, or InvalidRequest.
 
-    The body may be empty. A field with two values is refused.
+    The body may be empty. The values in the query are strings. A field with two different values is refused.
     """
     query: Json = {}
     for name, value in request.query_params.multi_items():

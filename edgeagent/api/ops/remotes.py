@@ -1,4 +1,4 @@
-"""The remotes as their owner sees them, and the ledger of what left this machine, shown and purged."""
+"""The remotes' part of the status, and the routes that show and purge the ledger of what left this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ router = APIRouter(prefix="/edgeagent/egress")
 
 
 class EndpointReport(Shape):
-    """An endpoint of a remote: its base URL and region. The other fields are there only if the endpoint is in use."""
+    """An endpoint of a remote: its base URL and region. The other fields are there only if the endpoint is in use.
+
+    `breaker` is open while no request is sent there; `cause` says why. `num_waiting` and `kv_usage` are the endpoint's
+    own measurements. The times are averages over this machine's requests. null means unknown.
+    """
 
     url: str
     region: str
@@ -50,7 +54,7 @@ class BudgetReport(Shape):
 
 
 class RemoteReport(Shape):
-    """A remote: whether requests may go to it, and what they took today."""
+    """A remote: whether requests may go to it, and what was spent there on this day (UTC)."""
 
     name: str
     trouble: str | None
@@ -76,7 +80,10 @@ class RouteReport(Shape):
 
 
 class EgressRow(Shape):
-    """A request that left this machine, without its content."""
+    """A request that left this machine, without its content. Times are ISO 8601, UTC.
+
+    If it has not ended, `outcome` is "unfinished" and `ended_at` is empty.
+    """
 
     row: int
     at: str
@@ -109,7 +116,7 @@ class EgressPurged(Shape):
 
 
 class EgressQuery(Query):
-    """The newest rows since a time, in seconds since 1970."""
+    """Selects the newest `limit` rows of those that began at or after `since_s`, in seconds since 1970."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -119,7 +126,7 @@ class EgressQuery(Query):
 
 @router.get("")
 async def get_egress(request: Request) -> JSONResponse:
-    """Return rows of the ledger since a time, the oldest first: what left this machine, without its content."""
+    """Return the ledger's newest rows since a time, the oldest first: what left this machine, without its content."""
     query = await read_fields(request, partial(validate, EgressQuery))
     folder = folder_of(context_of(request).config.state_dir)
     try:

@@ -25,13 +25,20 @@ router = APIRouter(prefix="/edgeagent")
 
 
 class LoadBody(ModelChoice):
-    """`keep_alive`: how long the model stays loaded without use, from now on: seconds, or a duration such as 5m."""
+    """`keep_alive`: how long the model stays loaded without use, from now on: seconds, or a duration such as 5m.
+
+    A negative value means forever. Without the field, nothing changes.
+    """
 
     keep_alive: float | str | None = None
 
 
 class TierReport(Shape):
-    """A tier of the cache: what it holds, and how often blocks were found, missed, offered, dropped and evicted."""
+    """A tier of the cache: what it holds, and how often blocks were found, missed, offered, dropped and evicted.
+
+    Blocks that were offered but not stored count as dropped. `read_bytes_per_s` is 0 if nothing was read. `trouble`:
+    why the tier stores nothing at the moment; null if nothing is wrong.
+    """
 
     num_blocks: int
     num_bytes: int
@@ -58,7 +65,11 @@ class DraftReport(Shape):
 
 
 class WorkerReport(Shape):
-    """The state of a model's process."""
+    """The state of a model's process.
+
+    `step_error_median` and `step_error_p95`: recent errors of predicted step times, as shares of the measured times.
+    `draft_gain`: the token rate of steps with drafts, relative to the rate without; 0 if no step had drafts.
+    """
 
     num_running: int
     num_waiting: int
@@ -100,7 +111,7 @@ class AlternativeReport(Shape):
 
 
 class ChoiceReport(Shape):
-    """A setting that was chosen at the load, by what, and why."""
+    """A setting that was chosen at the load. `by`: option, measurement, memory or default. `why`: the reason."""
 
     name: str
     value: str
@@ -110,7 +121,11 @@ class ChoiceReport(Shape):
 
 
 class InfoReport(Shape):
-    """What is known of a model once it is loaded."""
+    """What is known of a model once it is loaded.
+
+    `num_gpu_layers`: -1 means all. `draft`: the draft model's file, "ngram" if only the text itself gives drafts, or
+    null. `sandbox`: what the worker's process may not do.
+    """
 
     path: str
     architecture: str
@@ -166,7 +181,7 @@ class Status(Shape):
     tokens_per_second: float
     default_model: str
     token_trouble: str | None
-    """Why every token is refused, where the files of the tokens cannot be trusted; null if they can."""
+    """Why every token is refused: the files of the tokens cannot be trusted. null if they can be trusted."""
     response_trouble: str | None
     """Why stored responses are in memory only, e.g. a full disk; null if all are written."""
     models: list[ModelReport]
@@ -242,7 +257,7 @@ async def reload(request: Request) -> JSONResponse:
 
 @router.post("/load")
 async def load(request: Request) -> JSONResponse:
-    """Load a model and answer when it is ready. `keep_alive`: how long it stays without use, from now on."""
+    """Load a model and answer when it is ready. `keep_alive`: how long it stays loaded without use, from now on."""
     asked = await read_fields(request, partial(validate, LoadBody))
     context = context_of(request)
     seconds = None if asked.keep_alive in (None, "") else keep_alive_s(asked.keep_alive)

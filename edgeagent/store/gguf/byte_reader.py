@@ -26,7 +26,10 @@ _U64 = struct.Struct("<Q")
 
 
 class ByteReader:
-    """A cursor over the header of a file. Every failure is a ModelDamaged that names the file and what is wrong."""
+    """A cursor over the header of a file.
+
+    If the header is cut off or exceeds a limit, the methods raise ModelDamaged, which names the file and the problem.
+    """
 
     def __init__(self, file: BinaryIO, path: Path, size_bytes: int) -> None:
         self._file = file
@@ -93,7 +96,7 @@ class ByteReader:
         self.skip(num_bytes)
 
     def skip_strings(self, count: int) -> None:
-        """Step over many strings (a vocabulary). The loop uses locals, because it takes most of a header's time."""
+        """Step over many strings (a vocabulary). The loop uses locals: most of a header's time is spent here."""
         self._num_array_strings += count
         if self._num_array_strings > MAX_ARRAY_STRINGS:
             self.fail(f"its arrays hold more than {MAX_ARRAY_STRINGS} strings")

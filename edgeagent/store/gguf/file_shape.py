@@ -31,7 +31,7 @@ _MAX_LAYERS = 512
 class _Numbers:
     """Reads a header's numbers for one architecture. A missing value is the caller's default, usually 0.
 
-    A value that is not a number, or is far too large, is 0.
+    A value that is not an integer from 0 to _MAX_WIDTH counts as 0.
     """
 
     def __init__(self, metadata: Metadata, architecture: str) -> None:

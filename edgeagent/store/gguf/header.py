@@ -1,7 +1,8 @@
 """Reads and checks GGUF headers, in bounded time and memory, before any worker opens the file.
 
-It accepts what llama.cpp's own reader (gguf.cpp) accepts. It refuses what that reader refuses, and what would crash the
-worker later: data missing at the end, or tensor types that ggml cannot compute with. It never reads tensor data.
+It refuses what llama.cpp's own reader (gguf.cpp) refuses, headers over the limits of this package, and what would
+crash the worker later: data missing at the end, or tensor types that ggml cannot compute with. It never reads tensor
+data.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which part of a split model a file is. `no` counts from 0. `num_tensors` counts the tensors of all parts."""
+    """Which part of a split model a file is. `no` counts from 0.
+
+    `num_tensors` counts the tensors of all parts; None if the file does not state it.
+    """
 
     no: int
     count: int
@@ -51,8 +55,9 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """A model file's header. `quant` is the file's own label (Q4_K_M), or else its most common tensor type.
+    """A model file's header. `quant` is the file's own label (Q4_K_M), or else the tensor type of most parameters.
 
+    `tokens_at` is the range of the file's bytes that holds the vocabulary's tokens; empty if there is no vocabulary.
     `num_prediction_layers` counts the extra layers after the model's own that predict further tokens (MTP, NextN).
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgeagent.store.gguf.tables import Array, Metadata
 
-# Encoders whose files may lack the key that says that tokens attend to later ones.
+# Encoders whose files may lack the key `attention.causal`.
 _ENCODERS = ("gemma-embedding", "t5encoder")
 _STATES = ("ssm.", "wkv.", "rwkv.", "shortconv.", "kda.", "token_shift_count")
 

@@ -43,7 +43,7 @@ _SCALARS = {
 TEXTS = frozenset(
     {"general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre"}
 )
-# Arrays whose elements are kept: one for each layer.
+# Ends of the keys of arrays whose elements are kept: one for each layer.
 LAYER_ARRAYS = (".attention.head_count_kv", ".feed_forward_length")
 _MAX_LAYER_ARRAY = 512
 _WHOLE_NUMBERS = (4, 5, 10, 11)
@@ -59,7 +59,7 @@ _EXPERTS = "_exps."
 class Array:
     """An array's type and length, and the range of the file's bytes that hold its elements.
 
-    Its values are kept only for the keys in LAYER_ARRAYS.
+    Its values are kept only for keys that end as in LAYER_ARRAYS. `place` is empty for these.
     """
 
     element_type: int

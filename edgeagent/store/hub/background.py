@@ -35,7 +35,8 @@ class Pulls:
     async def run(self, name: str, *, with_draft: bool = True) -> AsyncGenerator[Progress | Pulled, None]:
         """Pull a model; yield the progress, and the model at the end.
 
-        Raise the errors of `Puller.pull`, or BackendUnavailable while another pull runs.
+        Raise the errors of `Puller.pull`, BackendUnavailable while another pull runs, or InternalError for an
+        unexpected failure.
 
         Closing the generator cancels the pull: it ends at its next report of progress, and the downloaded bytes are
         kept. If the token of the request is removed, the pull is cancelled too, and Unauthorized is raised.

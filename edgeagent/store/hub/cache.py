@@ -47,7 +47,7 @@ class HubCache:
         return self.repo_dir(repo) / "blobs" / f"{sha256}.incomplete"
 
     def lock(self, repo: str, sha256: str) -> Path:
-        """Return the path of the lock for this download, which huggingface_hub also uses."""
+        """Return the path of the lock for a download. huggingface_hub uses the same path."""
         return self.root / ".locks" / self.repo_dir(repo).name / f"{sha256}.lock"
 
     def pointer(self, repo: str, commit: str, file: str) -> Path:

@@ -12,7 +12,7 @@ _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class HubUnreachable(StoreError):
-    """The hub could not be reached. Models that are already downloaded can still be used."""
+    """The hub could not be reached, or failed. Models that are already downloaded can still be used."""
 
 
 @contextmanager
@@ -53,7 +53,10 @@ def is_transient(error: Exception) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """Return what went wrong in a few words. Addresses are left out, because some of them contain signatures."""
+    """Return what went wrong in a few words.
+
+    For an HTTP error this is only the status: the error's text has the address, which may contain a signature.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

@@ -27,7 +27,7 @@ def list_files(repo: str, endpoint: str, token: str | None) -> dict[str, RemoteF
     """Return the repository's GGUF files by name.
 
     A file without a well-formed name, size and sha256 is left out, because it could not be stored safely or verified.
-    Raise the errors of huggingface_hub, and StoreError if the answer does not come from a hub.
+    Raise the errors of huggingface_hub and its HTTP library, and StoreError if the answer does not come from a hub.
     """
     from huggingface_hub import HfApi
 

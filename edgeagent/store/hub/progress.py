@@ -15,8 +15,8 @@ Stage = Literal["waiting", "downloading", "verifying"]
 class Progress:
     """The progress of a pull. Bytes are sums over all files of the model.
 
-    stage: "waiting" means that another process is pulling the same file. During "verifying", `done_bytes` counts the
-    bytes of this file that were read again.
+    stage: "waiting" means that another process is pulling the same file. During "verifying", this file's part of
+    `done_bytes` is the number of its bytes that were read again.
     resumed_bytes: how many bytes of partial files were on disk before their download began. Files that were complete
     are not counted.
     sha256: the hash that the file's content must have.

@@ -30,7 +30,7 @@ _LOCK_PATIENCE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class PulledModel:
-    """A model that is complete and verified on this machine, under the name that serves it.
+    """A model that is complete and verified on this machine. `name` is its canonical name here.
 
     `is_current` is False if the hub could not be asked for a newer version. `draft` is the catalog's name for its draft
     model.
@@ -80,8 +80,9 @@ class Puller:
         self._transfer = Transfer(self._endpoint, token, store.min_free_bytes)
 
     def pull(self, name: str, on_progress: OnProgress | None = None) -> PulledModel:
-        """Download a model, unless it is on this machine, and return it.
+        """Download the hub's latest version of a model, unless it is on this machine, and return the model.
 
+        If the hub cannot be reached, return the verified version that is on this machine, if there is one.
         Raise StoreError (disk, network, access, checksum), ModelNotFound, InvalidRequest, or Forbidden (the machine's
         policy). If a pull ends early, also by an exception of `on_progress` or an interrupt, the downloaded bytes are
         kept for the next pull. Nothing unverified is published.
@@ -121,7 +122,7 @@ class Puller:
     ) -> tuple[PulledModel, PulledModel | None]:
         """Pull a model, then its draft. Return both.
 
-        The draft is None if the catalog names none, or if its pull failed.
+        The draft is None if the catalog names none, or if its pull failed. Raise the errors of `pull` for the model.
         """
         pulled = self.pull(name, on_progress)
         draft = None

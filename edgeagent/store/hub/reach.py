@@ -1,4 +1,4 @@
-"""Checks whether the hub answers, with a single request for its first page."""
+"""Checks whether the hub answers, with a HEAD request for its first page."""
 
 from __future__ import annotations
 

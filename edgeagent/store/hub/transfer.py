@@ -41,7 +41,7 @@ class Transfer:
     """Downloads files into partial files.
 
     Each try asks the hub again for the file's address, because addresses expire. If a try fails or is interrupted, the
-    partial file is kept, unless the server refuses to continue it.
+    partial file is kept, unless the server cannot continue it.
     """
 
     def __init__(self, endpoint: str, token: str | None, min_free_bytes: int) -> None:
@@ -155,7 +155,8 @@ class Transfer:
 def _start_of_body(answer: httpx2.Response, have: int, partial: Path) -> int:
     """Return the offset in the file at which the response's body begins.
 
-    The request asked for the bytes from `have` on, but a server may send the whole file. Then the offset is 0.
+    The request asked for the bytes from `have` on, but a server may send the whole file. Then the offset is 0. If the
+    body begins elsewhere, delete the partial file and raise _BrokenAnswer.
     """
     if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise _BrokenAnswer("the server compresses the file although that was not requested")

@@ -23,9 +23,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class CatalogEntry:
     """A model on the hub under a short name.
 
-    `draft` is the name of another entry with the same `tokenizer`. `sha256` and `size_bytes` pin a single file. `also`
-    holds other names of the model. `context` is the number of tokens that the model was trained for. `approximate_gb`
-    is the approximate size of the model's files in units of 10^9 bytes.
+    `draft` is the name of another entry with the same `tokenizer`. `sha256` pins a single file, and `size_bytes` is
+    its size. `also` holds other names of the model. `context` is the number of tokens that the model was trained for.
+    `approximate_gb` is the approximate size of the model's files in units of 10^9 bytes.
     """
 
     name: str
@@ -140,8 +140,8 @@ def match_entry(name: CatalogName) -> CatalogMatch | None:
 def find_entry(name: CatalogName, known: Collection[str] | None = None) -> CatalogMatch:
     """Return the result of `match_entry`, or raise ModelNotFound with similar names.
 
-    `known` holds the names of other models, which are suggested before those of the catalog. If None, the error
-    mentions only the catalog.
+    `known` holds the names of other models, which the error may suggest too. If None, the error mentions only the
+    catalog.
     """
     match = match_entry(name)
     if match is None:

@@ -52,14 +52,14 @@ class OwnNames:
 
 
 class OwnNamesFile:
-    """The file models.json. It is read at each call, and changed by one process at a time."""
+    """The file models.json. `read` reads it at each call. One process at a time changes it."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._path = state_dir / NAMES_FILE
 
     def read(self) -> OwnNames:
-        """Return the names, empty if there is no file. Raise StoreError if the file cannot be read or parsed."""
+        """Return the names, empty if there is no file. Raise StoreError if it cannot be trusted, read or parsed."""
         try:
             content = read_private(self._path, _MAX_BYTES)
             return OwnNames() if content is None else _decoded(content)
@@ -80,7 +80,10 @@ class OwnNamesFile:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def change(self, change: Callable[[OwnNames], OwnNames]) -> OwnNames:
-        """Replace the names with `change(names)`, and return the new names. Raise StoreError."""
+        """Replace the names with `change(names)`, and return the new names.
+
+        Raise StoreError if the file cannot be read or written, or if there are too many names.
+        """
         try:
             self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             with changing(self._state_dir / _LOCK_FILE, "edgeagent cp, import or rm"):

@@ -73,13 +73,14 @@ def parse_name(name: str) -> ModelName:
 
     The first rule that fits applies:
 
-    1. Control characters, network paths and addresses are refused with InvalidRequest.
+    1. Control characters, network paths, addresses, and a name that is empty or too long are refused.
     2. After hf.co/ or huggingface.co/: a repository, or a file of one.
     3. builtin. From here on, an ending :latest is ignored.
     4. A path, if the name looks like one or is a file.
     5. By its slashes: none for a name of the catalog, one for a repository, more for a file of a repository.
 
-    Raise ModelNotFound for a relative path to a .gguf that does not exist.
+    Raise InvalidRequest for a refused name, and for one that has none of these forms. Raise ModelNotFound for a name
+    with at most one slash that ends in .gguf, if there is no such file.
     """
     _check_characters(name)
     if name.startswith(("//", "\\\\")):

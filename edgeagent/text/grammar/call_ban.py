@@ -99,7 +99,7 @@ class CallBan:
         return mask
 
     def instead_of(self, token: int) -> int | None:  # noqa: ARG002
-        """Return None, so that the likeliest allowed token comes next."""
+        """Return None: the token is drawn from the allowed ones."""
         return None
 
     def accept(self, token: int) -> None:

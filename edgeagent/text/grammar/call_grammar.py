@@ -30,9 +30,10 @@ Grammar = dict[str, Any]
 
 
 def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
-    """Return the tools that the model may call. Raise InvalidRequest if the choice names an unknown tool.
+    """Return the tools that the model may call.
 
-    Raise InvalidToolSchema, a subclass, if there are too many tools or a tool's name is invalid or used twice.
+    Raise InvalidRequest if the choice names an unknown tool, or requires a call and there are no tools. Raise
+    InvalidToolSchema, a subclass, if there are too many tools or a tool's name is invalid or used twice.
     """
     names = [tool.name for tool in tools]
     if len(tools) > MAX_TOOLS:
@@ -55,7 +56,7 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...
 
 
 def tool_schemas(tools: Sequence[Tool]) -> list[Grammar]:
-    """Return the grammars of the tools' arguments, named tool_0, tool_1 … Raise InvalidToolSchema."""
+    """Return the grammars of the tools' arguments, named tool_0, tool_1 … Raise InvalidToolSchema for a bad schema."""
     grammars: list[Grammar] = []
     effort = Effort()
     for index, tool in enumerate(tools):

@@ -72,14 +72,14 @@ class GrammarCompiler:
 
     @property
     def starts(self) -> TokenStarts:
-        """The tokens grouped by how they begin. Available only after the vocabulary was read."""
+        """The tokens grouped by how they begin. Available only after `prepare`."""
         assert self._starts is not None
         return self._starts
 
     def prepare(self) -> None:
         """Read the vocabulary, at the first call only. This takes half a second for 150,000 tokens.
 
-        Without this call, the first `compile` does it. Raise NotSupported if no token ends an answer.
+        Without this call, the first `compile` of a grammar does it. Raise NotSupported if no token ends an answer.
         """
         if self._tokenizer is None:
             if not self.end_tokens:
@@ -101,9 +101,10 @@ class GrammarCompiler:
     ) -> Constraint | CallBan | None:
         """Return the constraint of a request; None if the model may write anything.
 
-        has_called: the conversation contains calls. A model imitates calls, so the constraint prevents them if no call
-        is allowed. Raise InvalidRequest for a format that cannot be followed, InvalidToolSchema for tools, and
-        NotSupported if no token ends an answer.
+        open_reasoning: the markers of reasoning that the prompt leaves open. has_called: the conversation contains
+        calls. A model imitates calls, so the constraint prevents them if no call is allowed. Raise InvalidRequest for a
+        format or a tool choice that cannot be followed, InvalidToolSchema for tools, and NotSupported if no token ends
+        an answer.
         """
         usable = callable_tools(tools, tool_choice)
         if not usable and isinstance(format, TextFormat):

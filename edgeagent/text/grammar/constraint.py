@@ -65,7 +65,7 @@ class Plan:
     - `goes_on`: it stays active after complete text, because the text may continue.
     - `open_reasoning`: the markers of reasoning that the prompt has opened. The grammar applies only after the
       reasoning.
-    - `text_grammar`: the same grammar without tool calls.
+    - `text_grammar`: the same grammar without tool calls; None if the grammar does not combine JSON text and calls.
     """
 
     grammar: str
@@ -79,8 +79,8 @@ class Plan:
 class Constraint:
     """Decides which tokens may come next in one answer. It is an `engine.sampling.constraint.TokenConstraint`.
 
-    While the grammar is active, tokens that end generation are allowed exactly when its text is complete. Methods
-    raise InvalidRequest if the grammar exceeds its limits in the middle of the answer.
+    While the grammar is active, tokens that end generation are allowed exactly when its text is complete. `mask` and
+    `accept` raise InvalidRequest if the grammar exceeds its limits in the middle of the answer.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Constraint:
         return quote if self._matcher.validate_tokens([quote]) == 1 else None
 
     def accept(self, token: int) -> None:
-        """Record a generated token, which must be allowed."""
+        """Record a generated token, which must be allowed. Raise InternalError if the grammar does not allow it."""
         if self._tokens.vocabulary.is_end(token):
             return
         if self._matcher is None:

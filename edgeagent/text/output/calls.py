@@ -84,7 +84,10 @@ def _read_mistral(sink: CallSink) -> Reader:
 
 
 def _read_named_call(first: str, sink: CallSink) -> Reader:
-    """Read name[ARGS]{…}. The name may be followed by [CALL_ID] and an id, which are dropped."""
+    """Read name[ARGS]{…}. The name may be followed by [CALL_ID] and an id, which are dropped.
+
+    A call that begins with { is read as a JSON call.
+    """
     if first == "{":
         yield from _read_call_object(first, sink)
         return ""

@@ -242,8 +242,8 @@ class ChannelParser:
 class _Region:
     """A marked region whose calls are being read.
 
-    `opening` is its marker. `unread` is the text since the reader's last progress. If the call fails, this text is
-    parsed again.
+    `opening` is its marker with the white space before it. `unread` is the text since the reader's last progress. If
+    the call fails, this text is parsed again.
     """
 
     reader: Reader

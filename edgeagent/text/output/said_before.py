@@ -11,7 +11,7 @@ from edgeagent.types import Delta, ReasoningDelta, TextDelta, replace
 class SaidBefore:
     """Removes the delivered part from the deltas of an answer that is repeated from its start.
 
-    White space is not compared before the text, or before and after the reasoning.
+    White space at the beginning of the text, and at both ends of the reasoning, is not compared.
     """
 
     def __init__(self, text: str, reasoning: str) -> None:

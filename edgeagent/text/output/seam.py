@@ -69,7 +69,7 @@ class Seam:
         return self._place >= len(self._text)
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next."""
+        """Whether `token` may come next. False for a token that does not fit the text, even if `mask` allows it."""
         if self._place < len(self._text) and not self._fits(token):
             return False
         return self._inner is None or self._inner.allows(token)
@@ -126,6 +126,6 @@ def _fitting_tokens(vocabulary: Vocabulary, text: bytes) -> list[list[int]]:
 
 
 def _matches(piece: bytes, text: bytes, place: int) -> bool:
-    """Whether the piece and the text from `place` on are equal up to the shorter length; False if that is 0."""
+    """Whether the piece and the text from `place` on are equal up to the shorter length; False if this length is 0."""
     length = min(len(piece), len(text) - place)
     return length > 0 and piece[:length] == text[place : place + length]

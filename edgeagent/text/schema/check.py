@@ -58,7 +58,10 @@ def parse_schema(text: str) -> dict[str, Any]:
 
 
 def object_schema(schema: Schema) -> Schema:
-    """Return the schema of the same objects that allows nothing but objects. Raise SchemaError if it allows none."""
+    """Return the schema restricted to objects.
+
+    Raise SchemaError if the schema allows no object, or if its `$ref` leads in a circle.
+    """
     chain = [schema]
     while True:
         kind = chain[-1].get("type", "object")
@@ -83,7 +86,7 @@ def followable(schema: Schema, *, lenient: bool, effort: Effort | None = None) -
     """Return the schema in the form that is compiled: with closed objects and the compiler's options.
 
     lenient: ignore keywords that the compiler does not know. effort: limits the work; pass the same one for all schemas
-    of a request. Raise SchemaError.
+    of a request. Raise SchemaError if references lead through too many schemas.
     """
     try:
         schema = close_objects(choices_as_any_of(schema), effort)

@@ -17,7 +17,7 @@ MAX_COMPARED = 64
 def choices_as_any_of(root: Schema) -> Schema:
     """Return the schema with anyOf in place of each oneOf whose schemas are known to exclude one another.
 
-    A oneOf stays beside an anyOf, or if it has more than MAX_COMPARED schemas.
+    A oneOf is kept if there is an anyOf beside it, or if it has more than MAX_COMPARED schemas.
     """
 
     def change(schema: Any) -> Any:
@@ -63,7 +63,7 @@ def _are_disjoint(one: Schema, other: Schema) -> bool:
 
 
 def _types(schema: Schema) -> set[str]:
-    """Return the types that a value of the schema can have; empty if it can have any. An integer is a number."""
+    """Return the types that a value of the schema can have; empty if it can have any. "integer" counts as "number"."""
     types = schema.get("type")
     found = {str(item) for item in (types if isinstance(types, list) else [types]) if item is not None}
     return {"number" if name == "integer" else name for name in found}

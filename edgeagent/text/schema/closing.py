@@ -39,7 +39,10 @@ class TooManyReferencesError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """An object's known keys in order, whether `properties` gives any of them, and whether other keys are allowed."""
+    """An object's known keys in order, and whether other keys are allowed (`is_open`).
+
+    `has_properties`: the schema has `properties`, or `unevaluatedProperties` is false.
+    """
 
     names: tuple[str, ...] = ()
     has_properties: bool = False
@@ -102,7 +105,10 @@ class Effort:
         self._num_visits = self._num_names = 0
 
     def visit(self, num_followed: int) -> None:
-        """Count an object's schema, reached through `num_followed` references; raise TooManyReferencesError."""
+        """Count an object's schema, reached through `num_followed` references.
+
+        Raise TooManyReferencesError if there are too many schemas or references.
+        """
         self._num_visits += 1
         if self._num_visits > MAX_VISITS or num_followed > MAX_CHAIN:
             raise TooManyReferencesError(
@@ -188,7 +194,7 @@ class _Closer:
                 result[key] = [self._branch(item, others.get(id(schema[key]))) for item in schema[key]]
             elif key == "$ref" and isinstance(resolve(self._root, value), dict):
                 result[key] = f"#/{_COPIES}/{self._copies.setdefault(value, len(self._copies))}"
-            elif key != "unevaluatedProperties" or not isinstance(value, bool):  # _keys_of obeys a bool
+            elif key != "unevaluatedProperties" or not isinstance(value, bool):  # _keys_of handles a bool
                 result[key] = value if key not in (*_FORKS, "allOf") else schema[key]
         return result
 

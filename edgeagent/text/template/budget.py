@@ -93,7 +93,9 @@ def num_chars(value: object) -> int:
 
 
 def weigh(value: object) -> int:
-    """Return how many values a comparison or hash of this value may visit; raise SecurityError for far too many.
+    """Return how many values a comparison or hash of this value may visit; 0 if it is no container.
+
+    Raise SecurityError for far too many.
 
     A list that is contained several times counts each time, because a comparison visits it each time.
     """

@@ -128,7 +128,8 @@ class ChatTemplate:
         """Render a conversation up to the beginning of the assistant's answer.
 
         Tools are shown whatever the tool choice is. Raise InvalidRequest if the template refuses the conversation or
-        exceeds its limits, and InvalidToolSchema for tools that are not JSON objects.
+        exceeds its limits, or for wrong `template_kwargs`. Raise InvalidToolSchema if the parameters of a tool are not
+        a JSON object.
         """
         kwargs = _template_kwargs(prompt.template_kwargs)
         marker = Marker(self._control, _strings(prompt), foreign=self._foreign)
@@ -254,7 +255,7 @@ class _RefusedError(Exception):
 
 
 def _arrangements(messages: tuple[Message, ...], takes_system: bool) -> Iterator[tuple[Message, ...]]:
-    """Yield the messages in several arrangements, each changed more than the last.
+    """Yield the messages in several arrangements, each changed more than the one before.
 
     First they are unchanged. Then system messages are joined, then neighbours of one role. Then each call gets its own
     turn. Last, the system's text is moved into the first user message. Without `takes_system`, that text is moved in
@@ -281,7 +282,7 @@ def _strings(prompt: ChatPrompt) -> Iterator[str]:
 
 
 def _template_kwargs(text: str) -> dict[str, Any]:
-    """Return the template variables that a request sets; raise InvalidRequest unless they are in _KWARGS."""
+    """Return the template variables that a request sets; raise InvalidRequest unless they are as _KWARGS says."""
     param = "chat_template_kwargs"
     try:
         kwargs = json.loads(text)

@@ -67,7 +67,10 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
 
 
 def tool_definitions(tools: Sequence[Tool], mark: Mark) -> list[Turn]:
-    """Return the tools in the form that templates accept, with their texts marked."""
+    """Return the tools in the form that templates accept, with their texts marked.
+
+    Raise InvalidToolSchema if the parameters of a tool are not a JSON object.
+    """
     return [
         {
             "type": "function",

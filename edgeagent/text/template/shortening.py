@@ -35,8 +35,8 @@ def cut_before(messages: Sequence[Message], place: int) -> tuple[Message, ...]:
 def cut_places(messages: Sequence[Message], step: int, size: Callable[[Message], int]) -> list[int]:
     """Return the indices where the conversation can be cut, in order: one after each step, and the last possible one.
 
-    `step` is the size of the messages that each step drops. `size` returns a message's size, which must be the same
-    each time. A cut is before a user's message, because templates require a conversation to begin with one. After the
+    `step` is the size of the messages that each step drops. `size` returns a message's size, which must be the same at
+    each call. A cut is before a user's message, because templates require a conversation to begin with one. After the
     last user message, which stays, a cut is before a message of the assistant. A call and its result stay together. The
     last message always stays.
     """
