@@ -62,10 +62,11 @@ def _of_ollama(environment: Mapping[str, str]) -> Iterator[Adoptable]:
     roots += [home / ".ollama" / "models", _OLLAMA_SYSTEM_FOLDER]
     for root in roots:
         for manifest in _files(root / "manifests", "*"):
-            host, *names, tag = manifest.relative_to(root / "manifests").parts
+            parts = manifest.relative_to(root / "manifests").parts
             digest = _model_digest(manifest)
-            if len(names) != 2 or digest is None:
+            if len(parts) != 4 or digest is None:
                 continue
+            host, *names, tag = parts
             name = "/".join(names if names[0] != "library" else names[1:])
             name = name if host == _OLLAMA_HOST else f"{host}/{name}"
             name = name if tag == "latest" else f"{name}:{tag}"

@@ -56,7 +56,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "A block has more than one byte.",
     (
         "edgeagent/engine/cache/disk/folder.py",
-        "self._missing_bytes = 0  # the size of that block",
+        "self._missing_bytes = 0  # the size of the block that found no room",
         "1",
     ): "Set with `shortage`, and read only with it.",
     (

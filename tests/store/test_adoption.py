@@ -52,6 +52,13 @@ def test_ollama(tmp_path: Path) -> None:
     }
 
 
+def test_another_file_among_ollama_s_manifests_is_skipped(tmp_path: Path) -> None:
+    path = manifest(tmp_path, "registry.ollama.ai/library/m/latest", sha256(MODEL))
+    blob(tmp_path)
+    (tmp_path / ".ollama" / "models" / "manifests" / "README").write_bytes(path.read_bytes())
+    assert [model.name for model in adoptable("ollama", {"HOME": str(tmp_path)})] == ["m"]
+
+
 def test_ollama_s_folder_from_its_variable(tmp_path: Path) -> None:
     blob(tmp_path)
     manifest(tmp_path, "registry.ollama.ai/library/m/latest", sha256(MODEL))

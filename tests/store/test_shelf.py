@@ -208,6 +208,35 @@ def test_what_is_left_over_is_found_and_goes(store: StoreConfig) -> None:
     assert pruner.leftovers() == () and used.read_bytes() == small_model(1) and other_programs.exists()
 
 
+@pytest.mark.parametrize("spelling", ["folder/../models", "link"])
+def test_a_used_file_is_no_leftover_however_the_folder_is_spelled(
+    store: StoreConfig, tmp_path: Path, spelling: str
+) -> None:
+    put(store, "m-Q4_0.gguf", small_model(1))
+    folder = HubCache.of(store).root
+    (folder.parent / "folder").mkdir()
+    (folder.parent / "link").symlink_to(folder)
+    other = StoreConfig(models_dir=folder.parent / spelling.replace("models", folder.name))
+    assert Pruner(other).leftovers() == ()
+    removed = HubCache.of(other).removable(HubCache.of(other).files(REPO).values())
+    assert [path.parent.name for path in removed].count("blobs") == 1
+
+
+def test_a_link_to_a_file_by_its_whole_path_uses_it(store: StoreConfig) -> None:
+    pointer = put(store, "m-Q4_0.gguf", small_model(1))
+    blob = pointer.resolve()
+    pointer.unlink()
+    pointer.symlink_to(blob)
+    assert Pruner(store).leftovers() == ()
+
+
+def test_a_download_that_ends_while_leftovers_are_listed(store: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, "m-Q4_0.gguf", small_model(1))
+    gone = HubCache.of(store).partial(REPO, "a" * 64)
+    monkeypatch.setattr(HubCache, "unreferenced", lambda _: {gone: REPO})
+    assert Pruner(store).leftovers() == ()
+
+
 def test_a_download_under_way_is_left(store: StoreConfig) -> None:
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 

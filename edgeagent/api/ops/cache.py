@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Annotated, Literal, cast
 
@@ -18,8 +18,24 @@ from edgeagent.api.openai.chat_body import KNOWN, read_chat
 from edgeagent.api.ops.owner_fields import OwnerBody, read_fields
 from edgeagent.api.wire.fields import Body, ModelName, validate
 from edgeagent.api.wire.shape import Json, Shape, shaped
-from edgeagent.errors import InternalError, InvalidRequest
-from edgeagent.types import CachePolicy, Finished, GenerateRequest, PurgeCache, TextPrompt, WorkerState, replace
+from edgeagent.errors import (
+    BackendUnavailable,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    NotSupported,
+    WorkerCrashed,
+)
+from edgeagent.types import (
+    CachePolicy,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    PurgeCache,
+    TextPrompt,
+    WorkerState,
+    replace,
+)
 
 router = APIRouter(prefix="/edgeagent/cache")
 
@@ -117,6 +133,8 @@ async def warm(request: Request) -> JSONResponse:
     async with aclosing(service.generate(warming)) as steps:
         async for step in steps:
             for delta in step.deltas:
+                if isinstance(delta, Finished) and delta.reason is FinishReason.CANCELLED:
+                    raise BackendUnavailable("the prompt was not computed: the daemon is stopping")
                 if isinstance(delta, Finished):
                     return JSONResponse(shaped(Warmed, delta.usage))
     raise InternalError("a generation ended without its last event")
@@ -147,4 +165,6 @@ def _read_known_warming(fields: Json, default_model: str) -> GenerateRequest:
 async def _purge_workers(context: Context, client: str | None) -> None:
     for status in context.service.models():
         if status.state is WorkerState.READY:
-            await context.service.ask(status.name, PurgeCache(client))
+            # A remote's model has no cache here. The memory of a worker that has ended is gone.
+            with suppress(NotSupported, ModelNotFound, WorkerCrashed):
+                await context.service.ask(status.name, PurgeCache(client))

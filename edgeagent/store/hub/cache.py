@@ -84,9 +84,10 @@ class HubCache:
         for path in paths:
             snapshots, file = self._place(path)
             names += [other for snapshot in snapshots.glob("*") if _exists(other := snapshot / file)]
-        blobs = {blob for name in names if (blob := _blob_of(name)) is not None}
+        blobs: set[Path] = set()
         for repo in {self._place(path)[0].parent for path in paths}:
-            blobs -= {blob for name in _pointers(repo) if name not in names and (blob := _blob_of(name)) is not None}
+            pointers = set(_pointers(repo))
+            blobs |= _blobs_of(pointers.intersection(names), repo) - _blobs_of(pointers.difference(names), repo)
         return (*names, *sorted(blobs))
 
     def drop_empty(self, paths: Iterable[Path]) -> None:
@@ -108,7 +109,7 @@ class HubCache:
         found = {}
         for repo in self.repos():
             folder = self.repo_dir(repo)
-            used = {_blob_of(name) for name in _pointers(folder)}
+            used = _blobs_of(_pointers(folder), folder)
             for blob in sorted(folder.glob("blobs/*")):
                 is_partial = blob.name.endswith(".incomplete")
                 if (is_partial or (SHA256.fullmatch(blob.name) and blob not in used)) and _is_gguf(blob):
@@ -168,12 +169,15 @@ def _pointers(repo: Path) -> Iterator[Path]:
             yield path
 
 
-def _blob_of(pointer: Path) -> Path | None:
-    """Return the blob that a published file links to; None if the file is not a link to a blob."""
-    if not pointer.is_symlink():
-        return None
-    blob = Path(os.path.normpath(pointer.parent / pointer.readlink()))
-    return blob if blob.parent.name == "blobs" else None
+def _blobs_of(pointers: Iterable[Path], repo: Path) -> set[Path]:
+    """Return the blobs of a repository to which these published files link.
+
+    The folders are compared as real paths, since a link or the cache's own path may contain `..` or other links.
+    """
+    folder = repo / "blobs"
+    real = folder.resolve()
+    targets = (pointer.parent / pointer.readlink() for pointer in pointers if pointer.is_symlink())
+    return {folder / target.name for target in targets if target.parent.resolve() == real}
 
 
 def _exists(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,8 @@ class Pruner:
         found = []
         for path, repo in self._cache.unreferenced().items():
             why = "not finished" if path.suffix == ".incomplete" else "used by no name"
-            found.append(Leftover(path, repo, path.stat().st_size, why))
+            with suppress(FileNotFoundError):  # the download has ended meanwhile
+                found.append(Leftover(path, repo, path.stat().st_size, why))
         return tuple(found)
 
     def delete(self, leftover: Leftover) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 from edgeagent.cache_folder import About
 from edgeagent.config import Config
 from edgeagent.engine.cache.block import Importance
-from edgeagent.types import CachePolicy, ChatPrompt, PurgeCache, TextPrompt
+from edgeagent.errors import EdgeAgentError, ModelNotFound, NotSupported, WorkerCrashed
+from edgeagent.types import CachePolicy, ChatPrompt, FinishReason, PurgeCache, TextPrompt, TextQuery
 from tests.backends.fake import FakeBackend, finished
 from tests.daemon.running import TOKEN, running
 from tests.engine.cache.disk.stores import make_chain, make_store
@@ -49,6 +53,30 @@ async def test_purging_one_client_and_all(tmp_path: Path) -> None:
         refused = await daemon.http.post(f"{daemon.url}/edgeagent/cache/purge", json={"client": 3}, headers=OWNER)
     assert refused.status_code == 400
     assert backend.queries == [PurgeCache("kiosk"), PurgeCache(None)]  # the workers' memory is purged too
+
+
+@pytest.mark.parametrize("error", [NotSupported, ModelNotFound, WorkerCrashed])
+async def test_a_model_that_has_no_cache_here_keeps_nothing_from_being_deleted(
+    tmp_path: Path, error: type[EdgeAgentError]
+) -> None:
+    class Remote(FakeBackend):
+        async def ask(self, model: str, query: TextQuery) -> NoReturn:
+            raise error("a remote answers no questions")
+
+    folder = tmp_path / "cache"
+    fill(folder, "kiosk", "")
+    async with running(Remote(), config=Config(state_dir=tmp_path)) as daemon:
+        answer = await daemon.http.post(f"{daemon.url}/edgeagent/cache/purge", json={}, headers=OWNER)
+    assert answer.status_code == 200
+    assert not list(folder.glob("*.kv"))
+
+
+async def test_a_prompt_that_was_not_computed_is_not_warm(tmp_path: Path) -> None:
+    backend = FakeBackend(lambda _: (finished(FinishReason.CANCELLED),))
+    async with running(backend, config=Config(state_dir=tmp_path)) as daemon:
+        url = f"{daemon.url}/edgeagent/cache/warm"
+        answer = await daemon.http.post(url, json={"prompt": "Once"}, headers=OWNER)
+    assert answer.status_code == 503
 
 
 async def test_warming(tmp_path: Path) -> None:
