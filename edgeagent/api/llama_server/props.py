@@ -59,7 +59,10 @@ class Slot(Shape):
 
 @router.get("/props")
 async def get_props(request: Request) -> JSONResponse:
-    """Return the default model's settings: its sampling, its context, its chat template."""
+    """Return the default model's settings: its sampling, its context, its chat template.
+
+    Raise ModelLoading if it was never loaded.
+    """
     status, info = _loaded(request)
     props: Props = {
         "default_generation_settings": {"params": _params(info.sampling), "n_ctx": info.context_length},
@@ -76,7 +79,10 @@ async def get_props(request: Request) -> JSONResponse:
 
 @router.get("/slots")
 async def get_slots(request: Request) -> JSONResponse:
-    """Return one slot for each request that can run at a time, and which of them are busy."""
+    """Return one slot for each request that can run at a time, and which of them are busy.
+
+    Raise ModelLoading if the default model was never loaded.
+    """
     status, info = _loaded(request)
     num_running = status.worker.num_running if status.worker else 0
     slots: list[Slot] = [

@@ -22,6 +22,7 @@ from edgeagent.errors import RequestTimeout
 from edgeagent.types import ChatPrompt, Detokenize, RenderPrompt, TextAnswer, TextQuery, Tokenize
 
 MAX_TEXT_CHARS = 1 << 20
+# A route raises RequestTimeout if the worker has not answered within this time.
 TIMEOUT_S = 60.0
 _MAX_TOKENS_A_STEP = 4096
 

@@ -1,1 +1,1 @@
-"""OpenAI's older endpoints: chat completions, completions, embeddings, models."""
+"""OpenAI's older endpoints: chat completions, completions, embeddings, models. Also health, readiness and version."""

@@ -99,7 +99,7 @@ class Chunks(ABC):
     def closing(self) -> list[Json]:
         """Return the chunk with the usage if the client asked for it, else nothing.
 
-        The `choices` of that chunk are empty. A client that always reads choices[0] would fail on them.
+        That chunk has no choices. It is sent only on request, because a client that always reads choices[0] would fail.
         """
         if not self._delivery.is_usage_streamed:
             return []

@@ -72,7 +72,7 @@ async def create_embeddings(request: Request) -> Response:
 
 
 async def embed(service: Service, model: str, query: Embed) -> Sequence[Embedding]:
-    """Return the vectors, one for each input; raise the worker's error."""
+    """Return the vectors, one for each input; raise the errors of Service.ask, or InternalError for a wrong answer."""
     embeddings = (await service.ask(model, query)).embeddings
     lengths = {len(embedding.vector) for embedding in embeddings}
     if len(embeddings) != len(query.inputs) or len(lengths) != 1 or max(lengths) % 4:

@@ -34,7 +34,7 @@ class ModelDetails(Shape):
 
 
 class Model(Shape):
-    """A model that a request may name."""
+    """A model that a request may name. `created`: when the daemon started, in seconds since 1970."""
 
     id: str
     object: Literal["model"]
@@ -73,13 +73,13 @@ class Health(Shape):
 
 
 class Ready(Shape):
-    """A token was generated a moment ago."""
+    """Requests can be served: a trial of the default model succeeded a moment ago, or a remote's model is ready."""
 
     status: Literal["ready"]
 
 
 class Version(Shape):
-    """The versions that run."""
+    """The versions that run. `llama_cpp_commit` is null until a model was loaded."""
 
     version: str
     llama_cpp_commit: str | None

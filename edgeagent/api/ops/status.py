@@ -27,7 +27,7 @@ router = APIRouter(prefix="/edgeagent")
 class LoadBody(ModelChoice):
     """`keep_alive`: how long the model stays loaded without use, from now on: seconds, or a duration such as 5m.
 
-    A negative value means forever. Without the field, nothing changes.
+    A negative value means forever. Without the field, the current value is kept.
     """
 
     keep_alive: float | str | None = None

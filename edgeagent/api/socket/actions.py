@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgeagent.api.wire.shape import Json
 
-# RFC 6455, section 7.4.1.
+# Close codes of RFC 6455, section 7.4.1. 1013 is only in IANA's registry.
 GOING_AWAY = 1001
 UNSUPPORTED_DATA = 1003
 POLICY_VIOLATION = TOO_MANY = 1008
@@ -18,7 +18,7 @@ TRY_AGAIN_LATER = 1013
 class Send:
     """Send an event, which is its request's last if `is_terminal`.
 
-    `at_s`: when the engine made the event; 0 if it is not a delta.
+    `at_s`: when the engine made the event (time.monotonic); 0 if it is not a delta.
     """
 
     event: Json

@@ -29,7 +29,7 @@ class Merging(Protocol):
         """Merge `entry` into the event that waits before it, if the two can be merged; return whether they were."""
 
     def append(self, entry: Send) -> None:
-        """Note that an entry was not merged and waits by itself."""
+        """Note that an entry was not merged and waits by itself. The entry's event may be changed here."""
 
 
 class Outbox:

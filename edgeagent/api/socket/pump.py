@@ -29,7 +29,8 @@ from edgeagent.credentials.grants import until_revoked
 # A client that reads nothing for this long counts as gone, even if the connection is still open.
 STALL_S = 10.0
 CLOSE_S = 1.0
-# Limits on a client's frames: a burst is read at once, then this many a second, which take a tenth of the loop's time.
+# Limits on a client's frames: FRAMES_BURST frames are read at once, and then FRAMES_PER_S a second. Reading at this
+# rate takes a tenth of the event loop's time.
 FRAMES_PER_S = 500.0
 FRAMES_BURST = 250
 
@@ -49,7 +50,10 @@ class Pump(ABC, Generic[FrameT, ActionT]):
 
     @abstractmethod
     def read(self, text: str) -> FrameT:
-        """Return the content of a text frame. It must have no side effects: a large frame is read in a thread."""
+        """Return the content of a text frame. It must have no side effects: a large frame is read in a thread.
+
+        It must not raise for a bad frame: an exception closes the socket with INTERNAL_ERROR.
+        """
 
     @abstractmethod
     def receive(self, frame: FrameT) -> Iterable[ActionT | Send | Close]:

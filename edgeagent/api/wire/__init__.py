@@ -1,1 +1,1 @@
-"""What every protocol shares: how bodies are read, errors, usage, event streams, fields of llama.cpp."""
+"""What every protocol shares: how bodies are read, errors, usage, event streams, llama-server's fields."""

@@ -14,7 +14,10 @@ class DeliveryTime:
     num: int = 0
 
     def add(self, at_s: float) -> None:
-        """Note that a step that the engine made at `at_s` (0: no engine made it) has been handed to the client."""
+        """Count a step that has just been handed to the client.
+
+        `at_s`: when the engine made it (time.monotonic). A step with 0 is not counted, because no engine made it.
+        """
         if at_s:
             self.total_s += max(0.0, time.monotonic() - at_s)
             self.num += 1

@@ -55,9 +55,9 @@ class Error(Shape):
     """What happened, the value, and what to do."""
     type: str
     param: str | None
-    """The field at fault."""
+    """The field at fault; null if there is none."""
     code: str
-    """A code that this document's description lists. A code never changes."""
+    """One of the codes in the OpenAPI document's description. A code never changes."""
 
 
 class Refusal(Shape):
@@ -73,7 +73,10 @@ class OllamaRefusal(Shape):
 
 
 class ErrorEvent(Shape):
-    """A request was refused before its response was created. `headers` say when to try again."""
+    """A request was refused before its response was created, or a message was not understood.
+
+    `headers` are those that an HTTP answer would have, for example Retry-After.
+    """
 
     type: Literal["error"]
     status: int
@@ -180,7 +183,7 @@ def ollama_refusal(error: EdgeAgentError) -> OllamaRefusal:
 
 
 def error_answer(path: str, error: EdgeAgentError) -> JSONResponse:
-    """Return the HTTP answer to a request that failed in its route."""
+    """Return the HTTP answer for an error, in the form of the API that the path belongs to."""
     status = http_status(error)
     if not path.startswith(OLLAMA_PREFIX):
         return JSONResponse(Refusal(error=error_body(error)), status, error_headers(error))
@@ -204,9 +207,10 @@ def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:
 
 
 def told(name: str, error: Exception) -> EdgeAgentError:
-    """Return the error that is sent to the client for an exception. An unexpected exception becomes an InternalError.
+    """Return the error that is sent to the client for an exception. An EdgeAgentError is returned unchanged.
 
-    Its type and place are logged with `name`. Its text is not logged, because it may quote a prompt.
+    Any other exception becomes an InternalError, and its type and place are logged with `name`. The exception's text is
+    not logged, because it may quote a prompt.
     """
     if isinstance(error, EdgeAgentError):
         return error

@@ -52,7 +52,7 @@ ROLES: dict[str, Role] = {
 }
 
 NOT_SUPPORTED = "not_supported"
-"""The type of a validation error that is a NotSupported."""
+"""The type of a validation error that becomes a NotSupported."""
 TOLD_BY = "told_by_"
 """Prefix of the type of a validation error; the name of a union's discriminator field follows.
 
@@ -127,7 +127,7 @@ class Query(Body):
 
 
 class EdgeagentBody(Body):
-    """The field `edgeagent`, for what other servers have no field for. An unknown name in it is refused.
+    """The field `edgeagent`: settings that other servers do not have. An unknown name in it is refused.
 
     Otherwise a mistyped `route` would be ignored, and the request might leave this machine.
     """
@@ -186,7 +186,10 @@ class SamplingBody(Body):
     ) = None
 
     def sampling(self) -> SamplingParams:
-        """Return the checked parameters. A seed of -1 means a random seed, as in llama-server."""
+        """Return the checked parameters. A seed of -1 means a random seed, as in llama-server.
+
+        Raise InvalidRequest if a key of `logit_bias` is no token id.
+        """
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,

@@ -26,9 +26,10 @@ async def read_json_object(request: Request) -> dict[str, object]:
 
 
 async def read_body(request: Request, read: Callable[[Json], T], known: KnownFields | None = None) -> T:
-    """Parse the JSON object in a request's body and return `read` of it; raise its errors, or InvalidRequest.
+    """Parse the JSON object in a request's body and return `read` of it; raise the errors of `read`, or InvalidRequest.
 
-    The answer's headers name the fields that are not `known`, and the log counts them. None: no field is checked.
+    `read` runs in a thread if the body is large. The answer's headers name the fields that are not `known`, and the log
+    counts them. If `known` is None, no field is checked.
     """
     body = await request.body()
 

@@ -1,6 +1,7 @@
 """Unknown fields in a body: a client's typo, or a field of another server.
 
-The request is answered without them. A warning names them in an HTTP header and in the object of a response.
+The request is answered without them. A warning names them in an HTTP header. In the Responses API the response object
+has the warning too, in `edgeagent.warnings`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from edgeagent.api.wire.errors import printable
 
 HEADER = b"x-edgeagent-warning"
 SCOPE_KEY = "edgeagent.warnings"
-"""Where the ASGI scope has the list of warnings that the answer's headers will carry."""
+"""The key of the ASGI scope for the list of warnings. The answer's headers carry them."""
 LOG_EVERY_S = 60.0
 MAX_NAMED = 5
 MAX_NAME_CHARS = 64
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FieldWarning:
-    """A warning about unknown fields. `text` is for the client, and quotes field names. `logged` quotes nothing."""
+    """A warning about unknown fields. `text` is for the client, and quotes its fields. `logged` quotes none of them."""
 
     text: str
     logged: str

@@ -99,17 +99,20 @@ class ExtendedBody(SamplingBody):
                 raise NotSupported(f"{name} is not supported: {advice}", param=name)
 
     def sampling(self) -> SamplingParams:
-        """Return the checked parameters; samplers that `samplers` leaves out do nothing."""
+        """Return the checked parameters. Samplers that `samplers` leaves out do nothing.
+
+        Raise NotSupported for an unknown sampler or another order, or InvalidRequest for a wrong `logit_bias`.
+        """
         params = super().sampling()
         return params if self.samplers is None else replace(params, **_without(self.samplers))
 
     def cache(self, partition: str) -> CachePolicy:
-        """Return what the prefix cache may do; a request that must not be stored leaves nothing on disk."""
+        """Return what the prefix cache may do. With `store: false` or `no_store: true`, it writes nothing to disk."""
         is_cached = self.cache_prompt is not False
         return CachePolicy(is_cached, is_cached, partition, persist=self.store is not False and not self.no_store)
 
     def schema_format(self, chosen: OutputFormat) -> OutputFormat:
-        """Return the output's format: `chosen` (from OpenAI's field) or json_schema; raise InvalidRequest for both."""
+        """Return `chosen` (OpenAI's field), or the format of json_schema; raise InvalidRequest if both are given."""
         if self.json_schema is None:
             return chosen
         if not isinstance(chosen, TextFormat):

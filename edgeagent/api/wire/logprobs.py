@@ -1,4 +1,4 @@
-"""How the probabilities of tokens look on the wire, in both of OpenAI's APIs."""
+"""How the log probabilities of tokens look on the wire, in both forms that OpenAI's APIs have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rival(Shape):
 
 
 class Scored(Rival):
-    """A token that was generated, and its likeliest rivals."""
+    """A token that was generated, and its rivals: the likeliest tokens at its position."""
 
     top_logprobs: list[Rival]
 
@@ -58,7 +58,7 @@ def _body(token: TokenLogprob) -> Rival:
 def legacy_logprobs(tokens: Sequence[TokenLogprob], num_rivals: int) -> TextLogprobs:
     """Return `logprobs` in the form of completions: lists of equal length. A token with nothing before it has null.
 
-    The token itself is among its rivals, as in OpenAI's API.
+    The token itself is among its rivals, as in OpenAI's API. If `num_rivals` is 0, `top_logprobs` is None.
     """
     return {
         "tokens": [_name(token) for token in tokens],

@@ -68,7 +68,7 @@ def _text_of(content: object) -> str:
 
 
 Content = Annotated[str, PlainValidator(_text_of, json_schema_input_type=str | list[Part])]
-"""A message's text: a string, or a list of text parts, which are joined."""
+"""A message's text: a string, or a list of texts and refusals, which are joined."""
 
 
 def _schema_text(schema: object) -> str:
@@ -133,7 +133,7 @@ class Function(PlainFunction):
 
 
 def tools_of(functions: Iterable[PlainFunction], field: str = "tools") -> tuple[Tool, ...]:
-    """Return a field's functions as tools; raise InvalidToolSchema if two have one name."""
+    """Return a field's functions as tools; raise InvalidToolSchema if two have the same name."""
     tools: dict[str, Tool] = {}
     for index, function in enumerate(functions):
         name, strict = function.name, isinstance(function, Function) and bool(function.strict)

@@ -1,6 +1,6 @@
-"""Where an answer comes from. Its client learns it before the first token, from headers and from the first event.
+"""Tells a client where its answer is computed: in the answer's headers.
 
-The terminal event says it again, since the answer may have changed its place by then.
+The first event of a stream says the same. The terminal event names the place again, since the answer may have moved.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ Json = dict[str, Any]
 
 
 class Shape(TypedDict):
-    """A JSON object that the daemon sends. It is a plain dict, so it costs nothing.
+    """A JSON object that the daemon sends. It is a plain dict, so it costs no more than a dict.
 
-    The documents are made of shapes too. Every field is always there, unless it is NotRequired. Clients must expect
-    that fields are added later.
+    The OpenAPI and AsyncAPI documents are generated from these classes. Every field is always there, unless it is
+    NotRequired. Clients must expect that fields are added later.
     """
 
 

@@ -49,9 +49,9 @@ class Stream(Response):
 
 
 class EventStream(Stream):
-    """Sends whole events, and a comment if there was no event for a while.
+    """Sends whole events, and a comment if there was no event for `ping_interval_s`.
 
-    Otherwise a client could take the silence for a lost connection.
+    Without the comment, a client could take the silence for a lost connection.
     """
 
     media_type = "text/event-stream"

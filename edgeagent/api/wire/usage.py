@@ -129,7 +129,7 @@ def timings_body(usage: Usage, timings: Timings) -> LlamaTimings:
 def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
     """Return the object `edgeagent`: where the request ran and why, milliseconds by stage, hand-overs if any.
 
-    Unknown stages are left out.
+    Unknown stages are left out. `delivery_ms`: the mean time of a step from the engine to the client.
     """
     before_first_token = {
         "queue": timings.queue_ms,
@@ -156,7 +156,7 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
 
 
 def placement_body(placement: Placement) -> RunsAt:
-    """Return where a request runs. Only a remote has a host and a region, only a local model a `model_sha256`."""
+    """Return where a request runs. Only a remote has a host and a region. Only a local model has a `model_sha256`."""
     body: RunsAt = {"served_by": placement.served_by, "model": placement.model, "reason": placement.reason}
     if placement.sha256:
         body["model_sha256"] = placement.sha256
