@@ -1,4 +1,7 @@
-"""Plans how a model runs in the available memory: layers on GPUs, context, KV types. Configured values are kept.
+"""Plans how a model runs in the available memory: layers on GPUs, context, KV types.
+
+Configured values are kept. There is one exception: of configured layers that do not fit on the GPUs beside what other
+programs hold, as many are there as fit.
 
 If memory is short, what users notice least is given up first: a context above 4,096 tokens, then the exact KV type,
 then the number of parallel requests, then layers on the GPUs, and last a context of 4,096 tokens. The number of
@@ -80,6 +83,16 @@ def make_plan(
 
 def _plan(
     shapes: Sequence[FileShape], config: EngineConfig, room: Room, most_cells: int = 0, num_back: int = 0
+) -> Plan:
+    plan = _plan_as_asked(shapes, config, room, most_cells, num_back)
+    if config.gpu_layers > 0 and room.gpus and not plan.layout.num_gpu_layers:
+        as_many_as_fit = config.model_copy(update={"gpu_layers": -1})
+        return _plan_as_asked(shapes, as_many_as_fit, room, most_cells, num_back)
+    return plan
+
+
+def _plan_as_asked(
+    shapes: Sequence[FileShape], config: EngineConfig, room: Room, most_cells: int, num_back: int
 ) -> Plan:
     wanted = num_cells_wanted(shapes[0], config)
     most = min(wanted, most_cells) if most_cells and not config.ctx else wanted
@@ -217,9 +230,11 @@ def _describe_layers(plan: Plan, config: EngineConfig, num_layers: int) -> Choic
     value = "all" if layout.num_gpu_layers > num_layers else f"{layout.num_gpu_layers} of {num_layers}"
     if layout.num_cpu_experts and layout.num_gpu_layers:
         value += f", the experts of {layout.num_cpu_experts} in memory"
-    return Choice(
-        "layers on the GPU", value, "option" if config.gpu_layers >= 0 else "memory", f"takes {', '.join(parts)}"
-    )
+    why = f"takes {', '.join(parts)}"
+    is_as_asked = 0 <= min(config.gpu_layers, num_layers + 1) <= layout.num_gpu_layers
+    if config.gpu_layers > 0 and not is_as_asked:
+        why += f"; {config.gpu_layers} layers do not fit beside what other programs hold"
+    return Choice("layers on the GPU", value, "option" if is_as_asked else "memory", why)
 
 
 def _typed(config: EngineConfig) -> list[EngineConfig]:

@@ -180,6 +180,18 @@ def test_more_layers_than_a_gpu_can_hold_are_refused_with_how_many_fit() -> None
     check_possible([MODEL], EngineConfig(gpu_layers=99), busy)  # other programs may free their memory
 
 
+def test_of_configured_layers_that_do_not_fit_now_as_many_are_taken_as_fit() -> None:
+    asked = EngineConfig(gpu_layers=8)
+    busy = Room(64 * GIB, (replace(card(8 * GIB).gpus[0], free_bytes=GIB),))
+    plan = make_plan([MODEL], asked, busy)
+    assert 0 < plan.layout.num_gpu_layers < 8
+    assert plan.layout == make_plan([MODEL], CONFIG, busy).layout and plan.fits
+    layers = describe(plan, asked, 8)[0]
+    assert (layers.value, layers.by) == (f"{plan.layout.num_gpu_layers} of 8", "memory")
+    assert layers.why.endswith("; 8 layers do not fit beside what other programs hold")
+    assert make_plan([MODEL], EngineConfig(gpu_layers=1), busy).layout.num_gpu_layers == 1
+
+
 def test_the_reasons_are_told() -> None:
     plan = make_plan([MODEL], CONFIG, room_for(4000))
     context, kv_type = describe(plan, CONFIG, 8)
