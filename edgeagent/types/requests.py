@@ -167,7 +167,7 @@ class GenerateRequest(Struct, frozen=True):
     route: where the request and its credential allow it to run (None: no limit).
     client: the client's name, empty for the owner; see `credentials.keys.Client`.
     so_far: the part of the answer that the client already has. The generation continues it.
-    keep_alive_s: from now on, how long the model stays loaded after its last use (None: unchanged; infinity: for ever).
+    keep_alive_s: from now on, how long the model stays loaded after its last use (None: unchanged; infinity: forever).
     adapter: the adapter to compute with, "" for none. It is set when the request is given to a worker. Until then only
     `model` names the adapter.
     num_hops: how many other edgeagents forwarded the request.
