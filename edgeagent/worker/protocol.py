@@ -7,8 +7,8 @@ through its stdout.
 - The first message to a worker is Load. It is answered by any number of LoadProgress, then Ready or LoadFailed.
 - Every Submit is answered by StepResults for its id. The request ends with a Finished in the last StepResult, or with
   one Failed. No message for its id follows.
-- Every Ask is answered by AnswerParts for its id, the last with `is_last`, or by one Failed. A dropped Ask may get no
-  answer.
+- Every Ask is answered by AnswerParts for its id, the last with `is_last`, or by one Failed. There may be no answer if
+  the Ask is dropped or the worker is stopped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Load(Struct, frozen=True, tag="load"):
     """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
 
     - `identity` changes if another file replaces the model's file or an adapter's.
-    - `writable` are the only folders that the sandbox lets the worker write to.
+    - `writable` are the folders that the sandbox lets the worker write to, in addition to the GPU drivers' caches.
     - `shapes` has the FileShape of the model, then that of its draft; empty if the model's header could not be read.
     - `room_bytes` is how much of the machine's memory the model may use; 0 means all that is free.
     - `num_tries` is the number of earlier loads that failed because memory ran out.
@@ -83,7 +83,7 @@ class Load(Struct, frozen=True, tag="load"):
 class Delivered(Struct, frozen=True, array_like=True):
     """The output so far: first `so_far` from another machine, then `tokens` from earlier workers.
 
-    The tokens were delivered in steps of `step_lengths`. `unsaid` has the log probabilities of the last tokens. Their
+    The tokens were delivered in steps of `step_lengths`. `unsaid` has the log probabilities of the last tokens, whose
     text was not sent yet.
     """
 
@@ -135,7 +135,7 @@ class Ping(Struct, frozen=True, tag="ping"):
 
 
 class Stop(Struct, frozen=True, tag="stop"):
-    """Cancel all live requests and exit."""
+    """Cancel all live requests, save cached blocks to the disk cache, and exit."""
 
 
 ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
@@ -144,7 +144,8 @@ ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
 class LoadProgress(Struct, frozen=True, tag="progress"):
     """How much of the model is loaded, 0 to 1.
 
-    `trying` describes the part of a file that is tried next. If the process ends, that part is reported as the cause.
+    `trying` describes the part of a file that is tried next; "" if none is. If the process then crashes, that part is
+    reported as the cause.
     """
 
     fraction: float
@@ -244,11 +245,11 @@ LENGTH_BYTES = _length.size
 
 
 class ProtocolError(Exception):
-    """A frame is too large or does not hold a known message."""
+    """A frame is too large or holds no known message, or a message is not allowed at this time."""
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """Return the frame of a message."""
+    """Return the frame of a message; raise UnicodeEncodeError or OverflowError if msgpack has no form for a value."""
     buffer = bytearray(LENGTH_BYTES)
     _encoder.encode_into(message, buffer, LENGTH_BYTES)
     _length.pack_into(buffer, 0, len(buffer) - LENGTH_BYTES)
@@ -280,7 +281,10 @@ def decode_from_worker(body: bytes) -> FromWorker:
 
 
 def read_to_worker(stream: BinaryIO) -> ToWorker | None:
-    """Block until the next message to the worker arrives; return None at the end of the stream."""
+    """Wait for the next message to the worker and return it; None at the end of the stream.
+
+    Raise ProtocolError for an invalid frame, or OSError if the stream cannot be read.
+    """
     header = stream.read(LENGTH_BYTES)
     if len(header) < LENGTH_BYTES:
         return None

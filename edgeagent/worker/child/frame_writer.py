@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol
 
 from edgeagent.worker.protocol import FromWorker, encode
 
-# A pipe that is ready accepts at least this many bytes (POSIX guarantees 512; all systems with poll accept 4096).
+# A pipe that is ready on Linux accepts at least this many bytes. POSIX and macOS guarantee only 512.
 MAX_DIRECT_BYTES = 4096
 
 

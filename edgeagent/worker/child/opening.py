@@ -1,4 +1,4 @@
-"""Opens the model of a Load. Chooses GPU layers, context length and KV types so that it fits into memory."""
+"""Opens the model of a Load, with GPU layers, context length and KV types that make the model fit into memory."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 Up to five threads communicate through queues:
 
 - The reader reads frames from stdin, and answers pings even in the middle of a step.
-- The preparer renders and tokenizes, so that a long template or prompt does not delay other streams. There is one only
-  for a model that generates.
+- The preparer renders and tokenizes, so that a long template or prompt does not delay other streams. Only a model that
+  generates has a preparer.
 - The main thread runs the engine. It writes its frames directly to stdout if that cannot block.
 - The writer writes all other frames to stdout, so that delivery never blocks the engine.
 - The questions thread answers questions about text.
 
-With a disk cache, further threads read and write blocks. When the daemon ends, stdin ends and the process exits.
+A side context has its own thread. With a disk cache, further threads read and write blocks. When the daemon ends,
+stdin ends and the process exits.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ _IDLE_S = 1.0
 
 
 class _Reader(threading.Thread):
-    """Reads frames from stdin and answers pings. When the stream ends, the daemon is gone, and the process is ended."""
+    """Reads frames from stdin, answers pings and passes on the other messages.
+
+    When the stream ends, the daemon is gone, and this thread ends the process. It does so at an invalid frame too.
+    """
 
     def __init__(
         self,
@@ -196,13 +200,13 @@ def _die_with_parent() -> None:
 
 def _claim_stdout() -> BinaryIO:
     """Return stdout as the pipe for frames. Redirect prints to stderr, because llama.cpp may print to stdout."""
-    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")  # buffered: a write to a raw pipe may be partial
+    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return frames
 
 
 def _enclose(load: Load) -> tuple[str, ...]:
-    """Enter the sandbox, unless it is switched off; return its state."""
+    """Enter the sandbox and return the restrictions that took effect; ("off",) if the sandbox is switched off."""
     if not EngineConfig.model_validate_json(load.engine_config).sandbox:
         return ("off",)
     models = [Path(path) for path in (load.path, load.draft_path) if path is not None]

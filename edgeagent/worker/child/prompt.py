@@ -233,7 +233,7 @@ def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
 
 
 def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Template, query: TextQuery) -> TextAnswer:
-    """Answer a question about text; raise InvalidRequest for unknown token ids."""
+    """Answer a question about text; raise InvalidRequest for unknown token ids or a refused conversation."""
     if not isinstance(query, RenderPrompt):
         return answer_text_query(model, vocabulary, query)
     template.renew()

@@ -1,6 +1,8 @@
-"""Quantizes one model file in a separate, sandboxed process, which may only read the model and write one file.
+"""Quantizes one model file in a separate process. In the sandbox, it may only read the model and write one file.
 
-A line of JSON on stdin says what to do. Lines of JSON on stdout report progress, and at the end success or an error.
+A line of JSON on stdin says what to do. The replies are lines of JSON on stdout: first the size of the quantized
+tensors (null if unknown), then the progress, and at the end success or an error. After the size, the process waits for
+the line "go" on stdin. At any other line, or at the end of stdin, it exits with status 1.
 """
 
 from __future__ import annotations

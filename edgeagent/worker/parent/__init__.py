@@ -1,1 +1,1 @@
-"""The part of the worker package that runs in the daemon: a supervisor for each model's process, and their pool."""
+"""The parent's side of the worker package: a supervisor for each worker process, the pool of models, and quantizing."""

@@ -1,8 +1,8 @@
 """The messages between a worker and the process that renders its chat template, over a pair of pipes.
 
-Each Open and each Render has a number and is answered by one frame with that number. A process may be ended at any
-moment, even in the middle of a frame, and the next one uses the same pipe. So each frame begins with random bytes that
-no template can know, and ends with zeros; a broken frame is skipped.
+Each Open and each Render has a number and is answered by one frame with that number, unless the process ends first. A
+process may be ended at any moment, even in the middle of a frame, and the next one uses the same pipe. So each frame
+begins with random bytes that no template can know, and ends with zeros; a broken frame is skipped.
 
 Each Open and each Render also has `num_ended`: how many processes have ended, as far as the worker knows. If more have
 ended, the process answers NotOpen.
@@ -68,7 +68,7 @@ class Done(Struct, frozen=True, tag="done"):
 
 
 class NotOpen(Struct, frozen=True, tag="not_open"):
-    """No template is open, since the process that had opened it has ended."""
+    """The message was not carried out: a process has ended, and with it the template that it had opened."""
 
     number: int
 
@@ -108,7 +108,7 @@ def encode(message: ToRenderer | FromRenderer) -> bytes:
 
 
 def new_mark() -> bytes:
-    """Return a random mark for the frames of one pair of pipes.
+    """Return a random mark for the frames between a worker and its renderers.
 
     Its first byte is not zero, so that no mark seems to begin within the zeros at the end of a frame.
     """

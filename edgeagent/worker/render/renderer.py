@@ -63,7 +63,7 @@ class Template(Protocol):
 
 # CPU time for all renderings of one request. A conversation to be truncated is rendered again for each length tried.
 REQUEST_CPU_S = 3.0
-# The least CPU time for a rendering. With less, starting the process alone would exceed the limit.
+# The least CPU time for a rendering. With less, even a short rendering could exceed the limit and end its process.
 _LEAST_CPU_S = 0.05
 # How often a message is sent, at most. It is sent again if the process ended before or after its work on the message,
 # since the message is not the cause then.
@@ -86,7 +86,7 @@ def open_here(opening: Open) -> ChatTemplate:
 
 
 def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
-    """Start processes for `num_templates` templates. Return a function that opens one template at each call.
+    """Start processes for `num_templates` templates. Return a function that opens a template; call it once for each.
 
     Call this while the process has one thread and is not in a sandbox. On Windows, which cannot fork, templates run in
     this process, limited only by their own budgets.
@@ -114,7 +114,7 @@ class RemoteTemplate:
     """A template in another process. If that process has ended, the template is opened again in the next one."""
 
     def __init__(self, pipes: Pipes, mark: bytes, opening: Open, keeper: int) -> None:
-        """Open the template; raise TemplateTooSlow if that exceeds its limits.
+        """Open the template; raise TemplateTooSlow or another InvalidRequest if that exceeds its limits.
 
         `keeper` is the process id of the child that starts the renderers.
         """
@@ -204,7 +204,7 @@ class RemoteTemplate:
                     _fail("it has ended", self._keeper)
                 answer = decode_from_renderer(body)
                 self._num_ended += isinstance(answer, Ended)
-                # Skip an answer with another number: it belongs to an earlier question that was given up.
+                # Skip an answer with another number: it belongs to an earlier message that was given up.
                 if answer.number == message.number or isinstance(answer, Ended):
                     break
         except (OSError, msgspec.MsgspecError) as error:

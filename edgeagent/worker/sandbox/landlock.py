@@ -53,7 +53,8 @@ def version() -> int:
 def restrict(*, read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path]) -> None:
     """Restrict this thread, and threads that it starts, to these files and folders; raise OSError if that fails.
 
-    Paths that do not exist are ignored. After this, no program can be executed. The caller must have set no_new_privs.
+    Paths that cannot be opened are ignored. After this, no program can be executed. TCP and signals to other processes
+    are refused too, if the kernel's Landlock can do it. The caller must have set no_new_privs.
     """
     known = version()
     if not known:

@@ -1,4 +1,4 @@
-"""Gives up Linux's capabilities permanently and sets no_new_privs.
+"""Gives up most of Linux's capabilities permanently, and sets no_new_privs.
 
 Source: capabilities(7), capset(2), include/uapi/linux/{capability,prctl}.h.
 """

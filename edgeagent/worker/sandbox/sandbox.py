@@ -1,7 +1,7 @@
-"""Restricts a worker before it opens a model: no network, no programs, no privileges, no other users' files.
+"""Restricts a worker before it opens a model: no network, no programs, no privileges, no files that it does not need.
 
 Model files are untrusted, and parsers have bugs. An attacker who takes over the worker should reach nothing but the
-model, the conversation and a pipe. The returned state lists the restrictions that the platform supports.
+model, the conversation and a pipe. `enclose` returns the restrictions that took effect on the platform.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def set_limits() -> None:
 
 
 def _lower(limit: int, value: int) -> None:
-    """Lower a limit permanently, unless it is lower already."""
+    """Lower a hard limit permanently, unless it is lower already. Set the soft limit to the same value."""
     import resource
 
     _, hard = resource.getrlimit(limit)
@@ -70,7 +70,7 @@ def _lower(limit: int, value: int) -> None:
 def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
     """Permanently give up what a worker does not need; return the restrictions that took effect, in words.
 
-    `read` are the model's files, and `write` the worker's own folders. Call this while the process has one thread.
+    `read` are the model's files, `write` the process's own folders and files. Call this while it has one thread.
     Otherwise files are not restricted, since Landlock restricts only the calling thread and the threads it starts.
     There are no restrictions on systems other than Linux.
     """
@@ -93,7 +93,7 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
 
 
 def enclose_renderer() -> None:
-    """Permanently give up all but the interpreter's files, if the platform supports it.
+    """Permanently give up all that the interpreter does not need, as far as the platform supports it.
 
     Call this while the process has one thread.
     """

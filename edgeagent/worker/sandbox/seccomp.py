@@ -61,7 +61,7 @@ def refuse_calls() -> None:
 def make_filter(machine: Machine, pid: int) -> bytes:
     """Return the filter's instructions for the process with this id.
 
-    A call is allowed unless `system_calls` refuses it, or it is newer than NEWEST_CALL.
+    A call is allowed unless `system_calls` refuses it, it is newer than NEWEST_CALL, or it is of another ABI.
     """
     code: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
@@ -101,7 +101,7 @@ def _check(check: Check, pid: int) -> list[_Instruction]:
         steps.append((_AND, 0, 0, check.mask))
     for place, value in enumerate(values):
         num_behind = len(values) - 1 - place
-        # After a match, jump to the refusal, or behind it.
+        # After a match, jump to the refusal if the check `refuses` its values, else behind the refusal.
         steps.append((_JUMP_EQUAL, num_behind + (0 if check.refuses else 1), 0, value))
     if check.refuses:
         steps[-1] = (_JUMP_EQUAL, 0, 1, values[-1])

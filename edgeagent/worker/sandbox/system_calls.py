@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 OWN_ID = -1  # stands for the process's id
 OWN_PROCESS = -2  # stands for the process's id and for 0, which means "this process" (for signals, a whole group)
-# The highest call number in Linux 6.18.
+# The highest call number in Linux 6.19.
 NEWEST_CALL = 470
 
 
@@ -76,7 +76,7 @@ _OWN, _OWN_ID = (OWN_PROCESS,), (OWN_ID,)
 CHECKED: dict[str, tuple[Check, ...]] = {
     # Threads may be created, but no processes and no namespaces.
     "clone": (Check(0, (_THREAD,), mask=_THREAD | _NEW_NAMESPACES),),
-    # A datagram socket of a pair may send to any path.
+    # Datagram pairs are refused, because a datagram socket may send to any path.
     "socketpair": (Check(0, (_UNIX,)), Check(1, (_STREAM, _SEQPACKET), mask=_TYPE)),
     # Times may be set on open files, but not on paths. The disk cache records the last use of blocks this way.
     "utimensat": (Check(1, (0,)), Check(1, (0,), is_upper_half=True)),
@@ -90,7 +90,7 @@ CHECKED: dict[str, tuple[Check, ...]] = {
     "ioprio_set": (Check(0, (1,)), Check(1, _OWN)),
     "migrate_pages": (Check(0, _OWN),),
     "move_pages": (Check(0, _OWN),),
-    # A thread may set its own scheduling (as 0). llama.cpp sets that of other threads only if configured to pin them.
+    # A thread may set its own scheduling (id 0). llama.cpp sets that of other threads only if configured to pin them.
     "sched_setaffinity": (Check(0, _OWN),),
     "sched_setscheduler": (Check(0, _OWN),),
     "sched_setparam": (Check(0, _OWN),),

@@ -58,7 +58,10 @@ class EncoderHost:
 
     @property
     def num_threads(self) -> int:
-        """How many CPU threads a batch uses. Busy cores are left to other programs, unless the number is configured."""
+        """How many CPU threads a batch uses. Busy cores are left to other programs, unless the number is configured.
+
+        Reading this measures the load, at most twice a second.
+        """
         if self._threads is None:
             return self._num_threads
         self._threads.update(time.monotonic())

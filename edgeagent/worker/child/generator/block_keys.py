@@ -52,7 +52,10 @@ class BlockKeys:
         return describe_unused(Path(self._disk.folder), self._name, fingerprint, keyring)
 
     def introduce(self, policy: CachePolicy, adapter: str, adapter_id: str) -> None:
-        """Tell the store which client a cache partition belongs to, so that it can be listed and purged by name."""
+        """Tell the store which client a cache partition belongs to, so that a client's blocks can be listed and purged.
+
+        Do nothing without a disk cache, before `make`, or if the policy writes no cache.
+        """
         name = partition_of(policy.partition, adapter_id)
         if self._store is None or self._model is None or not policy.write or name in self._introduced:
             return

@@ -71,7 +71,7 @@ class Continuation:
         return made[0]
 
     def extend(self, spec: SequenceSpec) -> SequenceSpec:
-        """Return a sequence that includes the answer's beginning as delivered tokens.
+        """Return `spec` with the answer's beginning as its first delivered tokens.
 
         `max_tokens` is reduced by `num_elsewhere`: the limit counts the beginning as the other machine counted it.
         """
@@ -93,7 +93,8 @@ def read_continuation(
 ) -> Continuation:
     """Convert the answer so far to tokens that follow the prompt.
 
-    Raise NotSupported if no tokens give exactly this text, ContextLengthExceeded if the context is full.
+    Raise NotSupported if the request's options do not allow it, or if no tokens give exactly this text. Raise
+    ContextLengthExceeded if the context is full.
     """
     _check_continuable(request, so_far)
     is_chat = isinstance(request.prompt, ChatPrompt)

@@ -59,13 +59,13 @@ from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
 # A draft model's cells take about this fraction of its target's memory.
 _DRAFT_SHARE = 1 / 8
-_OPEN_S = 1.0  # how long to wait for a slow disk to list its blocks; blocks listed later are added then
+_OPEN_S = 1.0  # how long to wait until the disk's blocks are listed; blocks listed later are added later
 
 
 class Host:
-    """One model, ready to serve. While `Engine.step` runs, other threads may use `prepare`, and what says so itself.
+    """One model, ready to serve. While `Engine.step` runs, one other thread may call `prepare` and `prepare_grammars`.
 
-    Exceptions are stated at each method.
+    Only the engine's thread may call the other methods, except where a docstring allows other threads.
     """
 
     def __init__(
@@ -157,10 +157,7 @@ class Host:
                 runner.set_num_threads(self._threads.num_threads)
 
     def disk_cache(self) -> CacheStatus | None:
-        """Return the disk cache's status; None if there is no disk cache. Any thread may call it.
-
-        The status also changes while the engine is idle.
-        """
+        """Return the disk cache's status; None if there is no disk cache. Any thread may call it."""
         return None if self._store is None else self._store.stats()
 
     @property
@@ -182,14 +179,17 @@ class Host:
         self._grammars.prepare()
 
     def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
-        """Return a function that answers questions about text. One thread may call it while the other threads run."""
+        """Return a function that answers questions about text; raise TemplateTooSlow.
+
+        Call this method and the function on the same thread. The other threads may run at the same time.
+        """
         return partial(answer_query, self.model, self._vocabulary, self._make_template())
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
         """Return a request ready for the engine: render, tokenize, compile the grammar and set up the sampler.
 
         Sampler, grammar and output are advanced to the end of the `delivered` output, which is not sent again. Raise
-        InvalidRequest (template, grammar, sampling values), NotSupported, or ModelDamaged for an unusable adapter.
+        InvalidRequest (length, template, grammar, sampling values), NotSupported, or ModelDamaged (unusable adapter).
         """
         started_s = time.monotonic()
         prompt = self._prompts.read(request.prompt, request.max_tokens)

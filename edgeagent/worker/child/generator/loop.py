@@ -161,8 +161,8 @@ class Worker:
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
         """Queue a command from the reader thread, and interrupt a long step that would delay it.
 
-        No command is missed: either this method sees the running step, or `_is_wanted` sees the command before the step
-        starts.
+        Either this method sees the long step, or `_is_wanted` sees the command before the step starts. There is one
+        exception: after a step that was put off, the engine does not ask `_is_wanted`.
         """
         self.commands.put(command)
         if self._engine.current_step.is_long:

@@ -246,7 +246,7 @@ class LlamaSideContext:
         return self._is_closed
 
     def _wait_for_turn(self, end_s: float = 0.0) -> None:
-        """Pause if `end_s`, when the next node would end, is too late. While paused, wait for `resume` or `close`."""
+        """Pause if the next node would end too late, at `end_s`. While paused, wait for `resume` or `close`."""
         with self._state:
             if end_s > self._until_s:
                 self._may_run = False

@@ -20,7 +20,7 @@ def check_drafts(
 
     If the model can use drafts, these are `choices`. If not, the choice named "drafts" is replaced, or added if it is
     missing: its value is "none", and it says why. `on_try` is called before a trial computation. The runner's cells
-    must be empty before the call, and are empty again afterwards.
+    must be empty before the call, and are empty again afterwards. Raise OutOfCells or InternalError if the trial fails.
     """
     if model.memory_kind in CUTTABLE:
         return "", tuple(choices)

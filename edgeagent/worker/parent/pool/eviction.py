@@ -136,7 +136,7 @@ class Eviction:
             await asyncio.wait(own)
 
     async def _why_no_room(self, model: LoadedModel) -> _Lack | None:
-        """Return why a model does not fit now. If it fits, reserve its memory and return None."""
+        """Return why a model does not fit now. If it fits or may fit, reserve its memory and return None."""
         pids = [tenant.pid for tenant in self._others(model) if tenant.pid is not None]
         memory = await asyncio.to_thread(self._read, pids)
         others = self._others(model)

@@ -44,7 +44,10 @@ class KeptChoices:
         return content if len(content) <= MAX_BYTES else b""
 
     def write(self, model: Path, content: bytes) -> None:
-        """Keep a worker's calibration for a model file, unless it is unchanged. Disk errors are only logged."""
+        """Keep a worker's calibration for a model file. Disk errors are only logged.
+
+        Ignore a calibration that is empty, unchanged or larger than MAX_BYTES.
+        """
         if not content or len(content) > MAX_BYTES or content == self.read(model):
             return
         self._latest[model] = content

@@ -21,7 +21,7 @@ from edgeagent.worker.parent.supervision.watchdog import Patience
 from edgeagent.worker.protocol import Load
 from edgeagent.worker.sandbox.sandbox import READ_ONLY_FILES
 
-# A model without a worker that no client asks for is forgotten after this time.
+# A model that is not pinned and has no worker is forgotten when it was not used for this time.
 _FORGET_S = 600.0
 # Time for calibration in a load that a request is waiting for. A later load measures the rest.
 _AWAITED_CALIBRATION_S = 0.8
@@ -61,7 +61,7 @@ class LoadedModel:
         self.preparation = preparation
         self.is_pinned = is_pinned
         self.has_room = self.lacks_room = False
-        """Whether its last load got room, or failed for lack of room."""
+        """Whether its last load got room (`has_room`), or failed for lack of room (`lacks_room`)."""
         self.room_bytes = 0
         """How much of the machine's memory its load may use, in bytes; 0 means all that is free."""
         self.checked = asyncio.Event()

@@ -27,7 +27,7 @@ _WORKER_BYTES = 200 << 20
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a file in bytes; 0 if it does not exist."""
+    """Return the size of a file in bytes; 0 if it does not exist or cannot be reached."""
     try:
         return path.stat().st_size
     except OSError:
@@ -56,7 +56,7 @@ class FoundModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What every load calls. All of it reads the disk, so it runs in a thread.
+    """The functions that every load calls. They read the disk, so they are called in a thread.
 
     - `validate` returns a file's header; None if it is unknown. It raises ModelLoadFailed for a file that must not be
       loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
@@ -78,7 +78,7 @@ class Checks:
 
 
 class Preparation:
-    """The files and the cache folder of one model's worker. Its methods read the disk: call them in a thread."""
+    """The files and the cache folder of one model's worker. `weigh` and `load` read the disk: call them in a thread."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Preparation:
         self.keep_alive_s = math.inf
         """How many seconds the model stays loaded without use."""
         self.needed_bytes = self.least_bytes = 0
-        """The model's predicted memory, and the least memory it can run in, in bytes, once its files were checked."""
+        """The model's predicted memory, and the least memory that it can run in, in bytes; 0 before `load`."""
         self.sha256 = ""
         """The SHA-256 of the model's file, once the file was checked; empty if not known."""
 
@@ -113,7 +113,10 @@ class Preparation:
         return self.weights_bytes
 
     def load(self) -> Load:
-        """Check the files, which may have changed since the last load, and return the Load; raise ModelLoadFailed."""
+        """Check the files, which may have changed since the last load, and return the Load.
+
+        Raise the errors of `Checks.validate`, and ModelLoadFailed for a draft with another vocabulary.
+        """
         self.files.give()
         self.sha256 = ""
         model = self._checks.validate(self.path)

@@ -46,8 +46,8 @@ class Pool:
 
     - `resolve` finds a model's files by a name from the configuration, `offer` by a name from a request. Both are
       called in a thread, and so are the functions for Checks.
-    - `offer` raises ModelNotFound if the model is missing or requests may not load it. If `offer` is None, requests may
-      name only configured models.
+    - `offer` raises ModelNotFound (also if requests may not load the model), ModelDamaged or StoreError. If `offer` is
+      None, requests may name only configured models.
     - `kept` has the calibrations of earlier loads; None keeps only those of this process.
     - `read` returns the memory of the machine and of workers.
     - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
@@ -95,7 +95,7 @@ class Pool:
         self._workers = Workers(command, self._patience, clock, self._eviction.make_room, self._keep_choices)
         self._default: str | None = None
         self.pressure = ""
-        """One word for what the machine was short of at the last check: "memory", "thermal" or ""."""
+        """At the last check: "memory" if the machine was short of memory, "thermal" if it was too hot, else ""."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
 
@@ -128,7 +128,7 @@ class Pool:
         return f"{base}+{adapter}" if base in self._models and adapter in self._models[base].adapters else None
 
     async def locate(self, name: str) -> str:
-        """Return a model's canonical name; find it on disk if necessary. Raise the same errors as `find_model`.
+        """Return a model's canonical name; find it on disk if necessary. Raise the errors of `find_model` and `offer`.
 
         Nothing is loaded. Concurrent calls for the same name read the disk once.
         """
@@ -155,7 +155,7 @@ class Pool:
         return await asyncio.shield(search)
 
     async def start(self) -> None:
-        """Find the configured model and start loading it; raise StoreError or NotFound if it is missing.
+        """Find the configured model and start loading it; raise the errors of `resolve`, or ModelNotFound.
 
         Return once its files have been checked. If the check refuses them, the load has failed by then.
         """
@@ -201,23 +201,23 @@ class Pool:
         return [model.status() for model in self._models.values()]
 
     def status(self, model: str) -> ModelStatus:
-        """Return the status of a model; raise ModelNotFound."""
+        """Return the status of a model; raise the errors of `find_model`."""
         return self._model(model).status()
 
     def engine(self, model: str) -> EngineConfig:
-        """Return a model's engine options; raise ModelNotFound."""
+        """Return a model's engine options; raise the errors of `find_model`."""
         return self._model(model).preparation.engine
 
     def lacks_room(self, model: str) -> bool:
-        """Return whether a model's last load failed for lack of room; raise ModelNotFound."""
+        """Return whether a model's last load failed for lack of room; raise the errors of `find_model`."""
         return self._model(model).lacks_room
 
     def num_live(self, model: str) -> int:
-        """Return how many live requests a model has; raise ModelNotFound."""
+        """Return how many live requests a model has; raise the errors of `find_model`."""
         return self._model(model).supervisor.num_live
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> LoadedModel:
-        """Send a request to its model's worker; raise ModelNotFound, or the errors of Supervisor.submit.
+        """Send a request to its model's worker; raise the errors of `find_model` and of Supervisor.submit.
 
         Return the model. The pool may have unloaded and forgotten it before the answer is read.
         """
@@ -230,7 +230,7 @@ class Pool:
         return model
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Return a model's answer to a question about text; raise ModelNotFound, or the errors of Supervisor.ask."""
+        """Return a model's answer; raise NotSupported, or the errors of `find_model` and of Supervisor.ask."""
         asked = self._model(model)
         if isinstance(query, Embed | Rerank) and self.find_model(model) != asked.name:
             raise NotSupported(f"adapters of {asked.name} change its text, not its embeddings", param="model")
@@ -259,13 +259,13 @@ class Pool:
         self._unload_expired()
 
     def reload(self, model: str) -> None:
-        """Restart a model's worker; raise ModelNotFound."""
+        """Replace a model's worker, or load the model, see Supervisor.reload; raise the errors of `find_model`."""
         self._model(model).supervisor.reload()
 
     async def unload(self, model: str) -> int:
-        """End a model's worker once its live requests have ended. Return their number; 0 if the worker has ended.
+        """End a model's worker and return 0. If it has live requests, return their number and end it after them.
 
-        A pinned model is unloaded too, until the next request for it. Raise ModelNotFound.
+        A pinned model is unloaded too, until the next request for it. Raise the errors of `find_model`.
         """
         found = self._model(model)
         if found.supervisor.is_busy:
@@ -276,7 +276,7 @@ class Pool:
         return 0
 
     async def _search(self, name: str) -> str:
-        """Find a model by a name from a request, and add it to the pool."""
+        """Find a model by name and add it to the pool; return its canonical name."""
         assert self._offer is not None
         async with self._num_searches:
             is_configured = name in own_options.preloaded(self._config)
@@ -313,7 +313,7 @@ class Pool:
         return preparation
 
     def _table_of(self, found: FoundModel, asked: str) -> str:
-        """Return the name of the model's [models] table; "" if none. It may be another of the model's names."""
+        """Return the name of the model's [models] table, which may be another of its names; "" if there is none."""
         for name in (asked, found.name):
             if name in self._config.models:
                 return name
@@ -391,8 +391,8 @@ async def _look_at(model: LoadedModel) -> None:
         logger.warning("the files of %s were replaced; it is loaded again", model.name)
         supervisor.reload()
     elif model.is_cut_off and await asyncio.to_thread(preparation.folder.is_made_anew) and not supervisor.is_busy:
-        # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed. Until nothing is
-        # open, the model is not loaded again: that would fail open questions.
+        # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed. The model is not
+        # loaded again while questions are open, because that would fail them.
         logger.warning(
             "the cache folder of %s was deleted and created again; the model is loaded again to use it", model.name
         )

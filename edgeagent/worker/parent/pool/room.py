@@ -11,7 +11,7 @@ from edgeagent.worker.parent.pool.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A model with a worker.
+    """A model with a worker, or with room for a worker that is about to start (`pid` is None then).
 
     - `needed_bytes`: the model's predicted memory, including `weights_bytes` for its files.
     - `is_loading`: it does not use all of `needed_bytes` yet.

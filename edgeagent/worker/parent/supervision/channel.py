@@ -164,7 +164,7 @@ class Channel(asyncio.SubprocessProtocol):
         return self._stderr.decode("utf-8", "replace")
 
     async def stop(self, grace_s: float, save_s: float = 0.0) -> bool:
-        """Ask the child to stop, wait `grace_s` + `save_s` seconds, then end it; return False if it cannot be ended.
+        """Ask the child to stop. After `grace_s` + `save_s` seconds, end it; return False if it cannot be ended.
 
         The child's stdin stays open. A child whose stdin closes exits at once and does not send its last frames.
         """

@@ -1,4 +1,4 @@
-"""The live requests of one model. It keeps the output of each, and makes sure that each ends exactly once.
+"""Keeps the live requests of one model and their output, and makes sure that each request ends exactly once.
 
 Requests outlive workers: a request waits here while a model loads. If a worker dies, the next one continues after the
 delivered tokens. This module checks a worker's messages against the protocol. It knows neither processes nor clocks.
@@ -41,7 +41,8 @@ _MAX_HANGS = 3
 _MAX_HANDOVERS = 10
 _MAX_UNSUSPECTED_KILLS = 2
 _URGENCY = {tier: place for place, tier in enumerate(Tier)}
-# How many deltas are held until a step's last part. Only an echoed prompt and log probabilities need the first limit.
+# The most deltas that are held until a step's last part. Only an echoed prompt and log probabilities need the first
+# limit.
 _MAX_PARTS = 512
 _MAX_PLAIN_PARTS = 4
 
@@ -137,7 +138,7 @@ class LiveRequest:
     def is_suspect(self) -> bool:
         """Whether the request may have ended workers.
 
-        This is so if a worker crashed or hung during it, or three were killed, and it got no token since.
+        If a worker crashed or hung during the request, or three were killed, this is True until its next token.
         """
         is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
         return is_marked and not self.has_progressed
@@ -254,7 +255,10 @@ class ModelRequests:
         self.fail(self._sent(failed.id), error)
 
     def blame(self, request_id: str, cause: str) -> None:
-        """Fail the request that hung the worker, so that it does not hang the next one. Ignore an unknown id."""
+        """Fail the request that hung the worker, so that it does not hang the next one.
+
+        Ignore the id if it is unknown, or if the request is unsent or cancelled.
+        """
         live = self._live.get(request_id)
         if live is not None and live.is_sent and live.cancelled_at_s is None:
             self.fail(live, stuck(cause))

@@ -1,6 +1,6 @@
 """The open questions to one model's worker. This module does not know processes or pipes.
 
-Questions about text are answered at once; embeddings take longer. Neither kind waits for the other.
+Questions about text are answered quickly. Embeddings and rankings take longer. Neither kind waits for the other.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Queries:
         return some_id.startswith(_ID_PREFIX)
 
     def add(self, query: TextQuery) -> Query:
-        """Add a question; raise Overloaded if too many are open."""
+        """Add a question; raise Overloaded if too many of its kind are open."""
         added = Query(Ask(f"{_ID_PREFIX}{next(self._numbers)}", query))
         num_waiting = sum(other.is_embed == added.is_embed for other in self._open.values())
         if num_waiting >= (MAX_EMBEDS if added.is_embed else MAX_QUERIES):

@@ -49,7 +49,7 @@ from edgeagent.worker.protocol import (
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.process")
 
-# How many loads in a row may run out of memory. Each plans to use less memory than the last; see fit.plan.
+# How many loads that run out of memory are tried again. Each try plans to use less memory; see fit.plan.
 MAX_SHORT_LOADS = 3
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Supervisor:
     ) -> None:
         """`keep` stores a worker's bytes for the next worker's Load. `load_time` has the times of earlier loads.
 
-        `leave_out(part, cause)` tells whether the next load omits the part whose trial ended the process.
+        `leave_out(part, cause)`: the trial of the part ended the process. Return whether later loads omit the part.
         """
         self.name = name
         self._keep = keep
@@ -136,7 +136,7 @@ class Supervisor:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.name}")
 
     def reload(self) -> None:
-        """Replace the worker by a new one, which continues its requests. Forget earlier failures."""
+        """Replace a ready worker by one that continues its requests, or load the model. Forget earlier failures."""
         if self._is_stopped_for_good:
             return
         self._restarts, self._num_short_loads = RestartPolicy(self._patience), 0
@@ -147,8 +147,8 @@ class Supervisor:
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
         """Accept a request. Its steps and later errors go to the sink. `so_far`: earlier output of another machine.
 
-        Raise BackendUnavailable or the load's error if no worker can be started. Raise InvalidRequest or
-        PayloadTooLarge if the request cannot be sent to a worker.
+        Raise BackendUnavailable or the load's error if no worker can be started, InvalidRequest if the id is live, and
+        InvalidRequest or PayloadTooLarge if the request cannot be sent to a worker.
         """
         self._check_available()
         now_s = self._clock()
@@ -160,7 +160,7 @@ class Supervisor:
     async def ask(self, question: TextQuery) -> TextAnswer:
         """Return the answer to a question; raise the errors of `submit`, Overloaded, or the worker's error.
 
-        If the waiting task is cancelled, the worker drops the question.
+        Raise WorkerCrashed if the worker ends. If the waiting task is cancelled, the worker drops the question.
         """
         self._check_available()
         refusals.check_sendable(Ask("", question))
@@ -191,7 +191,7 @@ class Supervisor:
             self._refusal.check(self._clock())
 
     async def stop(self) -> None:
-        """End the worker and every request permanently; return when the process has ended."""
+        """End the worker and every request permanently; return when the process has ended or cannot be killed."""
         self._is_stopped_for_good = True
         if self._channel is not None:
             self._state = WorkerState.STOPPING
@@ -206,7 +206,7 @@ class Supervisor:
         self._state = WorkerState.STOPPED
 
     async def _run(self) -> None:
-        """Run one worker after the other, until the supervisor is stopped or gives the model up."""
+        """Run one worker after the other, until the supervisor is stopped or `_give_up` is called."""
         try:
             while not self._is_stopped_for_good:
                 self._begin_life()
@@ -272,7 +272,7 @@ class Supervisor:
             channel.send(ping)
 
     async def _end(self, channel: Channel) -> Death:
-        """Wait until the process has ended, and end it if necessary; return the cause."""
+        """End the process if it still runs; return how and why it ended."""
         self._state = WorkerState.STOPPING
         is_gone = True
         if self._life.verdict.done():

@@ -19,7 +19,7 @@ from edgeagent.types import WorkerStatus
 _HANG_FACTOR = 20.0
 # A worker that gets no CPU time (stopped, starved, waiting for a device) may take this many times as long.
 _IDLE_FACTOR = 3.0
-# The longest expected step time that is believed, since the worker may be hostile.
+# The limit of the expected step time that a worker reports. A hostile worker may report any value.
 _MAX_EXPECTED_S = 60.0
 # Memory growth that counts as progress when loading from a slow disk, in bytes.
 _LOADED_BYTES = 16 << 20
@@ -39,7 +39,7 @@ class Patience:
     first_backoff_s: float = 0.5
     max_backoff_s: float = 30.0
     max_crashes: int = 3
-    max_kills: int = 20  # more than one request survives, so that a single request cannot cause a quarantine
+    max_kills: int = 20  # more kills than one request survives, so that no single request causes a quarantine
     crash_window_s: float = 60.0
     quarantine_s: float = 300.0
     load_retry_s: float = 10.0
@@ -110,8 +110,8 @@ class Wait:
 class Growth:
     """How much a process's memory has grown since a task began, such as preparing one prompt.
 
-    Growth of the cached blocks does not count. Freed blocks are not subtracted, since the process may keep their memory
-    for other use.
+    Growth of the cached blocks is subtracted. If the blocks shrink, nothing is added, since the process may keep their
+    memory for other use.
     """
 
     def __init__(self) -> None:
@@ -224,7 +224,7 @@ class StepWatch:
         """
         self._busy_s = self._busy_s + elapsed.all_s if owed.is_busy else 0.0
         step_limit_s, limit_s = self.step_limit_s(), self._patience.hang_timeout_s
-        # The start time, by the worker's clock, identifies the prompt that it prepares.
+        # The start time, by the worker's clock, identifies the prompt that is being prepared.
         preparing_s = self._status.preparing_since_s or None
         for wait, thing, most_s, words in (
             (self._silence, self._num_pongs, self._patience.pong_timeout_s, "no sign of life for"),
