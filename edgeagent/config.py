@@ -362,15 +362,14 @@ class Config(BaseSettings):
         return self
 
     def engine_of(self, name: str) -> EngineConfig:
-        """Return the engine options of a model. Its own options in `models`, if any, replace the common ones."""
-        own = self.models.get(name)
-        if own is None:
-            return self.engine_with_drafts
+        """Return the engine options of a model. Its own ones replace the common ones. Raise ModelOptionError."""
+        own = self.models.get(name, ModelConfig())
+        draft = self.draft if own.draft == "auto" else own.draft
+        ngrams = {"draft_ngrams": True} if draft == "ngram" else {}
         try:
-            engine = EngineConfig.model_validate(self.engine_with_drafts.model_dump() | own.engine)
+            return EngineConfig.model_validate(self.engine.model_dump() | ngrams | own.engine)
         except ValidationError as error:
             raise ModelOptionError(name, error.errors()[0]) from None
-        return engine.model_copy(update={"draft_ngrams": True}) if own.draft == "ngram" else engine
 
     @property
     def draft_model(self) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.config import Config
+from edgeagent.config import Config, ModelConfig
 from edgeagent.config_sources import declared_options, default_config_file, load_config
 from edgeagent.errors import ConfigError
 
@@ -281,6 +281,16 @@ def test_the_file_has_options_of_single_models(tmp_path: Path) -> None:
     assert (config.engine_of("qwen3:4b").ctx, config.engine_of("qwen3:4b").parallel) == (200, 2)
     own = config.models["qwen3:4b"]
     assert (config.engine_of("other").ctx, own.keep_alive, own.preload) == (100, "1h", True)
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "drafts"),
+    [("ngram", "auto", True), ("ngram", "none", False), ("none", "ngram", True), ("auto", "other", False)],
+)
+def test_a_model_s_own_drafts_replace_the_common_ones(common: str, own: str, *, drafts: bool) -> None:
+    config = Config(draft=common, models={"a": ModelConfig(draft=own)})
+    assert config.engine_of("a").draft_ngrams == drafts
+    assert config.engine_of("b").draft_ngrams == (common == "ngram")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class AdapterTurns:
         contexts also take turns with the adapters.
         """
         chosen = self.take(running)
-        drafts = {} if self.current else proposals.propose(chosen, num_cells)
+        drafts = proposals.propose([] if self.current else chosen, num_cells)
         if len(chosen) == len(running):
             return scheduler.plan(chosen, drafts, num_cells, num_turns=1 + num_others)
         num_turns = num_others + len({sequence.spec.adapter for sequence in running})

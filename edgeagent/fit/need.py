@@ -37,7 +37,8 @@ WORKER_BYTES = 96 << 20
 # In addition to those of the running requests, a context has room for this many rows of logits (for idle sequences and
 # for scored prompt tokens) and this many recurrent states; see engine.llama.context.
 _NUM_IDLE_SEQUENCES, _NUM_SCORED, _BYTES_A_LOGIT = 64, 32, 4
-_NUM_IDLE_STATES = 3
+# Without a host cache, more idle prefixes keep their states.
+_NUM_IDLE_STATES, _NUM_IDLE_STATES_WITHOUT_HOST = 3, 9
 # For each token of a batch a layer computes this many rows of its width, and this many of its feed-forward width.
 _NUM_WIDE, _NUM_FFN, _BYTES_A_NUMBER = 8, 3, 4
 # Memory reserved for blocks: one in _BLOCKS_SHARE bytes of the cells or one in _HOST_SHARE of the host cache, whichever
@@ -92,7 +93,8 @@ def margin_bytes(total_bytes: int) -> int:
 
 def num_states(config: EngineConfig) -> int:
     """Return the number of sequences whose states a recurrent or hybrid model can hold in memory."""
-    return config.num_parallel + _NUM_IDLE_STATES
+    num_idle = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
+    return config.num_parallel + num_idle
 
 
 def layer_kv_bytes(layer: LayerShape, config: EngineConfig, num_cells: int, num_back: int = 0) -> int:

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 Name = Annotated[str, Meta(max_length=256)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+Sum = Annotated[float, Meta(ge=0, le=1e18)]
 Counts = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e9)], ...], Meta(max_length=64)]
 
 
@@ -47,6 +48,21 @@ class StepTime(Struct, frozen=True, array_like=True):
     seconds: Seconds
 
 
+class StepSums(Struct, frozen=True, array_like=True):
+    """The sums over all steps of one kind. See engine.costs.work_done for the kinds.
+
+    num_pairs: pairs of a token and an earlier token of its sequence. num_products: pairs of a token and a used cell of
+    any sequence.
+    """
+
+    kind: Name
+    num_steps: Sum
+    num_tokens: Sum
+    num_pairs: Sum
+    num_products: Sum
+    seconds: Sum
+
+
 class DraftRecord(Struct, frozen=True):
     """Counts of verified (`judged`) and accepted (`stood`) draft tokens by position, for one source and sampler."""
 
@@ -69,7 +85,7 @@ class Kept(Struct, frozen=True):
     """What the daemon keeps for the next load of a model: its calibration, the choice made, and what was learnt.
 
     `conditions` describes how the measurements were made. Under other conditions, the measurements are not reused.
-    `num_tries` counts the loads that have measured under these conditions.
+    `num_tries` counts the loads that have measured under these conditions. `work` sums up the steps of all loads.
     """
 
     conditions: Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]
@@ -78,6 +94,7 @@ class Kept(Struct, frozen=True):
     micro_batch: Count
     num_tries: Annotated[int, Meta(ge=0, le=1 << 31)]
     learned: Learned | None = None
+    work: Annotated[tuple[StepSums, ...], Meta(max_length=8)] = ()
 
 
 class Alternative(Struct, frozen=True):

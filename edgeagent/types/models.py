@@ -186,6 +186,7 @@ class ModelStatus(Struct, frozen=True):
     adapters: names of its LoRA adapters; a request selects one as MODEL+ADAPTER.
     num_live: requests that run or wait.
     sha256: the hash of the model's file, or of a split model's first file; empty if unknown.
+    is_remote: a remote runs the model, so it has no worker here.
     """
 
     name: str
@@ -204,6 +205,7 @@ class ModelStatus(Struct, frozen=True):
     adapters: tuple[str, ...] = ()
     num_live: int = 0
     sha256: str = ""
+    is_remote: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

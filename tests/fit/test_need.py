@@ -35,6 +35,7 @@ def test_states_are_kept_for_each_sequence_and_not_for_tokens() -> None:
     layer = LayerShape(0, num_state_values=1000)
     assert layer_kv_bytes(layer, EngineConfig(parallel=5), 100) == layer_kv_bytes(layer, EngineConfig(parallel=5), 9999)
     assert layer_kv_bytes(layer, EngineConfig(parallel=5), 100) == (5 + 3) * 1000 * 4
+    assert layer_kv_bytes(layer, EngineConfig(parallel=5, cache_memory_bytes=0), 100) == (5 + 9) * 1000 * 4
 
 
 def test_earlier_states_are_kept_for_each_sequence_of_the_model_and_not_of_its_draft() -> None:
@@ -73,7 +74,9 @@ def test_memory_ready_for_blocks_is_a_part_of_the_cells_and_of_what_the_host_may
 def test_what_the_engine_makes_room_for_is_what_is_counted() -> None:
     assert context._NUM_IDLE_SEQUENCES[MemoryKind.FULL_ATTENTION] == need_module._NUM_IDLE_SEQUENCES
     assert (saver._READY_CELLS, saver._READY_SHARE) == (need_module._BLOCKS_SHARE, need_module._HOST_SHARE)
-    assert need_module._NUM_IDLE_STATES == context._NUM_IDLE_STATES + 1, "one is spare"
+    counted = need_module._NUM_IDLE_STATES, need_module._NUM_IDLE_STATES_WITHOUT_HOST
+    made = context._NUM_IDLE_STATES, context._NUM_IDLE_STATES_WITHOUT_HOST
+    assert counted == tuple(number + 1 for number in made), "one is spare"
 
 
 def test_the_margin_is_a_part_and_a_gibibyte_at_most() -> None:

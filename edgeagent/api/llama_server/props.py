@@ -8,9 +8,9 @@ from fastapi.responses import JSONResponse
 from edgeagent import __version__
 from edgeagent.api.context import context_of
 from edgeagent.api.wire.shape import Shape, shaped
-from edgeagent.errors import ModelLoading, NotSupported
+from edgeagent.errors import ModelLoadFailed, ModelLoading, NotSupported
 from edgeagent.service.service import status_of
-from edgeagent.types import ModelInfo, ModelStatus, SamplingParams
+from edgeagent.types import ModelInfo, ModelStatus, SamplingParams, WorkerState
 
 router = APIRouter()
 
@@ -61,7 +61,7 @@ class Slot(Shape):
 async def get_props(request: Request) -> JSONResponse:
     """Return the default model's settings: its sampling, its context, its chat template.
 
-    Raise ModelLoading if it was never loaded.
+    Raise ModelLoading if it was never loaded, or ModelLoadFailed if it cannot be loaded.
     """
     status, info = _loaded(request)
     props: Props = {
@@ -81,7 +81,7 @@ async def get_props(request: Request) -> JSONResponse:
 async def get_slots(request: Request) -> JSONResponse:
     """Return one slot for each request that can run at a time, and which of them are busy.
 
-    Raise ModelLoading if the default model was never loaded.
+    Raise ModelLoading if the default model was never loaded, or ModelLoadFailed if it cannot be loaded.
     """
     status, info = _loaded(request)
     num_running = status.worker.num_running if status.worker else 0
@@ -107,6 +107,8 @@ def _loaded(request: Request) -> tuple[ModelStatus, ModelInfo]:
     status = status_of(service, service.default_model())
     if status is not None and status.info is not None:
         return status, status.info
+    if status is not None and status.state is WorkerState.FAILED:
+        raise ModelLoadFailed(f"the model cannot be loaded: {status.cause}", retry_after_s=status.retry_after_s)
     raise ModelLoading("the model is not loaded yet; try again in a moment", retry_after_s=1.0)
 
 

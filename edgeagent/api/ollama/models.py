@@ -91,7 +91,7 @@ async def tags(request: Request) -> JSONResponse:
 
 @router.get("/api/ps")
 async def ps(request: Request) -> JSONResponse:
-    """List the models that are loaded."""
+    """List the models that are loaded on this machine."""
     models, _ = await _known(context_of(request))
     now = datetime.now(UTC)
     loaded: list[OllamaModel] = [
@@ -102,7 +102,7 @@ async def ps(request: Request) -> JSONResponse:
             "context_length": model.info.context_length if model.info else 0,
         }
         for model in models
-        if model.status is not None and model.status.state is WorkerState.READY
+        if model.status is not None and model.status.state is WorkerState.READY and not model.status.is_remote
     ]
     return JSONResponse(OllamaModels(models=loaded))
 

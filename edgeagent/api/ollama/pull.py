@@ -55,7 +55,7 @@ async def _encoded(lines: AsyncGenerator[OllamaPull, None]) -> AsyncGenerator[by
 
 async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None]:
     yield {"status": "pulling manifest"}
-    if not _is_served(context, name):
+    if not _is_here(context, name):
         async with aclosing(context.pulls.run(name)) as steps:
             async for step in steps:
                 if isinstance(step, Progress):
@@ -63,8 +63,9 @@ async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None
     yield {"status": "success"}
 
 
-def _is_served(context: Context, name: str) -> bool:
-    return known_name(context.service, name) in {status.name for status in context.service.models()}
+def _is_here(context: Context, name: str) -> bool:
+    known = known_name(context.service, name)
+    return any(status.name == known and not status.is_remote for status in context.service.models())
 
 
 def _line(progress: Progress) -> OllamaPull:

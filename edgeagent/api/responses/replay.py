@@ -89,7 +89,8 @@ class _Teller:
 def _as_begun(response: ResponseBody, status: str) -> Json:
     """Return a response as it was before its first output."""
     begun = {name: value for name, value in response.items() if name not in ("timings", "edgeagent")}
-    if warnings := cast("Notes", response.get("edgeagent", {})).get("warnings"):
-        begun["edgeagent"] = {"warnings": warnings}
+    notes = cast("Json", response.get("edgeagent", {}))
+    if known := {name: notes[name] for name in Notes.__annotations__ if name in notes}:
+        begun["edgeagent"] = known
     nothing = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
     return begun | nothing | {"status": status, "output": []}

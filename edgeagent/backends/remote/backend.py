@@ -149,7 +149,8 @@ class RemoteBackend:
             names = self._cluster.known_models()
         kind, trouble = self._obstacle()
         state = WorkerState.FAILED if kind else WorkerState.READY
-        return [ModelStatus(name, state, progress=0.0 if kind else 1.0, cause=trouble or None) for name in names]
+        progress = 0.0 if kind else 1.0
+        return [ModelStatus(name, state, progress, cause=trouble or None, is_remote=True) for name in names]
 
     def reload(self, model: str) -> None:
         """Raise NotSupported: a remote loads its models itself. Raise ModelNotFound for an unknown model."""

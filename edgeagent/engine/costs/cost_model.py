@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from edgeagent.engine.costs.cost_fit import CostFit, interpolated, size_of
 from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.work_done import WorkDone
 
 _PACE_WEIGHT = 0.3
 _MOST_OFF = 2.0  # an error by a larger factor counts as an error by this factor: the machine may have slept
@@ -56,6 +57,8 @@ class CostModel:
         self._pace = 1.0
         self._num_observed = self._fitted_at = 0
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
+        self.work = WorkDone()
+        """What the model is used for."""
 
     @property
     def error(self) -> PredictionError | None:
@@ -67,6 +70,7 @@ class CostModel:
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Add a measured step."""
+        self.work.note(shape, seconds)
         expected_s = self.predict(shape)
         self._num_observed += 1
         is_far_off = True

@@ -11,8 +11,8 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.calibration import BATCH_TOKENS, MAX_STREAMS, Sample, tokens_of
-from edgeagent.engine.tuning.choices import Work
+from edgeagent.engine.tuning.calibration import Sample
+from edgeagent.engine.tuning.work import BATCH_TOKENS, MAX_STREAMS, Work, tokens_of
 
 _LAYER_OUTPUT = b"l_out-"
 _SPARE_CELLS = 256  # llama.cpp rounds, and batches may be padded

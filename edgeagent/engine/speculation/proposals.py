@@ -99,6 +99,8 @@ class Proposals:
         self.tally = Tally()
         self._clock = clock
         self._draft_s, self._num_accepted = 0.0, 0  # of this step
+        self.has_drafted = False
+        """Whether the latest step had drafts."""
 
     @property
     def draft_model(self) -> DraftModel | None:
@@ -124,6 +126,8 @@ class Proposals:
         proposals = self._proposed(running, num_cells)
         if self._drafters.are_even and proposals:
             proposals = self._cut_even(proposals, [sequence.id for sequence in running if sequence.is_decoding])
+        states = (self._states.get(sequence.id) for sequence in running)
+        self.has_drafted = any(state is not None and state.source for state in states)
         self._draft_s = self._clock() - started_s
         return proposals
 
@@ -177,11 +181,6 @@ class Proposals:
                 self._confidence_of(sequence).observe(ending.probabilities, num_accepted)
                 num_judged += ending.is_early  # the place after an early end counts as refused
             state.acceptances[state.source].observe(num_judged, num_accepted)
-
-    @property
-    def has_drafted(self) -> bool:
-        """Whether the latest step had drafts."""
-        return any(state.source for state in self._states.values())
 
     def note_step(self, num_sequences: int, step_s: float, plain_s: float) -> None:
         """Record a step of `num_sequences` decoding sequences. `step_s`: its seconds without those of drafting.

@@ -19,17 +19,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.choices import Room, Work, decide
+from edgeagent.engine.tuning.choices import Room, decide
+from edgeagent.engine.tuning.work import PROMPT_TOKENS, TURN_TOKENS, Work, tokens_of
 from edgeagent.types.choices import CandidateTimes, Measurements
 
-PROMPT_TOKENS, TURN_TOKENS, BATCH_TOKENS = 128, 16, 512
 MAX_DEPTH = 512
-MAX_STREAMS = 8
-"""The most streams in a measured step. More would take too much time."""
 # The most rounds, if there is time. In each round, work of few tokens is measured _NUM_REPEATS_OF_SHORT times.
 _MAX_ROUNDS = 3
 _NUM_REPEATS_OF_SHORT = 3
-_NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
 # _FORM_SHARE of the time is for choosing the form of attention, the rest for choosing the micro-batch. The number of
 # measured layers is chosen after the first warm-up: two rounds of the form and one of the micro-batch should take
 # _PLANNED_SHARE of the time that is left until the deadline of the first comparison.
@@ -208,8 +205,3 @@ def _num_repeats(work: Work) -> int:
 
 def _num_tokens(works: Sequence[Work]) -> int:
     return sum(tokens_of(work) * _num_repeats(work) for work in works)
-
-
-def tokens_of(work: Work) -> int:
-    """Return how many tokens a kind of work computes, at most."""
-    return _NUM_TOKENS[work.partition(" ")[0]]

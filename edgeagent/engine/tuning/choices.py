@@ -7,8 +7,9 @@ The compared situations are those of a machine with one user:
 - the tokens of one stream, or of several
 
 All situations have the same weight: a candidate's score is the geometric mean of its times, each divided by the best
-candidate's time. An earlier choice is kept until another one is clearly better, since blocks on disk do not fit another
-form of attention.
+candidate's time. By its score, a form of attention is chosen only if it is not slower for new prompts and short texts,
+because it is not known yet what the model is used for. Once enough of its work is recorded, the form is chosen for this
+work instead. An earlier choice is kept until another one is clearly better, since blocks on disk fit only one form.
 """
 
 from __future__ import annotations
@@ -16,36 +17,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Kept, Measurements
+from edgeagent.engine.tuning.own_work import predict_own_work
+from edgeagent.engine.tuning.work import Work
+from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Kept, Measurements, StepSums
 
 # A candidate must be better than the default by _MARGIN, or better than an earlier choice by _KEPT_MARGIN. Repeated
 # measurements differ by about as much.
 _MARGIN = 0.05
 _KEPT_MARGIN = 0.15
-
-
-class Work(StrEnum):
-    """The measured kinds of work.
-
-    The second word of a name says which cells are in use: "alone" none, "behind" and "deep" earlier tokens of the same
-    sequences, and "beside" cells of idle sequences.
-    """
-
-    PROMPT_ALONE = "prompt alone"
-    PROMPT_BEHIND = "prompt behind"
-    PROMPT_BESIDE = "prompt beside"
-    TURN_ALONE = "turn alone"
-    TURN_BEHIND = "turn behind"
-    TOKEN_ALONE = "token alone"  # noqa: S105 no password
-    TOKEN_BEHIND = "token behind"  # noqa: S105
-    TOKEN_BESIDE = "token beside"  # noqa: S105
-    STREAMS_ALONE = "streams alone"
-    STREAMS_DEEP = "streams deep"
-    BATCH_ALONE = "batch alone"
-    BATCH_BEHIND = "batch behind"
+# By its score, a form is chosen only if none of _LIMITED_WORKS takes longer with it than with the usual form, by more
+# than the share _MOST_SLOWER.
+_MOST_SLOWER = 0.03
+_LIMITED_WORKS = (Work.PROMPT_ALONE, Work.PROMPT_BEHIND, Work.TOKEN_ALONE, Work.STREAMS_ALONE)
+# With so many seconds of recorded work, the work decides.
+_ENOUGH_WORK_S = 600.0
 
 
 # The work of each situation, and the same work without used cells. None if the situation has no used cells.
@@ -141,8 +128,38 @@ class _Judge:
             why = "plain attention's buffer would take too much memory for this context"
             return Choice(name, default, "default", why)
         seconds: dict[str, dict[str, float]] = {form: self._seconds(form == "on") for form in forms}
-        kept = None if former is None else "on" if former.is_flash else "off"
-        return self._choose(name, seconds, _FORM_SITUATIONS, kept)
+        if former is None:
+            return self._choose(name, seconds, _FORM_SITUATIONS, None, _LIMITED_WORKS)
+        kept = "on" if former.is_flash else "off"
+        own = self._choose_for_own_work(name, seconds, former.work, kept)
+        return own or self._choose(name, seconds, _FORM_SITUATIONS, kept, _LIMITED_WORKS)
+
+    def _choose_for_own_work(
+        self, name: str, seconds: Mapping[str, Mapping[str, float]], work: Sequence[StepSums], kept: str
+    ) -> Choice | None:
+        """Choose the value with which the recorded work takes the least time; None if too little is known."""
+        done_s = sum(each.seconds for each in work)
+        predicted = {
+            value: predict_own_work(times, work, depth=self._depth, parallel=self._room.parallel)
+            for value, times in seconds.items()
+        }
+        if done_s < _ENOUGH_WORK_S or not all(predicted.values()):
+            return None
+        totals = {value: sum(times.values()) for value, times in predicted.items()}
+        best = min(totals, key=lambda value: totals[value])
+        taken = best if totals[best] < (1 - _KEPT_MARGIN) * totals[kept] else kept
+        num_steps = {each.kind: max(1.0, each.num_steps) for each in work}
+        alternatives = tuple(
+            Alternative(
+                value, {kind: round(1000 * self._scale * took_s / num_steps[kind], 3) for kind, took_s in times.items()}
+            )
+            for value, times in predicted.items()
+        )
+        rest = ", ".join(f"{value} {totals[value] / totals[taken]:.2f}" for value in totals if value != taken)
+        why = f"time of the model's own work of {done_s / 60:.0f} minutes, {taken} being 1: {rest}"
+        if taken != best:
+            why += f"; {taken} was chosen before, and another must be better by {_KEPT_MARGIN:.0%}"
+        return Choice(name, taken, "measurement", why, alternatives)
 
     def choose_size(self, candidates: Sequence[Attention], former: Kept | None) -> Choice:
         name, sizes = "micro-batch", [str(candidate.micro_batch) for candidate in candidates]
@@ -169,13 +186,14 @@ class _Judge:
         seconds: Mapping[str, Mapping[str, float]],
         situations: Mapping[Work, Work | None],
         kept: str | None,
+        limited: Sequence[Work] = (),
     ) -> Choice:
         """Choose one of the keys of `seconds`. They are the possible values of a setting.
 
         `seconds` has the measured times of each value, by kind of work. The usual value is `kept`, or else the default
         (the first value). Another one is chosen only if it is clearly better. Values without measurements are left out.
         The others are compared by the kinds of work that were measured for all of them. These must be at least half of
-        the `situations`, so that the comparison is not one-sided.
+        the `situations`, so that the comparison is not one-sided. `limited`: see _LIMITED_WORKS.
         """
         usual = kept or next(iter(seconds))
         measured = [value for value, works in seconds.items() if any(work in works for work in situations)]
@@ -196,12 +214,14 @@ class _Judge:
         scores = _scores(predicted, works)
         best = min(scores, key=lambda value: scores[value])
         margin = _MARGIN if kept is None else _KEPT_MARGIN
-        taken = best if scores[best] < (1 - margin) * scores[usual] else usual
+        slower = _slower(seconds[best], seconds[usual], limited)
+        taken = best if scores[best] < (1 - margin) * scores[usual] and not slower else usual
         rest = ", ".join(f"{value} {scores[value] / scores[taken]:.2f}" for value in measured if value != taken)
         why = f"mean time over {len(works)} kinds of work, {taken} being 1: {rest}"
         if taken != best:
             which = "is the default" if kept is None else "was chosen before"
-            why += f"; {taken} {which}, and another must be better by {margin:.0%}"
+            why += f"; {taken} {which}, and another must "
+            why += f"not be slower: {best} takes {slower}" if slower else f"be better by {margin:.0%}"
         return Choice(name, taken, "measurement", why, alternatives)
 
     def _predict(self, seconds: Mapping[str, float], work: Work, alone: Work | None) -> float:
@@ -213,6 +233,13 @@ class _Judge:
             return self._scale * seconds[work]
         added = self._room.reach(work, self._depth) * (seconds[work] - seconds[alone])
         return self._scale * (seconds[alone] + max(0.0, added))
+
+
+def _slower(seconds: Mapping[str, float], usual: Mapping[str, float], limited: Sequence[Work]) -> str:
+    """Return the work that takes the most longer than usual, with the factor; "" if none takes much longer."""
+    factors = {work: seconds[work] / usual[work] for work in limited if work in seconds and work in usual}
+    worst = max(factors, key=lambda work: factors[work], default=None)
+    return "" if worst is None or factors[worst] <= 1 + _MOST_SLOWER else f"{factors[worst]:.2f} of the time ({worst})"
 
 
 def _scores(predicted: Mapping[str, Mapping[Work, float]], works: Sequence[Work]) -> dict[str, float]:

@@ -25,22 +25,23 @@ _ONE_PART = ("nemotron_h", "nemotron_h_moe")  # each layer has attention, a stat
 _KEEPS_STATES = ("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe")
 _NOTHING = (0, 0, 0)
 _MAX_WIDTH = 1 << 20
+_MAX_CONTEXT = 1 << 31
 _MAX_LAYERS = 512
 
 
 class _Numbers:
     """Reads a header's numbers for one architecture. A missing value is the caller's default, usually 0.
 
-    A value that is not an integer from 0 to _MAX_WIDTH counts as 0.
+    A value that is not an integer from 0 to `most` counts as 0.
     """
 
     def __init__(self, metadata: Metadata, architecture: str) -> None:
         self._metadata = metadata
         self._prefix = f"{architecture}."
 
-    def __call__(self, name: str, default: int = 0) -> int:
+    def __call__(self, name: str, default: int = 0, most: int = _MAX_WIDTH) -> int:
         value = self._metadata.get(self._prefix + name, default)
-        return value if type(value) is int and 0 <= value <= _MAX_WIDTH else 0
+        return value if type(value) is int and 0 <= value <= most else 0
 
     def of_layers(self, name: str, default: int, num_layers: int) -> list[int]:
         """Return a number for each layer. The header has one number for all layers, or an array."""
@@ -63,7 +64,7 @@ def read_shape(metadata: Metadata, architecture: str, tensors: Tensors, *, num_b
     return FileShape(
         num_bytes=num_bytes,
         num_vocab=num_vocab,
-        context_length=number("context_length"),
+        context_length=number("context_length", most=_MAX_CONTEXT),
         width=number("embedding_length"),
         num_heads=number("attention.head_count"),
         ffn_width=max(

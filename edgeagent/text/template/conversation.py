@@ -15,7 +15,7 @@ from edgeagent.errors import InvalidToolSchema
 from edgeagent.strict_json import kind_of
 from edgeagent.text.template.rendered import Mark
 from edgeagent.text.template.sandbox import RawJson
-from edgeagent.types import Message, Tool, ToolCall
+from edgeagent.types import Message, Tool, ToolCall, replace
 
 Turn = dict[str, Any]
 
@@ -94,14 +94,19 @@ def join_systems(messages: Sequence[Message]) -> tuple[Message, ...]:
 def join_same_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages with neighbouring user messages joined, and neighbouring assistant messages too.
 
-    Nothing is joined to a message with calls.
+    Nothing is joined to a message with calls. A joined message keeps its name only if both messages have that name.
     """
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None
         if last and message.role == last.role and message.role in ("user", "assistant") and not last.tool_calls:
-            content = "\n\n".join(filter(None, (last.content, message.content)))
-            joined[-1] = replace_message(last, content=content, tool_calls=message.tool_calls)
+            joined[-1] = replace(
+                last,
+                content="\n\n".join(filter(None, (last.content, message.content))),
+                reasoning="\n\n".join(filter(None, (last.reasoning, message.reasoning))),
+                tool_calls=message.tool_calls,
+                name=last.name if last.name == message.name else None,
+            )
         else:
             joined.append(message)
     return tuple(joined)
@@ -118,7 +123,7 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
     system, *others = messages
     for index, message in enumerate(others):
         if message.role == "user":
-            others[index] = replace_message(message, content=f"{system.content}\n\n{message.content}")
+            others[index] = replace(message, content=f"{system.content}\n\n{message.content}")
             return tuple(others)
     return (Message("user", system.content), *others)
 
@@ -136,7 +141,7 @@ def separate_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
         if results is not None:
             for number, (call, result) in enumerate(zip(message.tool_calls, results, strict=True)):
                 text = message.content if number == 0 else ""
-                separated += [replace_message(message, content=text, tool_calls=(call,)), messages[result]]
+                separated += [replace(message, content=text, tool_calls=(call,)), messages[result]]
             moved.update(results)
         elif index not in moved:
             separated.append(message)
@@ -164,7 +169,7 @@ def write_tools(messages: Sequence[Message], definitions: Sequence[Turn]) -> tup
             text = f"<tool_response>\n{message.content}\n</tool_response>"
             last = written[-1] if written else None
             if last and last.role == "user" and last.content.endswith("</tool_response>"):
-                written[-1] = replace_message(last, content=f"{last.content}\n{text}")
+                written[-1] = replace(last, content=f"{last.content}\n{text}")
             else:
                 written.append(Message("user", text))
         elif message.tool_calls:
@@ -185,12 +190,6 @@ def write_tools(messages: Sequence[Message], definitions: Sequence[Turn]) -> tup
 def turns(messages: Sequence[Message], style: Style, mark: Mark) -> list[Turn]:
     """Return marked messages in the form that a template of this style accepts."""
     return [_turn(message, style, mark) for message in messages]
-
-
-def replace_message(message: Message, *, content: str, tool_calls: tuple[ToolCall, ...] | None = None) -> Message:
-    """Return the message with other content, and with other calls if given."""
-    calls = message.tool_calls if tool_calls is None else tool_calls
-    return Message(message.role, content, message.reasoning, calls, message.tool_call_id, message.name)
 
 
 def mark_messages(messages: Sequence[Message], mark: Mark, mark_foreign: Mark) -> tuple[Message, ...]:

@@ -139,3 +139,11 @@ async def test_props_wait_for_the_model() -> None:
             reply = await daemon.http.get(f"{daemon.url}{path}")
             assert reply.status_code == 503
             assert "retry-after" in reply.headers
+
+
+async def test_props_of_a_model_that_cannot_be_loaded_say_why() -> None:
+    async with running(OneModel(WorkerState.FAILED)) as daemon:
+        for path in ("/props", "/slots"):
+            error = (await daemon.http.get(f"{daemon.url}{path}")).json()["error"]
+            assert error["code"] == "model_load_failed"
+            assert error["message"].endswith("signal 9")

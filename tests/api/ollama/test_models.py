@@ -96,6 +96,12 @@ class TestModels:
         assert (mine["name"], mine["context_length"], mine["size_vram"]) == ("mine:latest", 4096, 0)
         assert datetime.fromisoformat(mine["expires_at"]) > datetime.fromisoformat("2100-01-01T00:00:00Z")
 
+    async def test_ps_lists_no_model_of_a_remote(self, tmp_path: Path) -> None:
+        backend = OneModel(WorkerState.READY)
+        backend.status = replace(backend.status, is_remote=True)
+        async with running(backend, Config(state_dir=tmp_path)) as daemon:
+            assert (await daemon.http.get(f"{daemon.url}/api/ps")).json() == {"models": []}
+
     async def test_ps_says_when_an_unused_model_leaves(self, tmp_path: Path) -> None:
         backend = OneModel(WorkerState.READY, info=INFO)
         backend.status = replace(backend.status, unload_in_s=60.0)

@@ -14,6 +14,7 @@ import pytest_asyncio
 from edgeagent.config import Config, StoreConfig
 from edgeagent.store.hub import background
 from edgeagent.store.hub.pull import Puller
+from edgeagent.types import ModelStatus, WorkerState
 from tests.api.ollama.requests import body_of, error_of, lines_of, post
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
@@ -64,6 +65,16 @@ class TestPull:
     async def test_what_is_served_needs_no_hub(self, daemon: Running) -> None:
         lines = await lines_of(daemon, "pull", model="fake:latest")
         assert lines == [{"status": "pulling manifest"}, {"status": "success"}]
+
+    async def test_a_model_of_a_remote_is_pulled(self, hub: HubServer, tmp_path: Path) -> None:
+        hub.add(self.NAME, {"model-Q4_K_M.gguf": self.MODEL})
+        backend = FakeBackend(models=(self.NAME,))
+        there = ModelStatus(self.NAME, WorkerState.READY, is_remote=True)
+        backend.models = lambda: [there]  # type: ignore[method-assign]
+        store = StoreConfig(models_dir=tmp_path / "models", min_free_bytes=0)
+        async with running(backend, Config(model="fake", state_dir=tmp_path, store=store)) as daemon:
+            lines = await lines_of(daemon, "pull", model=self.NAME)
+        assert any("digest" in line for line in lines)
 
     async def test_failures(self, hub: HubServer, puller: Running) -> None:
         _, last = await lines_of(puller, "pull", model="org/nothing")

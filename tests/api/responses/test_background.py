@@ -100,6 +100,17 @@ async def test_a_stream_from_its_beginning(client: AsyncOpenAI, backend: FakeBac
     assert (await client.responses.retrieve(final["id"])).to_dict() == final
 
 
+async def test_the_first_event_says_where_it_may_run_and_what_has_no_effect(
+    client: AsyncOpenAI, backend: FakeBackend
+) -> None:
+    backend.script = words
+    extra = {"edgeagent": {"route": "local_only"}, "dance": 1}
+    stream = await client.responses.create(model="fake", input="x", background=True, stream=True, extra_body=extra)
+    first = (await all_of(stream))[0]["response"]["edgeagent"]
+    assert first["mode"] == "local_only"
+    assert "dance" in first["warnings"][0]
+
+
 async def test_the_clients_own_helper(client: AsyncOpenAI, backend: FakeBackend) -> None:
     backend.script = words
     async with client.responses.stream(model="fake", input="x", background=True) as stream:

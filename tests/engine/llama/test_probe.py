@@ -13,7 +13,7 @@ from edgeagent.engine.llama.bindings import node_name
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.choices import Work
+from edgeagent.engine.tuning.work import Work
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
 from tests.models import MEMORIES

@@ -373,6 +373,18 @@ def test_a_memory_that_needs_it_gets_equally_many_for_all() -> None:
     assert lengths({"a": 6}, even) == [0, 0]
 
 
+def test_only_the_sequences_of_a_step_can_have_drafts_in_it() -> None:
+    proposals = known(still(Drafters(ngrams=Repeating({"a": 6}), max_tokens=8), flat_costs()))
+    drafting, other = decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")
+    assert proposals.propose([drafting, other], 6)
+    assert proposals.has_drafted
+    assert proposals.propose([other], 6) == {}
+    assert not proposals.has_drafted
+    assert proposals.propose([drafting], 6)
+    assert proposals.propose([], 6) == {}
+    assert not proposals.has_drafted
+
+
 def test_no_more_is_drafted_than_a_memory_takes_back() -> None:
     drafters = Drafters(max_tokens=8, max_forced=8)
     assert lengths({"a": 6, "b": 6}, drafters.within(3, are_even=True)) == [3, 3]

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.calibration import Calibration, Sample, tokens_of
-from edgeagent.engine.tuning.choices import Room, Work
+from edgeagent.engine.tuning.calibration import Calibration, Sample
+from edgeagent.engine.tuning.choices import Room
+from edgeagent.engine.tuning.work import Work, tokens_of
 from edgeagent.types.choices import Measurements
 from tests.fakes import FakeClock
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.calibration import most_probes, tokens_of
-from edgeagent.engine.tuning.choices import Work, decide
+from edgeagent.engine.tuning.calibration import most_probes
+from edgeagent.engine.tuning.choices import decide
+from edgeagent.engine.tuning.work import Work, tokens_of
 from tests.engine.tuning.machines import CANDIDATES, NUM_LAYERS, ROOM, Machine, cheap
 
 

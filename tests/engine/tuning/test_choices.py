@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from msgspec import structs
 
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.choices import Room, Work, decide
-from edgeagent.types.choices import CandidateTimes, Kept, Measurements
+from edgeagent.engine.tuning.choices import Room, decide
+from edgeagent.engine.tuning.work import Work
+from edgeagent.types.choices import CandidateTimes, Kept, Measurements, StepSums
 from tests.engine.tuning.machines import CANDIDATES, DEPTH, NUM_LAYERS, ROOM, Machine, cheap
 
 ALL = list(itertools.product(("on", "off"), (512, 128, 64)))
@@ -56,6 +58,54 @@ def test_a_former_choice_stands_until_another_is_clearly_better() -> None:
     assert chosen(found(0.8), kept(is_flash=True)) == "off"
     assert chosen(found(1.1), kept(is_flash=False)) == "off"
     assert chosen(found(1.3), kept(is_flash=False)) == "on"
+
+
+@pytest.mark.parametrize("work", [Work.PROMPT_ALONE, Work.TOKEN_ALONE, Work.STREAMS_ALONE])
+def test_a_better_form_is_not_taken_where_it_is_slower_for_short_texts(work: Work) -> None:
+    on, off = alike(1.0) | {work: 1.0}, alike(0.5)
+    assert chosen(measured(on, off | {work: 1.02})) == "off"
+    [form, _] = decide(CANDIDATES, measured(on, off | {work: 1.1}), ROOM, num_layers=NUM_LAYERS).choices
+    assert form.value == "on"
+    assert form.why.endswith(f"on is the default, and another must not be slower: off takes 1.10 of the time ({work})")
+
+
+# Plain attention computes a token behind others in less time, and a prompt in more.
+EVERY: dict[Work, float] = dict.fromkeys((work for work in Work if not work.startswith("batch")), 1.0)
+ON = EVERY | {Work.TOKEN_BEHIND: 3.0, Work.TOKEN_BESIDE: 1.0}
+OFF = EVERY | {Work.PROMPT_ALONE: 1.2, Work.PROMPT_BEHIND: 1.2, Work.PROMPT_BESIDE: 1.2, Work.TOKEN_BEHIND: 1.5}
+
+
+def used_for(kind: str, num_tokens: int, depth: int, seconds: float = 3600.0) -> Kept:
+    """Return what is kept after steps of `num_tokens`, each behind `depth` others, with flash attention."""
+    pairs = 1000.0 * num_tokens * depth
+    return Kept({}, None, True, 128, 1, work=(StepSums(kind, 1000.0, 1000.0 * num_tokens, pairs, pairs, seconds),))
+
+
+def test_the_model_s_own_work_decides_once_there_is_enough() -> None:
+    found = measured(ON, OFF)
+    deep = used_for("token", 1, 2 * DEPTH)
+    assert chosen(found) == "on", "it is slower for prompts"
+    assert chosen(found, used_for("token", 1, 2 * DEPTH, seconds=500.0)) == "on", "ten minutes at least"
+    assert chosen(found, deep) == "off"
+    assert chosen(found, used_for("token", 1, 20)) == "on", "close to a prompt's beginning both are alike"
+    assert chosen(found, used_for("prompt", 500, 0)) == "on"
+    [form, _] = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS, former=deep).choices
+    assert (form.by, form.why) == ("measurement", "time of the model's own work of 60 minutes, off being 1: on 2.50")
+    assert [each.work_ms for each in form.alternatives] == [{"token": 5000.0}, {"token": 2000.0}]
+
+
+def test_own_work_changes_a_former_choice_only_if_the_other_is_clearly_better() -> None:
+    plain = structs.replace(used_for("prompt", 500, 0), is_flash=False)
+    assert chosen(measured(ON, OFF), plain) == "on"
+    slightly = OFF | {Work.PROMPT_ALONE: 1.1}
+    [form, _] = decide(CANDIDATES, measured(ON, slightly), ROOM, num_layers=NUM_LAYERS, former=plain).choices
+    assert form.value == "off"
+    assert form.why.endswith("on 0.91; off was chosen before, and another must be better by 15%")
+
+
+def test_own_work_decides_nothing_without_measurements_of_all_kinds() -> None:
+    partly: dict[Work, float] = {work: seconds for work, seconds in OFF.items() if work != Work.STREAMS_DEEP}
+    assert chosen(measured(ON, partly), used_for("token", 1, 2 * DEPTH)) == "on"
 
 
 def test_idle_texts_weigh_as_much_as_there_is_room_for_them() -> None:

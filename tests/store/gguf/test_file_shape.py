@@ -107,6 +107,11 @@ def test_what_cannot_be_told_is_nothing(more: Metadata) -> None:
     assert kept(PLAIN | more) == (0, 0, 0)
 
 
+def test_a_context_may_be_longer_than_any_width() -> None:
+    assert shape_of(PLAIN | {"m.context_length": 10 << 20}).context_length == 10 << 20
+    assert shape_of(PLAIN | {"m.context_length": 1 << 40}).context_length == 0
+
+
 def test_both_a_state_and_attention() -> None:
     metadata = {key.replace("m.", "falcon-h1."): value for key, value in PLAIN.items()} | {
         "falcon-h1.ssm.inner_size": 512,

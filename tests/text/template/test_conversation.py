@@ -28,6 +28,9 @@ def test_neighbours_of_one_role_are_joined_and_nothing_else() -> None:
     assert join_same_roles((USER, USER, ANSWER, USER)) == (Message("user", "u\n\nu"), ANSWER, USER)
     assert join_same_roles((ONE, TWO)) == (ONE, TWO)
     assert join_same_roles((BOTH, ANSWER)) == (BOTH, ANSWER)
+    first, second = Message("assistant", "a", "A.", name="x"), Message("assistant", "b", "B.", name="y")
+    assert join_same_roles((first, second)) == (Message("assistant", "a\n\nb", "A.\n\nB."),)
+    assert join_same_roles((first, first)) == (Message("assistant", "a\n\na", "A.\n\nA.", name="x"),)
     assert join_same_roles((ANSWER, BOTH)) == (Message("assistant", "a\n\nTwo.", tool_calls=(FIRST, SECOND)),)
 
 

@@ -41,8 +41,8 @@ _decoder = msgspec.json.Decoder(Kept)
 class Chosen:
     """The result of `choose`.
 
-    `choices` has all choices with their reasons. `kept` is the calibration. `learned` is what earlier processes
-    learned.
+    `choices` has all choices with their reasons. `kept` is the calibration and the choice. `learned` is what earlier
+    processes learned with the same settings; empty if they learned nothing.
     """
 
     attention: Attention
@@ -90,7 +90,8 @@ def choose(
         candidates, measurements, room, num_layers=model.num_layers, asked=config.flash_attention, former=former
     )
     taken = decision.attention
-    now = Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries)
+    work = () if former is None else former.work
+    now = Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries, work=work)
     # Step times learned with other settings are useless.
     is_same = former is not None and replace(former, measurements=None, num_tries=0, learned=None) == replace(
         now, measurements=None, num_tries=0

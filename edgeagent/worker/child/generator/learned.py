@@ -12,8 +12,7 @@ from msgspec import structs
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.tuning.calibration import PROMPT_TOKENS, TURN_TOKENS
-from edgeagent.engine.tuning.choices import Work
+from edgeagent.engine.tuning.work import PROMPT_TOKENS, TURN_TOKENS, Work
 from edgeagent.types.choices import Kept, Learned, StepTime
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import Keep
@@ -35,7 +34,11 @@ class Lessons:
         self._draft = ""
 
     def teach(self, costs: CostModel) -> None:
-        """Initialise the target's cost model with earlier step times. If there are none, use the calibration."""
+        """Initialise the target's cost model with earlier step times. If there are none, use the calibration.
+
+        Also add the sums of earlier work.
+        """
+        costs.work.learn(self._kept.work)
         costs.learn(_steps(self._earlier.times) or _calibrated(self._kept, self._num_layers))
 
     def teach_draft(self, costs: CostModel, path: Path) -> None:
@@ -59,7 +62,7 @@ class Lessons:
             draft_times=() if model is None else _times(model.costs),
             records=engine.proposals.records(),
         )
-        return msgspec.json.encode(structs.replace(self._kept, learned=learned))
+        return msgspec.json.encode(structs.replace(self._kept, learned=learned, work=engine.cost_model.work.sums()))
 
 
 class Keeper:

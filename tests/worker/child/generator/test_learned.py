@@ -10,7 +10,7 @@ import pytest
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 from edgeagent.engine.speculation.proposals import MODEL
-from edgeagent.engine.tuning.choices import Work
+from edgeagent.engine.tuning.work import Work
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import CandidateTimes, DraftRecord, Kept, Learned, Measurements, StepTime
 from edgeagent.worker.child.generator.host import Host
@@ -53,6 +53,8 @@ def test_costs_and_drafts_begin_with_what_an_earlier_worker_learnt(load: Load) -
     second = begin(load, kept)
     assert second.engine.cost_model.predict(StepShape.alone(96, 0)) == pytest.approx(1.5, rel=0.2)
     assert record in second.engine.proposals.records()
+    [steps] = [each for each in second.engine.cost_model.work.sums() if each.kind == "prompt"]
+    assert steps.seconds >= 1.5
     second.close()
 
 
@@ -120,6 +122,7 @@ def test_under_other_conditions_it_is_not_used(load: Load) -> None:
     changed = make_load(Path(load.path), ctx=512, batch=64, gpu_layers=0)
     second = begin(changed, kept)
     assert not second.engine.cost_model.knows([96])
+    assert "prompt" in {each.kind for each in second.engine.cost_model.work.sums()}, "it is used for the same work"
     second.close()
 
 

@@ -1,0 +1,68 @@
+"""Predicts how long a model's own work takes with a form of attention, from the measured times of a calibration.
+
+The time of a step is that of its tokens, plus that of attention. Attention takes time for each pair of a token and an
+earlier token of its sequence, and less or equal time for each pair of a token and a used cell of another sequence:
+plain attention computes these too, and flash attention skips most of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edgeagent.engine.tuning.work import MAX_STREAMS, PROMPT_TOKENS, TURN_TOKENS, Work
+from edgeagent.types.choices import StepSums
+
+_NEEDED = frozenset(work for work in Work if work not in (Work.BATCH_ALONE, Work.BATCH_BEHIND))
+
+
+def predict_own_work(
+    seconds: Mapping[str, float], sums: Sequence[StepSums], *, depth: int, parallel: int
+) -> dict[str, float]:
+    """Return the expected seconds of all steps in `sums`, by their kind; empty if a kind of work was not measured.
+
+    `seconds`: the measured times with one form of attention, by kind of work. `depth`: how many cells were in use in
+    the kinds that need used cells. `parallel`: how many sequences the context has, of which up to MAX_STREAMS were
+    measured as streams. The results are for as many layers as were measured.
+    """
+    if not seconds.keys() >= _NEEDED:
+        return {}
+    num_streams = min(parallel, MAX_STREAMS)
+    sizes = [1, TURN_TOKENS, PROMPT_TOKENS]
+    alone_s = [seconds[work] for work in (Work.TOKEN_ALONE, Work.TURN_ALONE, Work.PROMPT_ALONE)]
+    if num_streams > 1:
+        sizes.insert(1, num_streams)
+        alone_s.insert(1, seconds[Work.STREAMS_ALONE])
+    found: dict[str, float] = {}
+    for each in sums:
+        num_tokens = each.num_tokens / max(1.0, each.num_steps)
+        # Prompts of more tokens than measured take proportionally longer.
+        factor = max(1.0, num_tokens / PROMPT_TOKENS)
+        tokens_s = each.num_steps * factor * float(np.interp(num_tokens, sizes, alone_s))
+        pair_s, other_s = _attention_s(seconds, each.kind, depth, num_streams)
+        num_others = max(0.0, each.num_products - each.num_pairs)
+        found[each.kind] = tokens_s + pair_s * each.num_pairs + other_s * num_others
+    return found
+
+
+def _attention_s(seconds: Mapping[str, float], kind: str, depth: int, num_streams: int) -> tuple[float, float]:
+    """Return the seconds for each pair of a token and an earlier one, and for each with a cell of another sequence."""
+
+    def added_s(work: Work, alone: Work) -> float:
+        return max(0.0, seconds[work] - seconds[alone])
+
+    if kind == "prompt":
+        pair_s = added_s(Work.PROMPT_BEHIND, Work.PROMPT_ALONE) / (PROMPT_TOKENS * depth)
+        return pair_s, min(pair_s, added_s(Work.PROMPT_BESIDE, Work.PROMPT_ALONE) / (PROMPT_TOKENS * depth))
+    own_s, others_s = added_s(Work.TOKEN_BEHIND, Work.TOKEN_ALONE), added_s(Work.TOKEN_BESIDE, Work.TOKEN_ALONE)
+    ratio = min(1.0, others_s / own_s) if own_s else 1.0
+    if kind == "streams":
+        # Each stream had its own share of the used cells.
+        num_pairs = depth * (1 + ratio * (num_streams - 1))
+        pair_s = added_s(Work.STREAMS_DEEP, Work.STREAMS_ALONE) / num_pairs
+    elif kind == "turn":
+        pair_s = added_s(Work.TURN_BEHIND, Work.TURN_ALONE) / (TURN_TOKENS * depth)
+    else:
+        pair_s = own_s / depth
+    return pair_s, ratio * pair_s

@@ -1,0 +1,36 @@
+"""The kinds of work whose times are compared, and how many tokens each computes when it is measured."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+PROMPT_TOKENS, TURN_TOKENS, BATCH_TOKENS = 128, 16, 512
+MAX_STREAMS = 8
+"""The most streams in a measured step. More would take too much time."""
+_NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
+
+
+class Work(StrEnum):
+    """The measured kinds of work.
+
+    The second word of a name says which cells are in use: "alone" none, "behind" and "deep" earlier tokens of the same
+    sequences, and "beside" cells of idle sequences.
+    """
+
+    PROMPT_ALONE = "prompt alone"
+    PROMPT_BEHIND = "prompt behind"
+    PROMPT_BESIDE = "prompt beside"
+    TURN_ALONE = "turn alone"
+    TURN_BEHIND = "turn behind"
+    TOKEN_ALONE = "token alone"  # noqa: S105 no password
+    TOKEN_BEHIND = "token behind"  # noqa: S105
+    TOKEN_BESIDE = "token beside"  # noqa: S105
+    STREAMS_ALONE = "streams alone"
+    STREAMS_DEEP = "streams deep"
+    BATCH_ALONE = "batch alone"
+    BATCH_BEHIND = "batch behind"
+
+
+def tokens_of(work: Work) -> int:
+    """Return how many tokens a kind of work computes, at most."""
+    return _NUM_TOKENS[work.partition(" ")[0]]
