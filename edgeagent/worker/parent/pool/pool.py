@@ -155,7 +155,7 @@ class Pool:
         return await asyncio.shield(search)
 
     async def start(self) -> None:
-        """Find the configured model and start loading it; raise the errors of `resolve`, or ModelNotFound.
+        """Find the configured model and start loading it; raise the errors of `resolve`, or ModelNotFound (adapter).
 
         Return once its files have been checked. If the check refuses them, the load has failed by then.
         """
@@ -263,7 +263,7 @@ class Pool:
         self._model(model).supervisor.reload()
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0. If it has live requests, return their number and end it after them.
+        """End a model's worker and return 0. With live requests, return their number; the worker ends after them.
 
         A pinned model is unloaded too, until the next request for it. Raise the errors of `find_model`.
         """
@@ -392,7 +392,7 @@ async def _look_at(model: LoadedModel) -> None:
         supervisor.reload()
     elif model.is_cut_off and await asyncio.to_thread(preparation.folder.is_made_anew) and not supervisor.is_busy:
         # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed. The model is not
-        # loaded again while questions are open, because that would fail them.
+        # loaded again while it is busy, because that would fail open questions.
         logger.warning(
             "the cache folder of %s was deleted and created again; the model is loaded again to use it", model.name
         )

@@ -138,7 +138,7 @@ class LiveRequest:
     def is_suspect(self) -> bool:
         """Whether the request may have ended workers.
 
-        If a worker crashed or hung during the request, or three were killed, this is True until its next token.
+        True if a worker crashed or hung during the request, or three were killed, until the request's next token.
         """
         is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
         return is_marked and not self.has_progressed

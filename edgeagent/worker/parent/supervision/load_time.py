@@ -20,7 +20,7 @@ def guessed_s(num_bytes: int) -> float:
 
 
 class LoadTime:
-    """Measures the loads of one model. `guess_s` is the prediction for the first load in seconds; None if unknown."""
+    """Measures the load times of one model. `guess_s` predicts the first one, in seconds; None if unknown."""
 
     def __init__(self, clock: Callable[[], float], guess_s: float | None = None) -> None:
         self._clock = clock
