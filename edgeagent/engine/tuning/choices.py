@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.own_work import predict_own_work
+from edgeagent.engine.tuning.own_work import expected_work
 from edgeagent.engine.tuning.work import Work
 from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Kept, Measurements, StepSums
 
@@ -80,10 +80,14 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The attention that a context should use, and both choices that led to it, with their reasons."""
+    """The attention that a context should use, and both choices that led to it, with their reasons.
+
+    `work`: the recorded work, with the seconds that it takes with this attention.
+    """
 
     attention: Attention
     choices: tuple[Choice, ...]
+    work: tuple[StepSums, ...] = ()
 
 
 def decide(
@@ -94,18 +98,21 @@ def decide(
     num_layers: int,
     asked: str = "auto",
     former: Kept | None = None,
+    work: Sequence[StepSums] = (),
 ) -> Decision:
     """Choose one of the candidates. The first one is the default.
 
     `asked`: the value of the option --flash-attention. `former`: the earlier choice, if any. It may have been measured
-    under other conditions.
+    under other conditions. `work`: what was recorded with that choice, under the same conditions.
     """
     judge = _Judge(measurements, room, num_layers)
-    form = judge.choose_form(candidates, asked, former)
+    form = judge.choose_form(candidates, asked, former, work)
     of_form = [candidate for candidate in candidates if candidate.flash == form.value]
     size = judge.choose_size(of_form, former)
     chosen = next(each for each in of_form if str(each.micro_batch) == size.value)
-    return Decision(chosen, (form, size))
+    if former is not None and form.value != _form_of(former):
+        work = judge.expected_work(work, former).get(form.value, ())
+    return Decision(chosen, (form, size), tuple(work))
 
 
 class _Judge:
@@ -117,7 +124,9 @@ class _Judge:
         self._scale = 1.0 if measurements is None else num_layers / measurements.num_layers
         self._room = room
 
-    def choose_form(self, candidates: Sequence[Attention], asked: str, former: Kept | None) -> Choice:
+    def choose_form(
+        self, candidates: Sequence[Attention], asked: str, former: Kept | None, work: Sequence[StepSums]
+    ) -> Choice:
         forms = list(dict.fromkeys(candidate.flash for candidate in candidates))
         name, default = "flash attention", forms[0]
         if asked != "auto":
@@ -130,33 +139,32 @@ class _Judge:
         seconds: dict[str, dict[str, float]] = {form: self._seconds(form == "on") for form in forms}
         if former is None:
             return self._choose(name, seconds, _FORM_SITUATIONS, None, _LIMITED_WORKS)
-        kept = "on" if former.is_flash else "off"
-        own = self._choose_for_own_work(name, seconds, former.work, kept)
-        return own or self._choose(name, seconds, _FORM_SITUATIONS, kept, _LIMITED_WORKS)
+        expected = self.expected_work(work, former)
+        if expected and sum(each.seconds for each in work) >= _ENOUGH_WORK_S:
+            return self._choose_for_own_work(name, expected, _form_of(former))
+        return self._choose(name, seconds, _FORM_SITUATIONS, _form_of(former), _LIMITED_WORKS)
 
-    def _choose_for_own_work(
-        self, name: str, seconds: Mapping[str, Mapping[str, float]], work: Sequence[StepSums], kept: str
-    ) -> Choice | None:
-        """Choose the value with which the recorded work takes the least time; None if too little is known."""
-        done_s = sum(each.seconds for each in work)
-        predicted = {
-            value: predict_own_work(times, work, depth=self._depth, parallel=self._room.parallel)
-            for value, times in seconds.items()
-        }
-        if done_s < _ENOUGH_WORK_S or not all(predicted.values()):
-            return None
-        totals = {value: sum(times.values()) for value, times in predicted.items()}
-        best = min(totals, key=lambda value: totals[value])
-        taken = best if totals[best] < (1 - _KEPT_MARGIN) * totals[kept] else kept
-        num_steps = {each.kind: max(1.0, each.num_steps) for each in work}
-        alternatives = tuple(
-            Alternative(
-                value, {kind: round(1000 * self._scale * took_s / num_steps[kind], 3) for kind, took_s in times.items()}
-            )
-            for value, times in predicted.items()
+    def expected_work(self, work: Sequence[StepSums], former: Kept) -> dict[str, tuple[StepSums, ...]]:
+        """Return the work recorded with the earlier choice, with the seconds that it takes with each form.
+
+        Empty if that is unknown.
+        """
+        seconds = {form: self._seconds(form == "on") for form in ("on", "off")}
+        return expected_work(
+            seconds, work, _form_of(former), depth=self._depth, parallel=self._room.parallel, scale=self._scale
         )
-        rest = ", ".join(f"{value} {totals[value] / totals[taken]:.2f}" for value in totals if value != taken)
-        why = f"time of the model's own work of {done_s / 60:.0f} minutes, {taken} being 1: {rest}"
+
+    def _choose_for_own_work(self, name: str, expected: Mapping[str, Sequence[StepSums]], kept: str) -> Choice:
+        """Choose the form with which the recorded work takes the least time."""
+        totals = {form: sum(each.seconds for each in work) for form, work in expected.items()}
+        best = min(totals, key=lambda form: totals[form])
+        taken = best if totals[best] < (1 - _KEPT_MARGIN) * totals[kept] else kept
+        alternatives = tuple(
+            Alternative(form, {each.kind: round(1000 * each.seconds / max(1.0, each.num_steps), 3) for each in work})
+            for form, work in expected.items()
+        )
+        rest = ", ".join(f"{form} {totals[form] / totals[taken]:.2f}" for form in totals if form != taken)
+        why = f"time of the model's own work of {totals[kept] / 60:.0f} minutes, {taken} being 1: {rest}"
         if taken != best:
             why += f"; {taken} was chosen before, and another must be better by {_KEPT_MARGIN:.0%}"
         return Choice(name, taken, "measurement", why, alternatives)
@@ -233,6 +241,10 @@ class _Judge:
             return self._scale * seconds[work]
         added = self._room.reach(work, self._depth) * (seconds[work] - seconds[alone])
         return self._scale * (seconds[alone] + max(0.0, added))
+
+
+def _form_of(kept: Kept) -> str:
+    return "on" if kept.is_flash else "off"
 
 
 def _slower(seconds: Mapping[str, float], usual: Mapping[str, float], limited: Sequence[Work]) -> str:

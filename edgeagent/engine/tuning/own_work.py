@@ -12,19 +12,49 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edgeagent.engine.tuning.work import MAX_STREAMS, PROMPT_TOKENS, TURN_TOKENS, Work
+from edgeagent.types import replace
 from edgeagent.types.choices import StepSums
 
+# A form of attention is never expected to take less than this share of the recorded seconds.
+_LEAST_SHARE = 0.1
 _NEEDED = frozenset(work for work in Work if work not in (Work.BATCH_ALONE, Work.BATCH_BEHIND))
 
 
-def predict_own_work(
-    seconds: Mapping[str, float], sums: Sequence[StepSums], *, depth: int, parallel: int
-) -> dict[str, float]:
+def expected_work(
+    seconds: Mapping[str, Mapping[str, float]],
+    sums: Sequence[StepSums],
+    recorded_with: str,
+    *,
+    depth: int,
+    parallel: int,
+    scale: float,
+) -> dict[str, tuple[StepSums, ...]]:
+    """Return the sums with the seconds that are expected with each form of attention; empty if these are unknown.
+
+    They are unknown without sums, or if a kind of work was not measured. `seconds`: by form, the measured times of each
+    kind of work. `recorded_with`: the form with which the sums were recorded. `depth`: how many cells were in use in
+    the kinds that need used cells. `parallel`: how many sequences the context has, of which up to MAX_STREAMS were
+    measured as streams. `scale`: the model's layers, as a multiple of the measured ones.
+
+    Measured times lack the output matrix and all that is not a layer. So they only give the difference between two
+    forms, which is added to the recorded seconds.
+    """
+    predicted = {form: _predict(times, sums, depth, parallel) for form, times in seconds.items()}
+    if not all(predicted.values()):
+        return {}
+    recorded = predicted[recorded_with]
+
+    def expected_s(each: StepSums, form: str) -> float:
+        added_s = scale * (predicted[form][each.kind] - recorded[each.kind])
+        return max(_LEAST_SHARE * each.seconds, each.seconds + added_s)
+
+    return {form: tuple(replace(each, seconds=expected_s(each, form)) for each in sums) for form in predicted}
+
+
+def _predict(seconds: Mapping[str, float], sums: Sequence[StepSums], depth: int, parallel: int) -> dict[str, float]:
     """Return the expected seconds of all steps in `sums`, by their kind; empty if a kind of work was not measured.
 
-    `seconds`: the measured times with one form of attention, by kind of work. `depth`: how many cells were in use in
-    the kinds that need used cells. `parallel`: how many sequences the context has, of which up to MAX_STREAMS were
-    measured as streams. The results are for as many layers as were measured.
+    The seconds are for as many layers as were measured.
     """
     if not seconds.keys() >= _NEEDED:
         return {}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from msgspec import structs
 
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.choices import Room, decide
+from edgeagent.engine.tuning.choices import Decision, Room, decide
 from edgeagent.engine.tuning.work import Work
 from edgeagent.types.choices import CandidateTimes, Kept, Measurements, StepSums
 from tests.engine.tuning.machines import CANDIDATES, DEPTH, NUM_LAYERS, ROOM, Machine, cheap
@@ -71,41 +70,47 @@ def test_a_better_form_is_not_taken_where_it_is_slower_for_short_texts(work: Wor
 
 # Plain attention computes a token behind others in less time, and a prompt in more.
 EVERY: dict[Work, float] = dict.fromkeys((work for work in Work if not work.startswith("batch")), 1.0)
-ON = EVERY | {Work.TOKEN_BEHIND: 3.0, Work.TOKEN_BESIDE: 1.0}
+ON = EVERY | {Work.TOKEN_BEHIND: 3.0}
 OFF = EVERY | {Work.PROMPT_ALONE: 1.2, Work.PROMPT_BEHIND: 1.2, Work.PROMPT_BESIDE: 1.2, Work.TOKEN_BEHIND: 1.5}
 
 
-def used_for(kind: str, num_tokens: int, depth: int, seconds: float = 3600.0) -> Kept:
-    """Return what is kept after steps of `num_tokens`, each behind `depth` others, with flash attention."""
-    pairs = 1000.0 * num_tokens * depth
-    return Kept({}, None, True, 128, 1, work=(StepSums(kind, 1000.0, 1000.0 * num_tokens, pairs, pairs, seconds),))
+def used_for(num_tokens: int, depth: int, seconds: float) -> tuple[StepSums, ...]:
+    """Return the sums of 1,000 steps of `num_tokens` behind `depth` others, which took `seconds` in all."""
+    kind, pairs = "token" if num_tokens == 1 else "prompt", 1000.0 * num_tokens * depth
+    return (StepSums(kind, 1000.0, 1000.0 * num_tokens, pairs, pairs, seconds),)
+
+
+def decided(work: tuple[StepSums, ...], found: Measurements | None = None, *, is_flash: bool = True) -> Decision:
+    found, former = found or measured(ON, OFF), kept(is_flash=is_flash)
+    return decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS, former=former, work=work)
 
 
 def test_the_model_s_own_work_decides_once_there_is_enough() -> None:
-    found = measured(ON, OFF)
-    deep = used_for("token", 1, 2 * DEPTH)
-    assert chosen(found) == "on", "it is slower for prompts"
-    assert chosen(found, used_for("token", 1, 2 * DEPTH, seconds=500.0)) == "on", "ten minutes at least"
-    assert chosen(found, deep) == "off"
-    assert chosen(found, used_for("token", 1, 20)) == "on", "close to a prompt's beginning both are alike"
-    assert chosen(found, used_for("prompt", 500, 0)) == "on"
-    [form, _] = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS, former=deep).choices
-    assert (form.by, form.why) == ("measurement", "time of the model's own work of 60 minutes, off being 1: on 2.50")
-    assert [each.work_ms for each in form.alternatives] == [{"token": 5000.0}, {"token": 2000.0}]
+    """A token behind 2 * DEPTH others takes 5 s with flash attention and 2 s with plain attention."""
+    assert decided(()).attention.flash == "on", "it is slower for prompts"
+    assert decided(used_for(1, 2 * DEPTH, 500.0)).attention.flash == "on", "ten minutes at least"
+    assert decided(used_for(1, 20, 1000.0)).attention.flash == "on", "close to a prompt's beginning both are alike"
+    assert decided(used_for(128, 0, 1000.0)).attention.flash == "on"
+    decision = decided(used_for(1, 2 * DEPTH, 6000.0))
+    form = decision.choices[0]
+    assert (decision.attention.flash, form.by) == ("off", "measurement")
+    assert form.why == "time of the model's own work of 100 minutes, off being 1: on 2.00"
+    assert [each.work_ms for each in form.alternatives] == [{"token": 6000.0}, {"token": 3000.0}]
+    assert decision.work == used_for(1, 2 * DEPTH, 3000.0), "the seconds are those of the chosen form"
 
 
 def test_own_work_changes_a_former_choice_only_if_the_other_is_clearly_better() -> None:
-    plain = structs.replace(used_for("prompt", 500, 0), is_flash=False)
-    assert chosen(measured(ON, OFF), plain) == "on"
-    slightly = OFF | {Work.PROMPT_ALONE: 1.1}
-    [form, _] = decide(CANDIDATES, measured(ON, slightly), ROOM, num_layers=NUM_LAYERS, former=plain).choices
-    assert form.value == "off"
-    assert form.why.endswith("on 0.91; off was chosen before, and another must be better by 15%")
+    decision = decided(used_for(128, 0, 1200.0), is_flash=False)
+    assert (decision.attention.flash, decision.work) == ("on", used_for(128, 0, 1000.0))
+    work = used_for(128, 0, 2400.0)
+    decision = decided(work, is_flash=False)
+    assert (decision.attention.flash, decision.work) == ("off", work)
+    assert decision.choices[0].why.endswith("on 0.92; off was chosen before, and another must be better by 15%")
 
 
 def test_own_work_decides_nothing_without_measurements_of_all_kinds() -> None:
     partly: dict[Work, float] = {work: seconds for work, seconds in OFF.items() if work != Work.STREAMS_DEEP}
-    assert chosen(measured(ON, partly), used_for("token", 1, 2 * DEPTH)) == "on"
+    assert decided(used_for(1, 2 * DEPTH, 6000.0), measured(ON, partly)).attention.flash == "on"
 
 
 def test_idle_texts_weigh_as_much_as_there_is_room_for_them() -> None:

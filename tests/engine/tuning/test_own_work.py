@@ -6,7 +6,7 @@ import pytest
 
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.costs.work_done import WorkDone
-from edgeagent.engine.tuning.own_work import predict_own_work
+from edgeagent.engine.tuning.own_work import expected_work
 from edgeagent.engine.tuning.work import Work, tokens_of
 
 DEPTH, NUM_STREAMS = 512, 8
@@ -18,64 +18,77 @@ def step_s(shape: StepShape, *, is_flash: bool) -> float:
     return 0.01 + 0.001 * shape.num_tokens + 1e-6 * pairs
 
 
-def calibrated(*, is_flash: bool) -> dict[str, float]:
+def calibrated(*, is_flash: bool, num_streams: int = NUM_STREAMS) -> dict[str, float]:
     """Return the seconds that a calibration of this machine measures."""
     found: dict[str, float] = {}
     for work in Work:
-        num_tokens = tokens_of(work)
+        num_tokens = num_streams if work.startswith("streams") else tokens_of(work)
         match work.partition(" ")[2]:
             case "alone":
                 shape = StepShape.alone(num_tokens, 0)
             case "beside":
                 shape = StepShape(num_tokens, DEPTH, 0.0)
             case "deep":
-                shape = StepShape(num_tokens, DEPTH, num_tokens * DEPTH / NUM_STREAMS)
+                shape = StepShape(num_tokens, DEPTH, num_tokens * DEPTH / num_streams)
             case _:
                 shape = StepShape.alone(num_tokens, DEPTH)
         found[work] = step_s(shape, is_flash=is_flash)
     return found
 
 
-@pytest.mark.parametrize("is_flash", [True, False])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        StepShape.alone(1, 0),
-        StepShape.alone(1, 5000),
-        StepShape(1, 4000, 1000.0),
-        StepShape(8, 4000, 4000.0),
-        StepShape(4, 4000, 2000.0),
-        StepShape.alone(16, 3000),
-        StepShape(16, 4000, 16 * 1000.0),
-        StepShape.alone(64, 100),
-        StepShape(128, 2000, 128 * 500.0),
-    ],
-)
-def test_each_kind_of_step_takes_as_long_as_predicted(shape: StepShape, *, is_flash: bool) -> None:
+def expected(shape: StepShape, *, is_flash: bool, other_s: float = 0.0, parallel: int = NUM_STREAMS) -> list[float]:
+    """Return the seconds of three steps expected with flash and with plain attention.
+
+    They were recorded with `is_flash`, and took `other_s` more than the calibration measures.
+    """
     work = WorkDone()
     for _ in range(3):
-        work.note(shape, 1.0)
-    predicted = predict_own_work(calibrated(is_flash=is_flash), work.sums(), depth=DEPTH, parallel=NUM_STREAMS)
-    assert sum(predicted.values()) == pytest.approx(3 * step_s(shape, is_flash=is_flash), rel=0.02)
+        work.note(shape, step_s(shape, is_flash=is_flash) + other_s)
+    seconds = {form: calibrated(is_flash=form == "on", num_streams=parallel) for form in ("on", "off")}
+    with_form = "on" if is_flash else "off"
+    found = expected_work(seconds, work.sums(), with_form, depth=DEPTH, parallel=parallel, scale=1.0)
+    return [sum(each.seconds for each in found[form]) for form in ("on", "off")]
 
 
-def test_a_longer_prompt_takes_proportionally_longer() -> None:
-    work, times = WorkDone(), calibrated(is_flash=True)
-    work.note(StepShape.alone(512, 0), 1.0)
-    predicted = predict_own_work(times, work.sums(), depth=DEPTH, parallel=NUM_STREAMS)
-    assert predicted == {"prompt": pytest.approx(4 * times[Work.PROMPT_ALONE])}
+SHAPES = [
+    StepShape.alone(1, 0),
+    StepShape.alone(1, 5000),
+    StepShape(1, 4000, 1000.0),
+    StepShape(8, 4000, 4000.0),
+    StepShape(4, 4000, 2000.0),
+    StepShape.alone(16, 3000),
+    StepShape(16, 4000, 16 * 1000.0),
+    StepShape.alone(64, 100),
+    StepShape(128, 2000, 128 * 500.0),
+    StepShape.alone(512, 1000),
+]
 
 
-def test_one_sequence_has_no_streams_but_drafts() -> None:
-    work, times = WorkDone(), calibrated(is_flash=True)
-    work.note(StepShape.alone(4, 100), 1.0)
-    for parallel in (1, NUM_STREAMS):
-        predicted = predict_own_work(times, work.sums(), depth=DEPTH, parallel=parallel)
-        assert 0.5 < predicted["streams"] / step_s(StepShape.alone(4, 100), is_flash=True) < 1.5
+@pytest.mark.parametrize("is_flash", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_form_takes_as_long_as_expected(shape: StepShape, *, is_flash: bool) -> None:
+    for other_s in (0.0, 0.05):
+        found = expected(shape, is_flash=is_flash, other_s=other_s)
+        true = [3 * (step_s(shape, is_flash=each) + other_s) for each in (True, False)]
+        assert found == pytest.approx(true, rel=0.02)
 
 
-def test_nothing_is_predicted_if_a_kind_was_not_measured() -> None:
+def test_without_streams_there_are_still_drafts() -> None:
+    drafted = StepShape.alone(4, 1000)
+    assert expected(drafted, is_flash=True, parallel=1) == pytest.approx([3 * step_s(drafted, is_flash=True)] * 2)
+
+
+def test_no_form_takes_less_than_nothing() -> None:
+    work = WorkDone()
+    work.note(StepShape(1, 8000, 0.0), 1e-4)
+    seconds = {"on": calibrated(is_flash=True), "off": calibrated(is_flash=False)}
+    found = expected_work(seconds, work.sums(), "off", depth=DEPTH, parallel=4, scale=1.0)
+    assert 0 < found["on"][0].seconds < found["off"][0].seconds
+
+
+def test_nothing_is_known_if_a_kind_was_not_measured_or_nothing_was_recorded() -> None:
     work, times = WorkDone(), calibrated(is_flash=True)
     work.note(StepShape.alone(1, 100), 1.0)
-    del times[Work.TURN_ALONE]
-    assert predict_own_work(times, work.sums(), depth=DEPTH, parallel=NUM_STREAMS) == {}
+    partly = {each: took_s for each, took_s in times.items() if each != Work.TURN_ALONE}
+    for seconds, sums in (({"on": times, "off": partly}, work.sums()), ({"on": times, "off": times}, ())):
+        assert expected_work(seconds, sums, "on", depth=DEPTH, parallel=4, scale=1.0) == {}

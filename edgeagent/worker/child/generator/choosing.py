@@ -87,14 +87,19 @@ def choose(
         measurements = _measure(model, config, candidates, room) or measurements
         num_tries += 1
     decision = decide(
-        candidates, measurements, room, num_layers=model.num_layers, asked=config.flash_attention, former=former
+        candidates,
+        measurements,
+        room,
+        num_layers=model.num_layers,
+        asked=config.flash_attention,
+        former=former,
+        work=former.work if former is not None and former.conditions == conditions else (),
     )
     taken = decision.attention
-    work = () if former is None else former.work
-    now = Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries, work=work)
+    now = Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries, work=decision.work)
     # Step times learned with other settings are useless.
-    is_same = former is not None and replace(former, measurements=None, num_tries=0, learned=None) == replace(
-        now, measurements=None, num_tries=0
+    is_same = former is not None and replace(former, measurements=None, num_tries=0, learned=None, work=()) == replace(
+        now, measurements=None, num_tries=0, work=()
     )
     learned = former.learned if is_same and former is not None else None
     return Chosen(taken, decision.choices, now, learned or Learned())

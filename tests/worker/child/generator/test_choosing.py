@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import OutOfCells
+from edgeagent.engine.tuning.work import Work
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import Kept
+from edgeagent.types.choices import CandidateTimes, Kept, StepSums
 from edgeagent.worker.child.generator import choosing
 from edgeagent.worker.child.generator.choosing import Chosen, choose, read_kept
 from tests.conftest import TinyModel
@@ -60,11 +62,11 @@ def opposite(kept: bytes) -> bytes:
     assert found is not None
     assert found.measurements is not None
     candidates = tuple(
-        msgspec.structs.replace(each, seconds=dict.fromkeys(each.seconds, 1e-4 if each.is_flash else 1e-6))
+        structs.replace(each, seconds=dict.fromkeys(each.seconds, 1e-4 if each.is_flash else 1e-6))
         for each in found.measurements.candidates
     )
-    measurements = msgspec.structs.replace(found.measurements, candidates=candidates, is_whole=True)
-    return msgspec.json.encode(msgspec.structs.replace(found, measurements=measurements, is_flash=False))
+    measurements = structs.replace(found.measurements, candidates=candidates, is_whole=True)
+    return msgspec.json.encode(structs.replace(found, measurements=measurements, is_flash=False))
 
 
 def test_a_real_model_is_measured_and_what_is_kept_decides_from_then_on(load: Load) -> None:
@@ -76,6 +78,28 @@ def test_a_real_model_is_measured_and_what_is_kept_decides_from_then_on(load: Lo
     assert load.num_measured == 1
     assert again.attention.flash == "off"
     assert load(again.to_keep).attention == again.attention
+
+
+def test_the_next_load_chooses_for_the_work_that_was_done(load: Load) -> None:
+    """Plain attention is slower for prompts and ten times as fast for a token behind others."""
+    found = read_kept(load().to_keep)
+    assert found is not None
+    assert found.measurements is not None
+    works = [work for work in Work if not work.startswith("batch")]
+    on = dict.fromkeys(map(str, works), 1e-3) | {Work.TOKEN_BEHIND: 10e-3}
+    off = dict.fromkeys(map(str, works), 1e-3) | {Work.PROMPT_ALONE: 2e-3, Work.TOKEN_BEHIND: 2e-3}
+    candidates = (CandidateTimes(True, 64, on), CandidateTimes(False, 64, off))
+    measurements = structs.replace(found.measurements, candidates=candidates, is_whole=True)
+    fresh = structs.replace(found, measurements=measurements, is_flash=True, micro_batch=64)
+    assert load(msgspec.json.encode(fresh)).attention.flash == "on"
+    num_pairs = 1e5 * measurements.depth
+    used = structs.replace(fresh, work=(StepSums("token", 1e5, 1e5, num_pairs, num_pairs, 1500.0),))
+    chosen = load(msgspec.json.encode(used))
+    assert chosen.attention.flash == "off"
+    [now] = chosen.kept.work
+    assert now.seconds < 1500 - 1e5 * 7e-3
+    assert load(chosen.to_keep).attention.flash == "off"
+    assert load(chosen.to_keep, threads=2).kept.work == (), "other threads, other times"
 
 
 @pytest.mark.parametrize(

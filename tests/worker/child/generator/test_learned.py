@@ -122,7 +122,7 @@ def test_under_other_conditions_it_is_not_used(load: Load) -> None:
     changed = make_load(Path(load.path), ctx=512, batch=64, gpu_layers=0)
     second = begin(changed, kept)
     assert not second.engine.cost_model.knows([96])
-    assert "prompt" in {each.kind for each in second.engine.cost_model.work.sums()}, "it is used for the same work"
+    assert sum(each.seconds for each in second.engine.cost_model.work.sums()) < 1.5
     second.close()
 
 
