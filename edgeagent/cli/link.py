@@ -33,10 +33,17 @@ def ask(
     """Send a request to a daemon and return the JSON of its answer.
 
     If the status is not in `accept`, raise the error that the answer describes. Raise BackendUnavailable if the daemon
-    does not answer, if its answer is not JSON, or if its answer describes no error. `timeout_s` defaults to TIMEOUT_S.
+    does not answer, if its answer is not JSON or describes no error, or if its certificate cannot be read. `timeout_s`
+    defaults to TIMEOUT_S.
     """
     url = urlsplit(address.url)
-    connection = _connection(url.hostname or "", url.port, address.tls(), timeout_s or TIMEOUT_S)
+    try:
+        tls = address.tls()
+    except OSError as error:
+        raise BackendUnavailable(
+            f"the certificate {address.certificate} of the daemon at {address.url} cannot be read: {error}"
+        ) from None
+    connection = _connection(url.hostname or "", url.port, tls, timeout_s or TIMEOUT_S)
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
     try:
         if body is not None:

@@ -12,13 +12,19 @@ _TROUBLE = {9: "is not valid yet", 10: "has expired"}
 def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     """Return a TLS context that accepts TLS 1.2 and later.
 
-    Raise OSError if a file cannot be read, is not in PEM format, or if the key does not match the certificate.
+    Raise OSError if a file cannot be read, is not in PEM format, or if the key is encrypted or does not match the
+    certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # This is Python's default, but a system's OpenSSL settings may override that.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(certificate, key, password=_refuse_password)
     return context
+
+
+def _refuse_password() -> bytes:
+    # Without this, OpenSSL would ask for the password on the terminal.
+    raise OSError("the key is encrypted; the daemon needs one without a password")
 
 
 def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:

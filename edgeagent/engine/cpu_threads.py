@@ -67,6 +67,8 @@ class ThreadGovernor:
             return False
         sample = self._sample()
         elapsed_s = sample.at_s - self._last.at_s
+        if elapsed_s < _PERIOD_S / 2:
+            return False  # another thread has just measured the load
         others = ((sample.all_s - self._last.all_s) - (sample.own_s - self._last.own_s)) / elapsed_s
         self._last = sample
         before = self.num_threads

@@ -54,6 +54,15 @@ def test_looks_only_now_and_then() -> None:
     assert governor.num_threads == 2
 
 
+def test_two_threads_that_ask_at_once_measure_once() -> None:
+    machine = Machine()
+    governor = ThreadGovernor(2, num_cores=2, sample=machine.sample)
+    governor.update(machine.run(1, others=0.1, own=1.9))
+    # The other thread compared the time before the first one had measured.
+    assert not governor.update(machine.now_s + 1)
+    assert governor.num_threads == 2
+
+
 def test_the_real_machine_answers() -> None:
     first, second = read_cpu(), read_cpu()
     assert second.all_s >= first.all_s > 0

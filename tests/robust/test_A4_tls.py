@@ -163,6 +163,15 @@ def test_what_is_wrong_with_a_certificate(make: Make, good: Files, expired: File
     assert "is not valid yet" in (trouble_with(server_context(*early), early[0]) or "")
 
 
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_path: Path, good: Files) -> None:
+    tls, key = good
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:secret", "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(OSError, match="the key is encrypted"):
+        server_context(tls, locked)
+
+
 def protocol(port: int, version: ssl.TLSVersion) -> str | None:
     """Return the protocol that a client with only this version negotiates."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -249,17 +249,20 @@ def _wish(name: str) -> _Wish | None:
 
 @contextmanager
 def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the file's lock, which huggingface_hub also uses. It is released if this process ends."""
+    """Hold the file's lock, which huggingface_hub also uses. It is released if this process ends.
+
+    While another process holds it, `on_wait` is called several times a second. It may raise, to stop waiting.
+    """
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = WeakFileLock(path, timeout=_LOCK_PATIENCE_S)
-    try:
-        lock.__enter__()
-    except TimeoutError:
-        on_wait()
-        lock = WeakFileLock(path)
-        lock.__enter__()
+    while True:
+        lock = WeakFileLock(path, timeout=_LOCK_PATIENCE_S)
+        try:
+            lock.__enter__()
+            break
+        except TimeoutError:
+            on_wait()
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 MAX_DEPTH = 64
 SPACE = " \t\r\n"
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
 Reader = Generator[None, str, str]
@@ -62,12 +63,15 @@ def read_value(first: str, keep: Keep, depth: int = 0) -> Reader:
 
 
 def read_string(first: str) -> Generator[None, str, str]:
-    """Read a string and return its value. Other readers return the character after the value; this one reads none."""
+    """Read a string and return its value, with U+FFFD in place of lone surrogates, which UTF-8 cannot encode.
+
+    Other readers return the character after the value; this one reads none.
+    """
     if first != '"':
         raise MalformedError
     text = [first]
     yield from _read_string_rest(text.append)
-    return str(json.loads("".join(text)))
+    return _SURROGATE.sub("\ufffd", json.loads("".join(text)))
 
 
 def _read_string_rest(keep: Keep) -> Reader:

@@ -36,6 +36,7 @@ class Questions(threading.Thread):
     ) -> None:
         super().__init__(name="questions", daemon=True)
         self._make_answerer = make_answerer
+        self._answerer: Callable[[TextQuery], TextAnswer] | None = None  # made by this thread
         self._compute = compute
         self._frames = frames
         self._asks: SimpleQueue[Ask] = SimpleQueue()
@@ -55,20 +56,18 @@ class Questions(threading.Thread):
 
     def run(self) -> None:
         """Answer until the process ends."""
-        ask = self._asks.get()
-        answer = self._make_answerer()
         while True:
-            self._answer(ask, answer)
-            ask = self._asks.get()
+            self._answer(self._asks.get())
 
-    def _answer(self, ask: Ask, answer: Callable[[TextQuery], TextAnswer]) -> None:
+    def _answer(self, ask: Ask) -> None:
         if ask.id not in self._live:
             return
         try:
             if isinstance(ask.query, Embed | Rerank):
                 self._compute(ask.id, ask.query)
                 return
-            *parts, last = _split(answer(ask.query))
+            self._answerer = self._answerer or self._make_answerer()
+            *parts, last = _split(self._answerer(ask.query))
             for part in parts:
                 if ask.id in self._live:
                     self._frames.put(AnswerPart(ask.id, part, is_last=False))

@@ -54,7 +54,7 @@ _CLASSES = {
     "messages": "shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open "
     "mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr",
     "namespaces": "unshare setns mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig "
-    "fsmount fspick mount_setattr",
+    "fsmount fspick mount_setattr listns",
     # Parts of the kernel with a history of security holes, which no model needs.
     "kernel": "bpf perf_event_open userfaultfd add_key request_key keyctl io_uring_setup io_uring_enter "
     "io_uring_register init_module finit_module delete_module kexec_load kexec_file_load reboot memfd_secret "
@@ -113,7 +113,7 @@ _SHARED = {
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_open": 434, "clone3": 435,
     "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447,
     "process_mrelease": 448, "fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "open_tree_attr": 467,
-    "file_setattr": 469,
+    "file_setattr": 469, "listns": 470,
 }  # fmt: skip
 # Source: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 MACHINES = {

@@ -290,6 +290,8 @@ def test_an_answer_that_is_not_edgeagents_is_refused(daemon: Any, code: int, bod
 def test_a_closed_port_is_an_error_with_advice(unused_tcp_port: int) -> None:
     with pytest.raises(BackendUnavailable, match="may be stopping"):
         ask(Address(f"http://127.0.0.1:{unused_tcp_port}"), "/x")
+    with pytest.raises(BackendUnavailable, match=r"certificate gone.pem of the daemon .* cannot be read"):
+        ask(Address(f"https://127.0.0.1:{unused_tcp_port}", certificate="gone.pem"), "/x")
 
 
 def test_the_route_is_told_where_there_are_remotes(

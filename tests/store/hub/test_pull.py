@@ -14,6 +14,7 @@ import pytest
 
 from edgeagent.config import StoreConfig
 from edgeagent.errors import Forbidden, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
+from edgeagent.file_lock import try_lock
 from edgeagent.store.hub import pull as hub_module
 from edgeagent.store.hub import transfer
 from edgeagent.store.hub.cache import HubCache
@@ -80,6 +81,27 @@ def test_a_fresh_pull(hub: HubServer, puller: Puller, store: StoreConfig, librar
         "models--org--model-GGUF/refs/main",
     }
     assert library.resolve(REPO).paths == pulled.paths
+
+
+def test_a_pull_that_waits_for_another_process_can_be_stopped(
+    hub: HubServer, puller: Puller, store: StoreConfig
+) -> None:
+    hub.add(REPO, {FILE: SMALL})
+    stages: list[str] = []
+
+    def stop_at_the_third(progress: Progress) -> None:
+        stages.append(progress.stage)
+        if len(stages) == 3:
+            raise KeyboardInterrupt
+
+    lock = HubCache.of(store).lock(REPO, sha256(SMALL))
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as file:
+        assert try_lock(file.fileno())
+        with pytest.raises(KeyboardInterrupt):
+            puller.pull(REPO, stop_at_the_third)
+    assert stages == ["waiting"] * 3
+    assert puller.pull(REPO).downloaded_bytes == len(SMALL)
 
 
 def test_other_programs_find_what_was_pulled(hub: HubServer, puller: Puller, store: StoreConfig) -> None:
@@ -277,15 +299,17 @@ def test_what_is_on_disk_already_needs_no_space(
 def test_a_disk_that_fills_up_meanwhile_stops_the_download(
     hub: HubServer, store: StoreConfig, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.add(REPO, {FILE: SMALL})
+    # Pieces arrive in any size up to some 100 kB, so the file has a few MB.
+    content = small_model(1, 2_000_000)
+    hub.add(REPO, {FILE: content})
     puller = Puller(store.model_copy(update={"min_free_bytes": 1000}), state_dir, endpoint=hub.url)
     monkeypatch.setattr(transfer, "_SPACE_CHECK_BYTES", 50_000)
     free = iter([10_000_000, 5000, 999])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(9, 9, next(free)))
     with pytest.raises(StoreError, match=r"only 999 B are free on the disk of \S+ and 1.0 kB must stay free"):
         puller.pull(REPO)
-    kept = HubCache.of(store).partial(REPO, sha256(SMALL)).stat().st_size
-    assert 100_000 <= kept < len(SMALL)
+    kept = HubCache.of(store).partial(REPO, sha256(content)).stat().st_size
+    assert 100_000 <= kept < len(content)
 
 
 def test_a_disk_that_is_full_says_so(hub: HubServer, puller: Puller, monkeypatch: pytest.MonkeyPatch) -> None:

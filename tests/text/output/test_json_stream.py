@@ -75,6 +75,16 @@ def test_a_string_is_read_as_its_value(text: str) -> None:
     assert stop.value.value == text
 
 
+def test_a_lone_surrogate_becomes_a_replacement_character() -> None:
+    for written, text in ((r'a\ud83d\ude00"', "a\U0001f600"), (r'a\ud83d"', "a\ufffd"), (r'\ude00b"', "\ufffdb")):
+        reader = read_string('"')
+        next(reader)
+        with pytest.raises(StopIteration) as stop:
+            for char in written:
+                reader.send(char)
+        assert stop.value.value == text
+
+
 def test_space_is_read_to_the_next_character() -> None:
     reader = read_space()
     next(reader)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from threading import Event
 
 import pytest
 
-from edgeagent.errors import InvalidRequest
+from edgeagent.errors import InvalidRequest, TemplateTooSlow
 from edgeagent.types import Embed, Rerank, TextAnswer, TextQuery, Tokenize
 from edgeagent.worker.child.questions import Questions
 from edgeagent.worker.protocol import MAX_FRAME_FROM_WORKER_BYTES, AnswerPart, Ask, Failed, FromWorker, encode
@@ -90,6 +90,27 @@ def test_a_refusal_names_its_field_and_a_bug_does_not_end_the_thread(bench: Benc
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
     assert "secret" not in failed.message
+    bench.result = TextAnswer("fine")
+    bench.ask()
+    assert bench.answer() == TextAnswer("fine")
+
+
+def test_a_question_that_cannot_be_answered_yet_is_told_and_the_next_one_tries_again() -> None:
+    tries: list[Exception] = [TemplateTooSlow("the template took too long"), ZeroDivisionError("secret")]
+    bench = Bench()
+
+    def make() -> Callable[[TextQuery], TextAnswer]:
+        if tries:
+            raise tries.pop(0)
+        return bench._answer
+
+    bench.questions = Questions(make, bench.frames, bench._embed)
+    bench.questions.start()
+    for code in ("template_too_slow", "internal_error"):
+        bench.ask()
+        failed = bench.frames.get()
+        assert isinstance(failed, Failed)
+        assert failed.code == code
     bench.result = TextAnswer("fine")
     bench.ask()
     assert bench.answer() == TextAnswer("fine")

@@ -61,7 +61,7 @@ def read_frame(text: str) -> Frame:
         return RefusedFrame(error)
     if fields.get("type") != "response.create":
         return OtherFrame(fields)
-    return CreateFrame(_read_asked(fields), fields.get("stream_id"), "stream_id" in fields, len(text))
+    return CreateFrame(_read_asked(fields), fields.get("stream_id"), "stream_id" in fields, len(text.encode()))
 
 
 def _read_asked(fields: Json) -> ResponseCreate | RefusedFrame:

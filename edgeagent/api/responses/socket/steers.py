@@ -40,8 +40,13 @@ class Steers:
             raise SteerRefused(steering.NOT_SUPPORTED, "a response that generates nothing cannot be steered")
         if live.turn.create.compact_threshold is not None:
             raise SteerRefused(steering.NOT_SUPPORTED, "a response with context_management cannot be steered")
-        if len(live.steers) >= MAX_STEERS or len(self._waiting) >= MAX_STEERS:
+        if len(live.steers) >= MAX_STEERS:
             raise SteerRefused(steering.TOO_MANY, f"{MAX_STEERS} inputs wait for the response's successor already")
+        if len(self._waiting) >= MAX_STEERS:
+            raise SteerRefused(
+                steering.TOO_MANY,
+                f"the inputs of {MAX_STEERS} responses wait for the results of their calls already; send the results",
+            )
         return Steer(self._make_id("steer"), live.id, raw, items)
 
     def hold(self, live: LaneTurn) -> None:

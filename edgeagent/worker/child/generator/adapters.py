@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.runner import OutOfCells
 from edgeagent.engine.trial import try_adapter
 from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed
 from edgeagent.worker.protocol import adapter_trial
@@ -49,6 +50,9 @@ def load_adapters(
             try_adapter(runner, adapter.path)
         except (InternalError, ModelLoadFailed) as error:
             refused[name] = error.message
+            continue
+        except OutOfCells:
+            refused[name] = "the context has no room for its trial"
             continue
         except OSError as error:
             refused[name] = f"{path} cannot be read: {error.strerror}"

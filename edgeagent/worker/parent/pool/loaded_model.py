@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from edgeagent.config import EngineConfig
-from edgeagent.errors import BackendUnavailable, ModelNotFound
+from edgeagent.errors import BackendUnavailable, ModelLoadFailed, ModelNotFound
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 from edgeagent.worker.parent.pool.loading import Preparation
 from edgeagent.worker.parent.pool.room import Tenant
@@ -90,6 +90,8 @@ class LoadedModel:
         self.has_room = self.lacks_room = False
         try:
             load = await asyncio.to_thread(self.preparation.load)
+        except OSError as error:  # a file was removed or its disk has gone
+            raise ModelLoadFailed(f"a file of {self.name} cannot be read: {error}") from None
         finally:
             self.checked.set()
         await self._workers.make_room(self)

@@ -135,7 +135,7 @@ class Pool:
         try:
             return self.find_model(name)
         except ModelNotFound:
-            if self._offer is None:
+            if self._offer is None and name not in own_options.preloaded(self._config):
                 raise
         base, plus, adapter = name.rpartition("+")
         if not plus:
@@ -277,10 +277,11 @@ class Pool:
 
     async def _search(self, name: str) -> str:
         """Find a model by name and add it to the pool; return its canonical name."""
-        assert self._offer is not None
+        is_configured = name in own_options.preloaded(self._config)
+        find = self._resolve if is_configured else self._offer
+        assert find is not None
         async with self._num_searches:
-            is_configured = name in own_options.preloaded(self._config)
-            preparation = await asyncio.to_thread(self._found, name, self._resolve if is_configured else self._offer)
+            preparation = await asyncio.to_thread(self._found, name, find)
         return self._add(name, preparation, is_pinned=is_configured).name
 
     async def _preload(self, name: str) -> None:

@@ -312,7 +312,7 @@ class Supervisor:
 
     def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
         """Fail all requests, and start no worker for `retry_after_s`. After that, the next request starts one."""
-        self._state, self._cause = state, error.message
+        self._state, self._cause, self._num_short_loads = state, error.message, 0
         self._refusal = refusals.Refusal(error, self._clock() + retry_after_s)
         self._requests.fail_all(lambda: refusals.renewed(error, retry_after_s))
         self._queries.fail_all(lambda: refusals.renewed(error, retry_after_s))

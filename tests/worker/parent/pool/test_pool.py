@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeagent.config import Config, EngineConfig
+from edgeagent.config import Config, EngineConfig, LoadConfig, ModelConfig
 from edgeagent.errors import (
     BackendUnavailable,
     EdgeAgentError,
@@ -85,6 +85,21 @@ async def test_the_default_model_has_several_names(pool: Pool) -> None:
         assert (await record.end()).text == "0 "
 
 
+@pytest.mark.parametrize("preload", ["load", "models"])
+async def test_preloaded_models_are_loaded_where_requests_load_none(store: Store, lives: Path, preload: str) -> None:
+    if preload == "load":
+        config = Config(load=LoadConfig(on_demand=False, preload=("m1",)))
+    else:
+        config = Config(load=LoadConfig(on_demand=False), models={"m1": ModelConfig(preload=True)})
+    pool = make_pool(store, lives, config)
+    await pool.start()
+    await eventually(lambda: [status.state for status in pool.models()] == [WorkerState.READY] * 2)
+    assert await pool.locate("m1") == "m1"
+    with pytest.raises(ModelNotFound):
+        await pool.locate("m2")
+    await pool.stop()
+
+
 async def test_another_name_is_not_found_and_the_names_are_told(pool: Pool) -> None:
     await pool.start()
     with pytest.raises(ModelNotFound, match=r"'gpt-4'.*mini") as caught:
@@ -111,6 +126,14 @@ async def test_a_bad_file_starts_no_worker(pool: Pool, store: Store, lives: Path
     with pytest.raises(ModelLoadFailed, match="tensor 3"):
         pool.submit(request("answer 1"), Record())
     assert num_lives(lives) == 0
+
+
+async def test_a_file_that_vanishes_is_no_crash(pool: Pool, store: Store, lives: Path) -> None:
+    store.error = FileNotFoundError(2, "No such file or directory", "builtin.gguf")
+    await pool.start()
+    (status,) = pool.models()
+    assert (status.state, status.num_restarts, num_lives(lives)) == (WorkerState.FAILED, 0, 0)
+    assert "a file of mini cannot be read" in (status.cause or "")
 
 
 async def test_a_draft_with_another_vocabulary_starts_no_worker(

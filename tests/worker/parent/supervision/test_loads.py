@@ -84,6 +84,15 @@ async def test_a_load_that_ran_out_of_memory_is_tried_with_less(make: Make, live
     assert supervisor.status().num_restarts == 0, "it is no crash"
 
 
+async def test_after_a_failure_a_load_is_tried_with_all_memory_again(make: Make, lives: Path) -> None:
+    now = [100.0]
+    supervisor = make("short 1", "fail model_load_failed", "short 1", clock=lambda: now[0])
+    assert isinstance((await submit(supervisor, "answer 1").end()).error, ModelLoadFailed)
+    now[0] += QUICK.load_retry_s
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+    assert num_lives(lives) == 4, "the third load failed for want of memory, as the first one did"
+
+
 async def test_a_load_that_never_has_enough_memory_fails_in_the_end(make: Make, lives: Path) -> None:
     supervisor = make("short 99")
     record = await submit(supervisor, "answer 1").end()
