@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
-# How long the daemon waits for its workers to end if a second signal came before it began to stop them. A worker that
-# takes longer ends by itself when the daemon has ended, because its pipe closes.
+# How long the daemon waits for its workers to end after a second signal. A worker that takes longer ends by itself when
+# the daemon has ended, because its pipe closes.
 FORCED_STOP_S = 0.5
 # How long the API's frontends may take to close. Their data is already on disk, so only a disk that hangs takes longer.
 FRONTENDS_CLOSE_S = 2.0
@@ -120,9 +120,16 @@ async def _run(
             _check_usable(router.models())
             await _serve(config, router, listeners, keys, reporter, stop, trace)
         finally:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FORCED_STOP_S if stop.is_forced else None):
-                    await router.stop()
+            await _end(router, stop)
+
+
+async def _end(router: Router, stop: Stop) -> None:
+    """Stop the router. After a second signal, wait only FORCED_STOP_S longer."""
+    ending = asyncio.create_task(router.stop())
+    while not ending.done() and not stop.is_forced:
+        await asyncio.wait({ending}, timeout=WATCH_LOADING_S)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(ending, FORCED_STOP_S)
 
 
 async def _serve(

@@ -26,6 +26,7 @@ from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.state import ExitCode, StartError
 from edgeagent.runtime_file import Runtime, find_daemon
 from edgeagent.types import ModelStatus
+from tests.backends.fake import FakeBackend
 from tests.daemon.fake_daemon import SlowToLoad
 from tests.daemon.running import TOKEN, RecordingReporter
 from tests.owner_key import OwnerKey
@@ -270,3 +271,30 @@ def test_a_pipe_that_nobody_reads_holds_nothing_up(tmp_path: Path) -> None:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+class SlowToEnd(FakeBackend):
+    """A backend whose workers write their caches until `written` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ending, self.written = asyncio.Event(), asyncio.Event()
+
+    async def stop(self) -> None:
+        self.ending.set()
+        await self.written.wait()
+
+
+async def test_a_second_signal_ends_the_wait_for_workers_that_write_their_caches() -> None:
+    for is_written in (True, False):
+        backend, stop = SlowToEnd(), lifecycle.Stop()
+        stop.request()
+        ending = asyncio.create_task(lifecycle._end(backend, stop))
+        await backend.ending.wait()
+        await asyncio.sleep(0.2)
+        assert not ending.done()
+        if is_written:
+            backend.written.set()
+        else:
+            stop.request()
+        await asyncio.wait_for(ending, 30)
