@@ -19,6 +19,8 @@ from edgeagent.service.service import Service, ServiceDecorator
 from edgeagent.types import (
     CachePolicy,
     Embed,
+    Finished,
+    FinishReason,
     GenerateRequest,
     Rerank,
     Step,
@@ -107,6 +109,8 @@ class LiveService(ServiceDecorator):
     async def load(self, model: str, request_id: str, keep_alive_s: float | None = None) -> str:
         """Return the canonical name of a model once it is loaded; raise the error that prevents loading.
 
+        Raise BackendUnavailable if a stop of the daemon prevents it.
+
         `keep_alive_s`: from now on, the model is unloaded this many seconds after its last use; None changes nothing.
         """
         name = await self.locate(model)
@@ -122,7 +126,10 @@ class LiveService(ServiceDecorator):
             cache=CachePolicy(read=False, write=False),
             keep_alive_s=keep_alive_s,
         )
-        await last_of(self.generate(request))
+        last = await last_of(self.generate(request))
+        deltas = () if last is None else last.deltas
+        if any(isinstance(each, Finished) and each.reason is FinishReason.CANCELLED for each in deltas):
+            raise BackendUnavailable("the model was not loaded: the daemon is stopping", retry_after_s=5)
         return name
 
     def begin_drain(self) -> None:

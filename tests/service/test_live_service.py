@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from edgeagent.errors import BackendUnavailable, ModelNotFound, WorkerCrashed
 from edgeagent.metrics.meter import Meter
 from edgeagent.service.live_service import LiveService, _measures
-from edgeagent.types import GenerateRequest, Placement, Started, Step, TextDelta, TextPrompt
+from edgeagent.types import FinishReason, GenerateRequest, Placement, Started, Step, TextDelta, TextPrompt
 from tests.backends.fake import FakeBackend, Gate, failing, finished
 
 
@@ -95,3 +95,10 @@ async def test_draining() -> None:
     assert service.live.num_running == 0
     assert backend.cancelled == ["a"]
     assert len(await running) == 2
+
+
+async def test_a_load_that_a_stop_cancels_has_loaded_nothing() -> None:
+    service = LiveService(FakeBackend(lambda _: (Started(1, 0), finished(FinishReason.CANCELLED))), anonymous)
+    with pytest.raises(BackendUnavailable, match="the daemon is stopping"):
+        await service.load("fake", "load-1", keep_alive_s=60.0)
+    assert await LiveService(FakeBackend(), anonymous).load("fake", "load-2", keep_alive_s=60.0) == "fake"

@@ -447,6 +447,21 @@ async def test_a_probe_brings_an_endpoint_back() -> None:
         assert remote.status().endpoints[0].breaker == "open", "one more failure opens it again"
 
 
+async def test_a_list_of_models_is_not_enough_where_the_health_page_says_no() -> None:
+    clock = Clock()
+    async with (
+        faults(stream(answer("a")), gets={"/readiness": plain(503)}) as server,
+        backend(server.url, clock=clock, probes=True) as remote,
+    ):
+        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+        endpoint.breaker.fail(clock(), "hung", hung=True)
+        clock.now_s += OPEN_S
+        for _ in range(2):  # the first one also asks for the models
+            await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
+            assert remote.status().endpoints[0].breaker != "closed"
+        assert any(asked.path == "/v1/models" for asked in server.asked)
+
+
 async def test_an_endpoint_that_starts_again_gets_requests_before_its_time() -> None:
     async with (
         faults([Act.CLOSE], gets={"/readiness": plain(502)}) as server,

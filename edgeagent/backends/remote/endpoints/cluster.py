@@ -173,9 +173,8 @@ def num_prompt_tokens(request: GenerateRequest) -> int:
     """Estimate how many tokens a request's prompt has; the remote model's tokenizer is not available here."""
     match request.prompt:
         case ChatPrompt(messages=messages, tools=tools):
-            num_chars = sum(
-                len(message.content) + sum(len(call.arguments) for call in message.tool_calls) for message in messages
-            )
+            num_chars = sum(len(message.content) + len(message.reasoning) for message in messages)
+            num_chars += sum(len(call.arguments) for message in messages for call in message.tool_calls)
             num_chars += sum(len(tool.description) + len(tool.parameters) for tool in tools)
         case TextPrompt(text=text):
             num_chars = len(text)

@@ -67,7 +67,7 @@ class Prober:
         status = await self._health(permit)
         if status is None or not self._endpoint.is_identified:
             await self.identify(permit, headers)
-        elif status >= 500:
+        if status is not None and status >= 500:
             raise Failure(Kind.SERVER_ERROR, f"it says that it cannot serve (HTTP {status})", status=status)
         if self._endpoint.dialect is VLLM and self._has_metrics:
             await self._read_metrics(permit)

@@ -50,11 +50,6 @@ class Chosen:
     kept: Kept
     learned: Learned
 
-    @property
-    def to_keep(self) -> bytes:
-        """The calibration to keep for the next load; empty if none was made."""
-        return msgspec.json.encode(self.kept) if self.kept.num_tries else b""
-
 
 def choose(
     model: Model,

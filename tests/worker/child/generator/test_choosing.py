@@ -56,6 +56,11 @@ def load(model: Model) -> Load:
     return Load(model)
 
 
+def kept_of(chosen: Chosen) -> bytes:
+    """Return what would be stored for the next load."""
+    return msgspec.json.encode(chosen.kept)
+
+
 def opposite(kept: bytes) -> bytes:
     """Return what would be stored if the other form had been much faster."""
     found = read_kept(kept)
@@ -73,16 +78,16 @@ def test_a_real_model_is_measured_and_what_is_kept_decides_from_then_on(load: Lo
     first = load()
     assert load.num_measured == 1
     assert len(first.choices) == 2
-    kept = opposite(first.to_keep)
+    kept = opposite(kept_of(first))
     again = load(kept)
     assert load.num_measured == 1
     assert again.attention.flash == "off"
-    assert load(again.to_keep).attention == again.attention
+    assert load(kept_of(again)).attention == again.attention
 
 
 def test_the_next_load_chooses_for_the_work_that_was_done(load: Load) -> None:
     """Plain attention is slower for prompts and ten times as fast for a token behind others."""
-    found = read_kept(load().to_keep)
+    found = read_kept(kept_of(load()))
     assert found is not None
     assert found.measurements is not None
     works = [work for work in Work if not work.startswith("batch")]
@@ -98,8 +103,8 @@ def test_the_next_load_chooses_for_the_work_that_was_done(load: Load) -> None:
     assert chosen.attention.flash == "off"
     [now] = chosen.kept.work
     assert now.seconds < 1500 - 1e5 * 7e-3
-    assert load(chosen.to_keep).attention.flash == "off"
-    assert load(chosen.to_keep, threads=2).kept.work == (), "other threads, other times"
+    assert load(kept_of(chosen)).attention.flash == "off"
+    assert load(kept_of(chosen), threads=2).kept.work == (), "other threads, other times"
 
 
 @pytest.mark.parametrize(
@@ -113,14 +118,14 @@ def test_what_is_not_ours_is_measured_again(load: Load, content: bytes) -> None:
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e9, "1", None])
 def test_numbers_that_cannot_be_are_refused(load: Load, seconds: object) -> None:
-    content = msgspec.json.decode(load().to_keep)
+    content = msgspec.json.decode(kept_of(load()))
     content["measurements"]["candidates"][0]["seconds"]["token alone"] = seconds
     assert read_kept(msgspec.json.encode(content)) is None
 
 
 def test_others_words_decide_nothing(load: Load) -> None:
     """Kinds of work and sizes that this version does not know, as another version may have stored them."""
-    content = msgspec.json.decode(load().to_keep)
+    content = msgspec.json.decode(kept_of(load()))
     content["measurements"] |= {"depth": 1, "num_layers": 1, "is_whole": True}
     content["measurements"]["candidates"] = [{"is_flash": True, "micro_batch": 7, "seconds": {"dance": 1.0}}]
     content["micro_batch"] = 7
@@ -132,7 +137,7 @@ def test_others_words_decide_nothing(load: Load) -> None:
 def test_other_conditions_are_measured_anew(
     load: Load, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = opposite(load().to_keep)
+    kept = opposite(kept_of(load()))
     monkeypatch.setattr(choosing, "_measure", lambda *_: None)  # the request to measure is enough
     load(kept, **options)
     assert load.num_measured == 2
@@ -141,7 +146,7 @@ def test_other_conditions_are_measured_anew(
 def test_what_was_cut_off_is_tried_again_but_not_for_ever(load: Load) -> None:
     kept = b""
     for _ in range(5):
-        kept = load(kept, calibration_s=1e-6).to_keep
+        kept = kept_of(load(kept, calibration_s=1e-6))
     assert load.num_measured == 3
 
 
@@ -149,7 +154,7 @@ def test_options_override_and_a_choice_may_be_left_out(load: Load) -> None:
     assert load(flash_attention="off").attention.flash == "off"
     load.num_measured = 0
     left_out = load(calibration_s=0.0)
-    assert (load.num_measured, left_out.attention.flash, left_out.to_keep) == (0, "on", b"")
+    assert (load.num_measured, left_out.attention.flash, left_out.kept.num_tries) == (0, "on", 0)
     assert {choice.by for choice in left_out.choices} == {"default"}
 
 
