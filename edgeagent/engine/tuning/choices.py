@@ -140,7 +140,8 @@ class _Judge:
         if former is None:
             return self._choose(name, seconds, _FORM_SITUATIONS, None, _LIMITED_WORKS)
         expected = self.expected_work(work, former)
-        if expected and sum(each.seconds for each in work) >= _ENOUGH_WORK_S:
+        # The longest time counts. So the work that changes a choice is still enough after the change.
+        if max((sum(each.seconds for each in of_form) for of_form in expected.values()), default=0) >= _ENOUGH_WORK_S:
             return self._choose_for_own_work(name, expected, _form_of(former))
         return self._choose(name, seconds, _FORM_SITUATIONS, _form_of(former), _LIMITED_WORKS)
 

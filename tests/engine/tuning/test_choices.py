@@ -99,6 +99,17 @@ def test_the_model_s_own_work_decides_once_there_is_enough() -> None:
     assert decision.work == used_for(1, 2 * DEPTH, 3000.0), "the seconds are those of the chosen form"
 
 
+def test_a_choice_by_own_work_stays_at_the_next_loads() -> None:
+    """With the chosen form, the work takes less than the ten minutes that are enough, and other work would be slow."""
+    slow = OFF | dict.fromkeys((Work.PROMPT_ALONE, Work.PROMPT_BEHIND, Work.TURN_BEHIND, Work.STREAMS_DEEP), 3.0)
+    found = measured(ON, slow)
+    work, form = used_for(1, 2 * DEPTH, 3100.0), "on"
+    for _ in range(3):
+        decision = decided(work, found, is_flash=form == "on")
+        work, form = decision.work, decision.attention.flash
+        assert (form, round(work[0].seconds)) == ("off", 310)
+
+
 def test_own_work_changes_a_former_choice_only_if_the_other_is_clearly_better() -> None:
     decision = decided(used_for(128, 0, 1200.0), is_flash=False)
     assert (decision.attention.flash, decision.work) == ("on", used_for(128, 0, 1000.0))
