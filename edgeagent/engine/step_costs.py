@@ -12,6 +12,7 @@ from edgeagent.engine.runner import Runner
 from edgeagent.engine.scheduler import Work
 from edgeagent.engine.sequence import Sequence
 
+_MOST_OFF = 4.0  # a step counts as work for at most this multiple of its expected time
 _STEPS_PER_RATES = 8  # after the first steps, `rates` is updated once in this many steps: rates change slowly
 
 
@@ -23,6 +24,7 @@ class StepCosts:
         self._prefixes = prefixes
         self._itl_budget_s = itl_budget_s
         self._num_steps = 0
+        self._unpadded = StepShape()  # of the latest step
         self.rates = self._measured_rates(())
         """The expected rates of an additional sequence: prompt tokens per second, and seconds per generated token.
 
@@ -39,7 +41,7 @@ class StepCosts:
 
     def padded(self, works: Items[Work]) -> tuple[StepShape, int]:
         """Return the shape with which a batch should be computed, and the `min_tokens` for it (see Runner.decode)."""
-        shape = self.shape(works)
+        shape = self._unpadded = self.shape(works)
         if any(work.num_scored for work in works):
             return shape, 0
         padded = self._prefixes.costs.padded(shape, sum(work.sequence.num_computed for work in works))
@@ -57,8 +59,15 @@ class StepCosts:
         return self._prefixes.costs.predict(self.shape([replace(work, drafts=()) for work in works]))
 
     def observe(self, shape: StepShape, step_s: float, running: Collection[Sequence]) -> None:
-        """Record how long a step took. Update `rates` if due. `running`: the sequences that run now."""
-        self._prefixes.costs.observe(shape, step_s)
+        """Record how long the step of the latest `padded` took, and update `rates` if due.
+
+        `shape`: its shape with padding. `running`: the sequences that run now.
+        """
+        costs = self._prefixes.costs
+        expected_s = costs.predict(shape)
+        # The machine may have slept during a step that took much longer than expected.
+        costs.work.note(self._unpadded, step_s if expected_s is None else min(step_s, _MOST_OFF * expected_s))
+        costs.observe(shape, step_s)
         self._num_steps += 1
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
             self.rates = self._measured_rates(running)

@@ -85,8 +85,8 @@ class Kept(Struct, frozen=True):
     """What the daemon keeps for the next load of a model: its calibration, the choice made, and what was learnt.
 
     `conditions` describes how the measurements were made. Under other conditions, the measurements are not reused.
-    `num_tries` counts the loads that have measured under these conditions. `work` sums up all steps since then, with
-    the seconds that they take with this choice.
+    `num_tries` counts the loads that have measured under these conditions. `work` sums up the steps of requests
+    under these conditions, with the seconds that they take with this choice; older steps count less.
     """
 
     conditions: Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]

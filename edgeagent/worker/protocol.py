@@ -63,6 +63,7 @@ class Load(Struct, frozen=True, tag="load"):
     - `kept` is the last content that a worker of this model sent, as `Ready.to_keep` or with Keep.
     - `adapters` are the paths of the model's LoRA adapters by name.
     - `unusable_adapters` has the reasons why other adapters cannot be used, by name.
+    - `is_replacing`: the worker continues requests of an earlier worker, so it keeps that worker's form of attention.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Load(Struct, frozen=True, tag="load"):
     kept: bytes = b""
     adapters: dict[str, str] = {}
     unusable_adapters: dict[str, str] = {}
+    is_replacing: bool = False
 
 
 class Delivered(Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ from edgeagent.api.context import context_of
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.errors import ModelLoadFailed, ModelLoading, NotSupported
 from edgeagent.service.service import status_of
-from edgeagent.types import ModelInfo, ModelStatus, SamplingParams, WorkerState
+from edgeagent.types import UNUSABLE, ModelInfo, ModelStatus, SamplingParams
 
 router = APIRouter()
 
@@ -107,7 +107,7 @@ def _loaded(request: Request) -> tuple[ModelStatus, ModelInfo]:
     status = status_of(service, service.default_model())
     if status is not None and status.info is not None:
         return status, status.info
-    if status is not None and status.state is WorkerState.FAILED:
+    if status is not None and status.state in UNUSABLE:
         raise ModelLoadFailed(f"the model cannot be loaded: {status.cause}", retry_after_s=status.retry_after_s)
     raise ModelLoading("the model is not loaded yet; try again in a moment", retry_after_s=1.0)
 

@@ -70,7 +70,6 @@ class CostModel:
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Add a measured step."""
-        self.work.note(shape, seconds)
         expected_s = self.predict(shape)
         self._num_observed += 1
         is_far_off = True

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 from edgeagent.types.choices import StepSums
 
-# The largest number of tokens in a step of each kind.
-_KINDS = ((1, "token"), (8, "streams"), (32, "turn"))
+# The largest number of tokens in a step of each kind. Larger steps use flash attention's other kernel.
+_KINDS = ((1, "token"), (8, "streams"), (FLASH_TILE - 1, "turn"))
 _LARGEST_KIND = "prompt"
 # If the sums cover more time than this, all are halved, so that recent work counts more.
 _MOST_S = 4 * 3600.0
 
 
 class WorkDone:
-    """The sums over all steps since the model's first use on this machine."""
+    """The sums over the steps of requests, in this process and in earlier ones. Older steps count less."""
 
     def __init__(self) -> None:
         self._sums: dict[str, StepSums] = {}
@@ -31,9 +31,10 @@ class WorkDone:
         self._add(StepSums(kind, 1.0, float(shape.num_tokens), shape.num_pairs, num_products, seconds))
 
     def learn(self, sums: Iterable[StepSums]) -> None:
-        """Add the sums of earlier processes."""
+        """Add the sums of earlier processes. Ignore kinds that this version does not know."""
         for each in sums:
-            self._add(each)
+            if each.kind in (_LARGEST_KIND, *(kind for _, kind in _KINDS)):
+                self._add(each)
 
     def sums(self) -> tuple[StepSums, ...]:
         """Return the sums, for `learn` in a later process."""

@@ -143,13 +143,13 @@ class Proposals:
             forced = {name: tokens for name, tokens in forced.items() if tokens}
         if not self._has_sources:
             return forced
+        for sequence in running:
+            if state := self._states.get(sequence.id):
+                state.source, state.ending = "", None
         for sequence in decoding:
-            state = self._states.get(sequence.id)
-            if state is None:
+            if sequence.id not in self._states:
                 self._states[sequence.id] = _State()
                 self._rest = 0
-            else:
-                state.source, state.ending = "", None
         free = [sequence for sequence in decoding if sequence.id not in forced and sequence.spec.draft_tokens != 0]
         if not free:
             return forced

@@ -7,9 +7,10 @@ The compared situations are those of a machine with one user:
 - the tokens of one stream, or of several
 
 All situations have the same weight: a candidate's score is the geometric mean of its times, each divided by the best
-candidate's time. By its score, a form of attention is chosen only if it is not slower for new prompts and short texts,
-because it is not known yet what the model is used for. Once enough of its work is recorded, the form is chosen for this
-work instead. An earlier choice is kept until another one is clearly better, since blocks on disk fit only one form.
+candidate's time. While it is not known what a model is used for, another form of attention than the default is chosen
+only if it is not slower for new prompts and short texts. Once enough of the model's work is recorded, the form is
+chosen for this work instead. An earlier choice is kept until another one is clearly better, since blocks on disk fit
+one form.
 """
 
 from __future__ import annotations
@@ -99,14 +100,18 @@ def decide(
     asked: str = "auto",
     former: Kept | None = None,
     work: Sequence[StepSums] = (),
+    stays: bool = False,
 ) -> Decision:
     """Choose one of the candidates. The first one is the default.
 
     `asked`: the value of the option --flash-attention. `former`: the earlier choice, if any. It may have been measured
-    under other conditions. `work`: what was recorded with that choice, under the same conditions.
+    under other conditions. `work`: what was recorded with that choice, under the same conditions. `stays`:
+    keep the form of attention of the earlier choice.
     """
     judge = _Judge(measurements, room, num_layers)
     form = judge.choose_form(candidates, asked, former, work)
+    if stays and former is not None and any(candidate.flash == _form_of(former) for candidate in candidates):
+        form = Choice(form.name, _form_of(former), "default", "kept for the requests that go on", form.alternatives)
     of_form = [candidate for candidate in candidates if candidate.flash == form.value]
     size = judge.choose_size(of_form, former)
     chosen = next(each for each in of_form if str(each.micro_batch) == size.value)
@@ -223,7 +228,8 @@ class _Judge:
         scores = _scores(predicted, works)
         best = min(scores, key=lambda value: scores[value])
         margin = _MARGIN if kept is None else _KEPT_MARGIN
-        slower = _slower(seconds[best], seconds[usual], limited)
+        # The way back to the default is not limited.
+        slower = _slower(seconds[best], seconds[usual], limited) if usual == next(iter(seconds)) else ""
         taken = best if scores[best] < (1 - margin) * scores[usual] and not slower else usual
         rest = ", ".join(f"{value} {scores[value] / scores[taken]:.2f}" for value in measured if value != taken)
         why = f"mean time over {len(works)} kinds of work, {taken} being 1: {rest}"

@@ -1,8 +1,8 @@
 """Predicts how long a model's own work takes with a form of attention, from the measured times of a calibration.
 
-The time of a step is that of its tokens, plus that of attention. Attention takes time for each pair of a token and an
-earlier token of its sequence, and less or equal time for each pair of a token and a used cell of another sequence:
-plain attention computes these too, and flash attention skips most of them.
+A step's time has two parts: its tokens, and attention. Attention takes time for each pair of a token and an earlier
+token of its sequence. Each pair of a token and a used cell of another sequence takes at most as much: plain attention
+computes these pairs too, and flash attention skips most of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgeagent.engine.tuning.work import MAX_STREAMS, PROMPT_TOKENS, TURN_TOKENS, Work
+from edgeagent.engine.tuning.work import MAX_STREAMS, PROMPT_TOKENS, TILE_TOKENS, TURN_TOKENS, Work
 from edgeagent.types import replace
 from edgeagent.types.choices import StepSums
 
@@ -39,7 +39,7 @@ def expected_work(
     Measured times lack the output matrix and all that is not a layer. So they only give the difference between two
     forms, which is added to the recorded seconds.
     """
-    predicted = {form: _predict(times, sums, depth, parallel) for form, times in seconds.items()}
+    predicted = {form: _predict(times, sums, depth, parallel, is_flash=form == "on") for form, times in seconds.items()}
     if not all(predicted.values()):
         return {}
     recorded = predicted[recorded_with]
@@ -51,7 +51,9 @@ def expected_work(
     return {form: tuple(replace(each, seconds=expected_s(each, form)) for each in sums) for form in predicted}
 
 
-def _predict(seconds: Mapping[str, float], sums: Sequence[StepSums], depth: int, parallel: int) -> dict[str, float]:
+def _predict(
+    seconds: Mapping[str, float], sums: Sequence[StepSums], depth: int, parallel: int, *, is_flash: bool
+) -> dict[str, float]:
     """Return the expected seconds of all steps in `sums`, by their kind; empty if a kind of work was not measured.
 
     The seconds are for as many layers as were measured.
@@ -73,6 +75,13 @@ def _predict(seconds: Mapping[str, float], sums: Sequence[StepSums], depth: int,
         pair_s, other_s = _attention_s(seconds, each.kind, depth, num_streams)
         num_others = max(0.0, each.num_products - each.num_pairs)
         found[each.kind] = tokens_s + pair_s * each.num_pairs + other_s * num_others
+        if is_flash and each.kind == "turn":
+            # The engine pads a turn to a whole tile where that is faster (see CostModel.padded).
+            pair_s, other_s = _attention_s(seconds, "prompt", depth, num_streams)
+            padding = TILE_TOKENS / max(1.0, num_tokens)
+            tile_s = each.num_steps * float(np.interp(TILE_TOKENS, sizes, alone_s))
+            padded_s = tile_s + padding * (pair_s * each.num_pairs + other_s * num_others)
+            found[each.kind] = min(found[each.kind], padded_s)
     return found
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 PROMPT_TOKENS, TURN_TOKENS, BATCH_TOKENS = 128, 16, 512
+TILE_TOKENS = 64
+"""The same number as engine.costs.step_shape.FLASH_TILE."""
 MAX_STREAMS = 8
 """The most streams in a measured step. More would take too much time."""
 _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}

@@ -36,7 +36,8 @@ class Questions(threading.Thread):
     ) -> None:
         super().__init__(name="questions", daemon=True)
         self._make_answerer = make_answerer
-        self._answerer: Callable[[TextQuery], TextAnswer] | None = None  # made by this thread
+        self._made: Callable[[TextQuery], TextAnswer] | None = None
+        self._trouble: EdgeAgentError | None = None
         self._compute = compute
         self._frames = frames
         self._asks: SimpleQueue[Ask] = SimpleQueue()
@@ -59,6 +60,17 @@ class Questions(threading.Thread):
         while True:
             self._answer(self._asks.get())
 
+    def _answerer(self, query: TextQuery) -> TextAnswer:
+        """Answer with the function that `make_answerer` returns. It is called once, since it may need a process."""
+        if self._trouble is not None:
+            raise self._trouble
+        try:
+            self._made = self._made or self._make_answerer()
+        except EdgeAgentError as error:
+            self._trouble = error
+            raise
+        return self._made(query)
+
     def _answer(self, ask: Ask) -> None:
         if ask.id not in self._live:
             return
@@ -66,7 +78,6 @@ class Questions(threading.Thread):
             if isinstance(ask.query, Embed | Rerank):
                 self._compute(ask.id, ask.query)
                 return
-            self._answerer = self._answerer or self._make_answerer()
             *parts, last = _split(self._answerer(ask.query))
             for part in parts:
                 if ask.id in self._live:

@@ -141,8 +141,9 @@ async def test_props_wait_for_the_model() -> None:
             assert "retry-after" in reply.headers
 
 
-async def test_props_of_a_model_that_cannot_be_loaded_say_why() -> None:
-    async with running(OneModel(WorkerState.FAILED)) as daemon:
+@pytest.mark.parametrize("state", [WorkerState.FAILED, WorkerState.QUARANTINED])
+async def test_props_of_a_model_that_cannot_be_loaded_say_why(state: WorkerState) -> None:
+    async with running(OneModel(state)) as daemon:
         for path in ("/props", "/slots"):
             error = (await daemon.http.get(f"{daemon.url}{path}")).json()["error"]
             assert error["code"] == "model_load_failed"

@@ -10,7 +10,7 @@ from edgeagent.types.choices import StepSums
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "kind"), [(1, "token"), (2, "streams"), (8, "streams"), (9, "turn"), (32, "turn"), (33, "prompt")]
+    ("num_tokens", "kind"), [(1, "token"), (2, "streams"), (8, "streams"), (9, "turn"), (63, "turn"), (64, "prompt")]
 )
 def test_the_size_of_a_step_tells_its_kind(num_tokens: int, kind: str) -> None:
     work = WorkDone()
@@ -34,6 +34,12 @@ def test_a_later_process_goes_on() -> None:
     later.note(StepShape.alone(1, 30), 3.0)
     later.learn(earlier.sums())
     assert later.sums() == (StepSums("token", 2.0, 2.0, 40.0, 40.0, 4.0), StepSums("prompt", 1.0, 100.0, 0.0, 0.0, 2.0))
+
+
+def test_unknown_kinds_are_ignored() -> None:
+    work = WorkDone()
+    work.learn([StepSums("dance", 1.0, 1.0, 0.0, 0.0, 9.0)])
+    assert work.sums() == ()
 
 
 def test_recent_work_counts_more() -> None:

@@ -59,13 +59,18 @@ def test_a_former_choice_stands_until_another_is_clearly_better() -> None:
     assert chosen(found(1.3), kept(is_flash=False)) == "on"
 
 
-@pytest.mark.parametrize("work", [Work.PROMPT_ALONE, Work.TOKEN_ALONE, Work.STREAMS_ALONE])
+@pytest.mark.parametrize("work", [Work.PROMPT_ALONE, Work.PROMPT_BEHIND, Work.TOKEN_ALONE, Work.STREAMS_ALONE])
 def test_a_better_form_is_not_taken_where_it_is_slower_for_short_texts(work: Work) -> None:
     on, off = alike(1.0) | {work: 1.0}, alike(0.5)
     assert chosen(measured(on, off | {work: 1.02})) == "off"
     [form, _] = decide(CANDIDATES, measured(on, off | {work: 1.1}), ROOM, num_layers=NUM_LAYERS).choices
     assert form.value == "on"
     assert form.why.endswith(f"on is the default, and another must not be slower: off takes 1.10 of the time ({work})")
+
+
+def test_the_way_back_to_the_default_is_not_limited() -> None:
+    slow, quick = alike(1.0), alike(0.5) | {Work.TOKEN_ALONE: 1.1}
+    assert chosen(measured(quick, slow), kept(is_flash=False)) == "on"
 
 
 # Plain attention computes a token behind others in less time, and a prompt in more.
@@ -108,6 +113,16 @@ def test_a_choice_by_own_work_stays_at_the_next_loads() -> None:
         decision = decided(work, found, is_flash=form == "on")
         work, form = decision.work, decision.attention.flash
         assert (form, round(work[0].seconds)) == ("off", 310)
+
+
+@pytest.mark.parametrize("is_flash", [True, False])
+def test_a_worker_that_replaces_another_keeps_the_form(*, is_flash: bool) -> None:
+    other = used_for(1, 2 * DEPTH, 6000.0) if is_flash else used_for(128, 0, 1200.0)
+    former, found = kept(is_flash=is_flash), measured(ON, OFF)
+    for stays in (False, True):
+        decision = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS, former=former, work=other, stays=stays)
+        assert (decision.attention.flash == "on") == (is_flash == stays)
+    assert decision.work == other
 
 
 def test_own_work_changes_a_former_choice_only_if_the_other_is_clearly_better() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 from edgeagent.engine.costs.work_done import WorkDone
 from edgeagent.engine.tuning.own_work import expected_work
-from edgeagent.engine.tuning.work import Work, tokens_of
+from edgeagent.engine.tuning.work import TILE_TOKENS, Work, tokens_of
 
 DEPTH, NUM_STREAMS = 512, 8
 
@@ -71,6 +71,24 @@ def test_each_form_takes_as_long_as_expected(shape: StepShape, *, is_flash: bool
         found = expected(shape, is_flash=is_flash, other_s=other_s)
         true = [3 * (step_s(shape, is_flash=each) + other_s) for each in (True, False)]
         assert found == pytest.approx(true, rel=0.02)
+
+
+def test_the_tile_is_the_one_that_steps_are_padded_to() -> None:
+    assert TILE_TOKENS == FLASH_TILE
+
+
+@pytest.mark.parametrize("num_tokens", [20, 48])
+def test_a_turn_is_padded_to_a_tile_where_that_is_faster(num_tokens: int) -> None:
+    """Each pair takes ten times as long in a step of fewer tokens than a tile."""
+    times = calibrated(is_flash=True)
+    times[Work.TURN_BEHIND] = times[Work.TURN_ALONE] + 10 * (times[Work.TURN_BEHIND] - times[Work.TURN_ALONE])
+    turn, padded = StepShape.alone(num_tokens, 4000), step_s(StepShape.alone(64, 4000), is_flash=True)
+    work = WorkDone()
+    work.note(turn, padded)
+    seconds = {"on": times, "off": calibrated(is_flash=False)}
+    found = expected_work(seconds, work.sums(), "on", depth=DEPTH, parallel=NUM_STREAMS, scale=1.0)
+    assert found["on"][0].seconds == padded
+    assert found["off"][0].seconds == pytest.approx(step_s(turn, is_flash=False), rel=0.02)
 
 
 def test_without_streams_there_are_still_drafts() -> None:

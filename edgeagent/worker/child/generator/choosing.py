@@ -58,12 +58,13 @@ def choose(
     on_measure: Callable[[], None],
     *,
     kv_bytes_per_token: float = 0.0,
+    is_replacing: bool = False,
     free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
 ) -> Chosen:
     """Choose the attention settings by the kept calibration. If it is missing, incomplete or outdated, measure first.
 
-    `on_measure` is called before measuring. Nothing is measured if there is only one choice, if calibration is off, if
-    three loads have measured already, or if too little memory is free.
+    `is_replacing`: keep the form of attention, see Load. `on_measure` is called before measuring. Nothing is measured
+    if there is only one choice, if calibration is off, after three tries, or if too little memory is free.
     """
     candidates = attention_candidates(model, config)
     room = Room(num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0)
@@ -72,7 +73,8 @@ def choose(
     )
     former = read_kept(kept)
     measurements, num_tries = None, 0
-    if former is not None and former.conditions == conditions:
+    is_known = former is not None and former.conditions == conditions
+    if former is not None and is_known:
         measurements, num_tries = former.measurements, former.num_tries
     is_enough = measurements is not None and measurements.is_whole
     needed_bytes = most_probes(candidates) * num_probe_cells(_depth(room)) * kv_bytes_per_token
@@ -88,7 +90,8 @@ def choose(
         num_layers=model.num_layers,
         asked=config.flash_attention,
         former=former,
-        work=former.work if former is not None and former.conditions == conditions else (),
+        work=former.work if former is not None and is_known else (),
+        stays=is_known and is_replacing,
     )
     taken = decision.attention
     now = Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries, work=decision.work)

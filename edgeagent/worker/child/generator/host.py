@@ -124,6 +124,7 @@ class Host:
             load.kept,
             lambda: on_try(f"{FIRST_STEPS} of {load.path}"),
             kv_bytes_per_token=opened.kv_bytes_per_token,
+            is_replacing=load.is_replacing,
         )
         self._choices = opened.choices + chosen.choices
         self._lessons = Lessons(chosen.kept, chosen.learned, self.model.num_layers)

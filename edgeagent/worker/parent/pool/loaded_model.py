@@ -71,6 +71,7 @@ class LoadedModel:
         self._load_time = load_time
         self._used_at_s = workers.clock()
         self._was_busy = False
+        self._had_worker = False  # of this supervisor
         self.supervisor = self._make_supervisor()
 
     def _make_supervisor(self) -> Supervisor:
@@ -96,7 +97,8 @@ class LoadedModel:
             self.checked.set()
         await self._workers.make_room(self)
         self.has_room = True
-        load = replace(load, room_bytes=self.room_bytes)
+        is_replacing, self._had_worker = self._had_worker and self.supervisor.is_busy, True
+        load = replace(load, room_bytes=self.room_bytes, is_replacing=is_replacing)
         return _hurried(load, self.preparation.engine) if self.supervisor.is_busy else load
 
     @property
@@ -119,6 +121,7 @@ class LoadedModel:
         """Replace the supervisor by one without a worker; return the old one, which the caller must stop."""
         old = self.supervisor
         self.supervisor, self.keep_alive_s = self._make_supervisor(), self._usual_keep_alive_s
+        self._had_worker = False
         return old
 
     def note_use(self) -> None:
