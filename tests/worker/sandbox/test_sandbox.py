@@ -59,6 +59,11 @@ def test_the_named_calls_are_refused_and_no_others(name: str) -> None:
     assert run_filter(code, machine.audit ^ 1, 0) == REFUSE
 
 
+def test_the_newest_call_lists_namespaces_and_is_refused() -> None:
+    for machine in MACHINES.values():
+        assert run_filter(seccomp.make_filter(machine, PID), machine.audit, NEWEST_CALL) == REFUSE
+
+
 @pytest.mark.parametrize(
     ("call", "arguments", "answer"),
     [

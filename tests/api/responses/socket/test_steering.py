@@ -211,6 +211,19 @@ def test_responses_that_cannot_be_steered() -> None:
     assert refused(steer(client, client.started[1])) == "steering_not_supported"
 
 
+def test_inputs_that_wait_for_results_are_bounded() -> None:
+    client, first = talking(stream_id="a")
+    for _ in range(MAX_STEERS):
+        steer(client, first)
+        client.step(first, *CALL, finished(FinishReason.TOOL_CALLS))
+        client.create(stream_id="a")
+        first = client.started[-1]
+        client.step(first, TextDelta("one two"))
+    (event,) = steer(client, first)
+    assert event["error"]["code"] == "too_many_pending_steers"
+    assert "send the results" in event["error"]["message"]
+
+
 def test_inputs_that_wait_are_bounded() -> None:
     client, first = talking()
     for _ in range(MAX_STEERS):

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from edgeagent.backends.remote.endpoints.averages import Average, Averages
 from edgeagent.backends.remote.endpoints.choose import LONG_PROMPT_TOKENS, View, choose
+from edgeagent.backends.remote.endpoints.cluster import num_prompt_tokens
 from edgeagent.backends.remote.endpoints.health import MAX_FAILURES, MAX_OPEN_S, OPEN_S, Breaker, Pause, RetryBudget
 from edgeagent.backends.remote.pseudonyms import Pseudonyms
-from edgeagent.types import CachePolicy, ChatPrompt, GenerateRequest, Message, TextPrompt, replace
+from edgeagent.types import CachePolicy, ChatPrompt, GenerateRequest, Message, TextPrompt, ToolCall, replace
 
 views = st.lists(
     st.builds(
@@ -257,3 +258,9 @@ def test_a_conversation_has_one_name_from_its_first_turn_on_and_every_request_ha
     assert len({name(first), name(other), name(system, first)}) == 3
     text = [names.session(GenerateRequest(request, "m", TextPrompt("Once")), 0) for request in ("r1", "r2")]
     assert text[0] and text[1] and text[0] != text[1]
+
+
+def test_a_prompt_s_reasoning_and_calls_count_too() -> None:
+    said = Message("assistant", "x" * 40, "y" * 400, (ToolCall("1", "f", "z" * 4000),))
+    request = GenerateRequest("a", "m", ChatPrompt((said,)))
+    assert num_prompt_tokens(request) == num_prompt_tokens(replace(request, prompt=TextPrompt("x" * 4440)))
