@@ -73,4 +73,24 @@ def test_a_turn_is_padded_to_a_tile_where_that_is_faster(num_cells: int, pair_s:
 
     for number in range(3):
         ask(f"earlier {number}", [*prefix, 6 + number])
+    before = {each.kind: each for each in engine.cost_model.work.sums()}
     assert ask("turn", [*prefix, *range(10, 30)]) == [padded, 0, 0]
+    after = {each.kind: each for each in engine.cost_model.work.sums()}
+    assert after.get("prompt") == before.get("prompt"), "padding is not the model's own work"
+    assert after["turn"].num_tokens - (before["turn"].num_tokens if "turn" in before else 0.0) == 20
+
+
+def test_a_step_during_which_the_machine_slept_is_not_hours_of_work() -> None:
+    spec = SequenceSpec("a", [5] * 999, Sampler(ResolvedSampling(), 50))
+    sequence = Sequence(spec, array("i", [5] * 1001), 1000, 2000, 0, seq_id=0, num_computed=1000)
+    costs = CostModel(64)
+    step_costs, works = (
+        StepCosts(FakeRunner(), PrefixStore(FakeRunner(), None, costs), 0.1),
+        [Work(sequence, 1, (), 1, 0)],
+    )
+    for seconds in (*[0.1] * 20, 7200.0):
+        shape, _ = step_costs.padded(works)
+        step_costs.observe(shape, seconds, ())
+    [sums] = costs.work.sums()
+    assert (sums.kind, sums.num_steps) == ("token", 21.0)
+    assert sums.seconds == pytest.approx(2.4, rel=0.1)
