@@ -362,7 +362,10 @@ class Config(BaseSettings):
         return self
 
     def engine_of(self, name: str) -> EngineConfig:
-        """Return the engine options of a model. Its own ones replace the common ones. Raise ModelOptionError."""
+        """Return the engine options of a model: its own ones, and the common ones where it has none.
+
+        Raise ModelOptionError if its own ones are wrong together with the common ones.
+        """
         own = self.models.get(name, ModelConfig())
         draft = self.draft if own.draft == "auto" else own.draft
         ngrams = {"draft_ngrams": True} if draft == "ngram" else {}
@@ -375,11 +378,6 @@ class Config(BaseSettings):
     def draft_model(self) -> str | None:
         """The draft model that the settings name; None if `draft` is auto, none or ngram."""
         return None if self.draft in ("auto", "none", "ngram") else self.draft
-
-    @property
-    def engine_with_drafts(self) -> EngineConfig:
-        """The engine options, with n-gram drafts switched on if `draft` is ngram."""
-        return self.engine.model_copy(update={"draft_ngrams": True}) if self.draft == "ngram" else self.engine
 
     @property
     def cache_dir(self) -> Path:

@@ -37,13 +37,7 @@ def ask(
     defaults to TIMEOUT_S.
     """
     url = urlsplit(address.url)
-    try:
-        tls = address.tls()
-    except OSError as error:
-        raise BackendUnavailable(
-            f"the certificate {address.certificate} of the daemon at {address.url} cannot be read: {error}"
-        ) from None
-    connection = _connection(url.hostname or "", url.port, tls, timeout_s or TIMEOUT_S)
+    connection = _connection(url.hostname or "", url.port, address.tls(), timeout_s or TIMEOUT_S)
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
     try:
         if body is not None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from edgeagent.errors import BackendUnavailable
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -31,11 +33,16 @@ class Address:
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS context that checks the daemon's certificate; None if the URL does not use TLS.
 
-        Raise OSError if the file `certificate` cannot be read.
+        Raise BackendUnavailable if the file `certificate` cannot be read.
         """
         if urlsplit(self.url).scheme not in ("https", "wss"):
             return None
-        context = ssl.create_default_context(cafile=self.certificate)
+        try:
+            context = ssl.create_default_context(cafile=self.certificate)
+        except OSError as error:
+            raise BackendUnavailable(
+                f"the certificate {self.certificate} of the daemon at {self.url} cannot be read: {error}"
+            ) from None
         if self.certificate is not None:
             # Only this certificate is trusted; its names and its issuer do not matter.
             context.check_hostname = False

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
+WATCH_STOP_S = 0.05
 # How long the daemon waits for its workers to end after a second signal. A worker that takes longer ends by itself when
 # the daemon has ended, because its pipe closes.
 FORCED_STOP_S = 0.5
@@ -127,7 +128,7 @@ async def _end(router: Router, stop: Stop) -> None:
     """Stop the router. After a second signal, wait only FORCED_STOP_S longer."""
     ending = asyncio.create_task(router.stop())
     while not ending.done() and not stop.is_forced:
-        await asyncio.wait({ending}, timeout=WATCH_LOADING_S)
+        await asyncio.wait({ending}, timeout=WATCH_STOP_S)
     with suppress(TimeoutError):
         await asyncio.wait_for(ending, FORCED_STOP_S)
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.costs.cost_model import MOST_OFF
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Runner
 from edgeagent.engine.scheduler import Work
 from edgeagent.engine.sequence import Sequence
 
-_MOST_OFF = 4.0  # a step counts as work for at most this multiple of its expected time
 _STEPS_PER_RATES = 8  # after the first steps, `rates` is updated once in this many steps: rates change slowly
 
 
@@ -65,8 +65,7 @@ class StepCosts:
         """
         costs = self._prefixes.costs
         expected_s = costs.predict(shape)
-        # The machine may have slept during a step that took much longer than expected.
-        costs.work.note(self._unpadded, step_s if expected_s is None else min(step_s, _MOST_OFF * expected_s))
+        costs.work.note(self._unpadded, step_s if expected_s is None else min(step_s, MOST_OFF * expected_s))
         costs.observe(shape, step_s)
         self._num_steps += 1
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:

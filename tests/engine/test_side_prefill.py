@@ -185,6 +185,8 @@ def test_a_long_prompt_is_computed_aside_and_both_answers_are_right() -> None:
     sizes = scene.runner.sizes[num_before:]
     assert len(scene.sides) == 1 and scene.sides[0].is_closed and scene.sides[0].num_known == 0
     assert max(sizes) <= 3 and scene.runner.num_tokens_computed < 100  # the last two tokens, beside the stream's one
+    aside = [each for each in scene.engine.cost_model.work.sums() if each.kind == "prompt"]
+    assert sum(each.num_tokens for each in aside) >= len(LONG) - 64, "it is work of the model too"
     scene.run()
     assert scene.outputs == {"stream": answer(prompt, 400), "long": answer(LONG, 5)}
 

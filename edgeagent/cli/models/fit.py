@@ -49,7 +49,7 @@ def fit(
 
     settings = settings_of(models_dir, state_dir, config)
     shapes = [header.shape for header in _headers(name, settings, with_draft=draft)]
-    engine = settings.engine_with_drafts.model_copy(update={"ctx": ctx} if ctx else {})
+    engine = settings.engine_of(name).model_copy(update={"ctx": ctx} if ctx else {})
     plan = make_plan(shapes, engine, _room(ram, vram, engine))
     need = predict(shapes, plan.config, plan.num_cells, num_back=plan.layout.num_back)
     longest = longest_context(shapes, engine, plan.room)

@@ -18,7 +18,8 @@ from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.costs.work_done import WorkDone
 
 _PACE_WEIGHT = 0.3
-_MOST_OFF = 2.0  # an error by a larger factor counts as an error by this factor: the machine may have slept
+MOST_OFF = 2.0
+"""An error by a larger factor counts as an error by this factor: the machine may have slept."""
 # Each of the first _NUM_FIRST measurements is followed by a fit, and does not change the pace. Later, a fit follows
 # _PER_FIT measurements, or _PER_FIT_IF_FAR_OFF if the last prediction was off by more than the share _FAR_OFF.
 _NUM_FIRST = 16
@@ -77,7 +78,7 @@ class CostModel:
             self._errors.append(abs(expected_s - seconds) / max(seconds, 1e-9))
             is_far_off = abs(expected_s - seconds) > _FAR_OFF * seconds
             if self._num_observed > _NUM_FIRST:
-                off = _clipped(seconds / max(expected_s, 1e-9), _MOST_OFF)
+                off = _clipped(seconds / max(expected_s, 1e-9), MOST_OFF)
                 self._pace *= off**_PACE_WEIGHT
                 seconds = off * expected_s
         self._fit.observe(shape, seconds)

@@ -105,13 +105,11 @@ def decide(
     """Choose one of the candidates. The first one is the default.
 
     `asked`: the value of the option --flash-attention. `former`: the earlier choice, if any. It may have been measured
-    under other conditions. `work`: what was recorded with that choice, under the same conditions. `stays`:
-    keep the form of attention of the earlier choice.
+    under other conditions. `work`: what was recorded with that choice, under the same conditions. `stays`: keep
+    its form of attention if there is a choice.
     """
     judge = _Judge(measurements, room, num_layers)
-    form = judge.choose_form(candidates, asked, former, work)
-    if stays and former is not None and any(candidate.flash == _form_of(former) for candidate in candidates):
-        form = Choice(form.name, _form_of(former), "default", "kept for the requests that go on", form.alternatives)
+    form = judge.choose_form(candidates, asked, former, work, stays=stays)
     of_form = [candidate for candidate in candidates if candidate.flash == form.value]
     size = judge.choose_size(of_form, former)
     chosen = next(each for each in of_form if str(each.micro_batch) == size.value)
@@ -130,7 +128,7 @@ class _Judge:
         self._room = room
 
     def choose_form(
-        self, candidates: Sequence[Attention], asked: str, former: Kept | None, work: Sequence[StepSums]
+        self, candidates: Sequence[Attention], asked: str, former: Kept | None, work: Sequence[StepSums], *, stays: bool
     ) -> Choice:
         forms = list(dict.fromkeys(candidate.flash for candidate in candidates))
         name, default = "flash attention", forms[0]
@@ -144,6 +142,8 @@ class _Judge:
         seconds: dict[str, dict[str, float]] = {form: self._seconds(form == "on") for form in forms}
         if former is None:
             return self._choose(name, seconds, _FORM_SITUATIONS, None, _LIMITED_WORKS)
+        if stays:
+            return Choice(name, _form_of(former), "default", "kept for the requests that go on after a worker's end")
         expected = self.expected_work(work, former)
         # The longest time counts. So the work that changes a choice is still enough after the change.
         if max((sum(each.seconds for each in of_form) for of_form in expected.values()), default=0) >= _ENOUGH_WORK_S:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgeagent.backends.remote.backend import RemoteBackend
 from edgeagent.backends.remote.connection import names
 from edgeagent.backends.remote.connection.transport import Exchange
 from edgeagent.backends.remote.endpoints.health import OPEN_S
@@ -397,12 +398,17 @@ async def test_a_node_that_dies_behind_the_url_rests_nothing() -> None:
         await asyncio.gather(*(answer_.aclose() for answer_ in answers))
 
 
+def await_half_open(remote: RemoteBackend, clock: Clock) -> None:
+    """Open the breaker of the remote's only endpoint, as after a hang, and wait until one request may try it."""
+    (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+    endpoint.breaker.fail(clock(), "hung", hung=True)
+    clock.now_s += OPEN_S
+
+
 async def test_half_open_lets_one_through() -> None:
     clock = Clock()
     async with faults([Act.STALL]) as server, backend(server.url, clock=clock) as remote:
-        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
-        endpoint.breaker.fail(clock(), "hung", hung=True)
-        clock.now_s += OPEN_S
+        await_half_open(remote, clock)
         trying = asyncio.create_task(ask(remote, id="one"))
         await until(lambda: server.asked)
         failed(await ask(remote, id="two"), "none of its endpoints")
@@ -417,9 +423,7 @@ async def test_after_a_hang_a_probe_goes_before_any_request() -> None:
         faults(stream(answer("a")), gets={"/readiness": [Act.STALL]}) as server,
         backend(server.url, clock=clock, probes=True) as remote,
     ):
-        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
-        endpoint.breaker.fail(clock(), "hung", hung=True)
-        clock.now_s += OPEN_S
+        await_half_open(remote, clock)
         assert remote.estimate(REQUEST).obstacle == "unreachable"
         await until(lambda: server.asked)
         assert remote.estimate(REQUEST).obstacle == "unreachable", "it has not answered the probe"
@@ -453,9 +457,7 @@ async def test_a_list_of_models_is_not_enough_where_the_health_page_says_no() ->
         faults(stream(answer("a")), gets={"/readiness": plain(503)}) as server,
         backend(server.url, clock=clock, probes=True) as remote,
     ):
-        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
-        endpoint.breaker.fail(clock(), "hung", hung=True)
-        clock.now_s += OPEN_S
+        await_half_open(remote, clock)
         for _ in range(2):  # the first one also asks for the models
             await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
             assert remote.status().endpoints[0].breaker != "closed"

@@ -72,10 +72,8 @@ def choose(
         model, config, num_cells=room.num_cells, num_threads=config.threads or num_usable_cores()
     )
     former = read_kept(kept)
-    measurements, num_tries = None, 0
-    is_known = former is not None and former.conditions == conditions
-    if former is not None and is_known:
-        measurements, num_tries = former.measurements, former.num_tries
+    valid = former if former is not None and former.conditions == conditions else None
+    measurements, num_tries = (None, 0) if valid is None else (valid.measurements, valid.num_tries)
     is_enough = measurements is not None and measurements.is_whole
     needed_bytes = most_probes(candidates) * num_probe_cells(_depth(room)) * kv_bytes_per_token
     is_wanted = config.calibration_s > 0 and len(candidates) > 1 and not is_enough and num_tries < _MAX_TRIES
@@ -90,11 +88,12 @@ def choose(
         num_layers=model.num_layers,
         asked=config.flash_attention,
         former=former,
-        work=former.work if former is not None and is_known else (),
-        stays=is_known and is_replacing,
+        work=() if valid is None else valid.work,
+        stays=valid is not None and is_replacing,
     )
     taken = decision.attention
-    now = Kept(conditions, measurements, taken.flash == "on", taken.micro_batch, num_tries, work=decision.work)
+    # "auto" does not count as plain: on a GPU llama.cpp usually takes flash attention.
+    now = Kept(conditions, measurements, taken.flash != "off", taken.micro_batch, num_tries, work=decision.work)
     # Step times learned with other settings are useless.
     is_same = former is not None and replace(former, measurements=None, num_tries=0, learned=None, work=()) == replace(
         now, measurements=None, num_tries=0, work=()

@@ -59,7 +59,7 @@ from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
 # A draft model's cells take about this fraction of its target's memory.
 _DRAFT_SHARE = 1 / 8
-_OPEN_S = 1.0  # how long to wait until the disk's blocks are listed; blocks listed later are added later
+_OPEN_S = 1.0  # how long to wait for the list of the disk's blocks; the rest of a longer list is added afterwards
 
 
 class Host:

@@ -97,8 +97,8 @@ class LoadedModel:
             self.checked.set()
         await self._workers.make_room(self)
         self.has_room = True
-        is_replacing, self._had_worker = self._had_worker and self.supervisor.is_busy, True
-        load = replace(load, room_bytes=self.room_bytes, is_replacing=is_replacing)
+        load = replace(load, room_bytes=self.room_bytes, is_replacing=self._had_worker and self.supervisor.is_busy)
+        self._had_worker = True
         return _hurried(load, self.preparation.engine) if self.supervisor.is_busy else load
 
     @property

@@ -85,6 +85,13 @@ def test_a_real_model_is_measured_and_what_is_kept_decides_from_then_on(load: Lo
     assert load(kept_of(again)).attention == again.attention
 
 
+def test_llama_cpp_s_own_choice_is_not_kept_as_plain_attention(load: Load) -> None:
+    """As on a GPU, llama.cpp chooses the form for a quantized V cache. A later load without it begins with flash."""
+    chosen = load(kv_type_k="q8_0", kv_type_v="q8_0")
+    assert chosen.attention.flash == "auto"
+    assert load(kept_of(chosen), calibration_s=0.0).attention.flash == "on"
+
+
 def test_the_next_load_chooses_for_the_work_that_was_done(load: Load) -> None:
     """Plain attention is slower for prompts and ten times as fast for a token behind others."""
     found = read_kept(kept_of(load()))

@@ -204,7 +204,7 @@ async def test_words_that_are_no_draft_model(store: Store, lives: Path, draft: s
     await pool.start()
     await eventually(lambda: num_lives(lives) == 1)
     assert store.checked == [Path("builtin.gguf")]
-    assert config.engine_with_drafts.draft_ngrams == (draft == "ngram")
+    assert config.engine_of("builtin").draft_ngrams == (draft == "ngram")
     await pool.stop()
 
 
