@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,13 @@ def test_json_has_each_part(run: Run) -> None:
     with_draft = record["parts"]["weights"]
     alone = json.loads(run("fit", "builtin", "--no-draft", "--json")[1])["parts"]["weights"]
     assert alone < with_draft
+
+
+def test_a_model_s_own_options_count(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text("[models.builtin.engine]\nctx = 512\n")
+    record = json.loads(run("fit", "builtin", "--json", "--config", str(config))[1])
+    assert record["context"] == 512
 
 
 def test_what_does_not_fit_is_told_with_what_would(run: Run) -> None:
