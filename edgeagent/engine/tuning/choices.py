@@ -180,6 +180,9 @@ class _Judge:
         if len(sizes) == 1:
             return Choice(name, sizes[0], "default", "no other size fits the options and this context")
         is_flash = candidates[0].flash == "on"
+        measured_with = {times.is_flash for times in self._times if Work.BATCH_ALONE in times.seconds}
+        if measured_with == {not is_flash}:
+            return Choice(name, sizes[0], "default", "sizes were measured only with the other form of attention")
         seconds = {size: self._seconds(is_flash, int(size)) for size in sizes}
         kept = None
         if former is not None and former.is_flash == is_flash and str(former.micro_batch) in sizes:

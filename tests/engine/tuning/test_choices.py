@@ -158,6 +158,16 @@ def test_without_measurements_the_default_or_what_was_chosen_before() -> None:
         assert chosen(found, kept(is_flash=False)) == "off"
 
 
+def test_sizes_of_one_form_say_nothing_of_the_other() -> None:
+    """The sizes are measured with the form that has the better score. Own work may choose the other form later."""
+    found = Machine(cheap("on", 64)).calibrate()
+    assert found is not None
+    former, work = kept(is_flash=False), used_for(1, 0, 6000.0)
+    decision = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS, former=former, work=work, stays=True)
+    assert decision.attention == Attention("off", 512)
+    assert decision.choices[1].why == "sizes were measured only with the other form of attention"
+
+
 def test_an_option_overrides() -> None:
     found = measured({Work.PROMPT_ALONE: 9.0}, {Work.PROMPT_ALONE: 1.0})
     decision = decide(CANDIDATES[:3], found, ROOM, num_layers=NUM_LAYERS, asked="on")
