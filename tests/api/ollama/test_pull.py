@@ -73,8 +73,9 @@ class TestPull:
         backend.models = lambda: [there]  # type: ignore[method-assign]
         store = StoreConfig(models_dir=tmp_path / "models", min_free_bytes=0)
         async with running(backend, Config(model="fake", state_dir=tmp_path, store=store)) as daemon:
-            lines = await lines_of(daemon, "pull", model=self.NAME)
-        assert any("digest" in line for line in lines)
+            assert (await lines_of(daemon, "pull", model=self.NAME))[-1] == {"status": "success"}
+        [file] = store.models_dir.rglob("*.gguf")
+        assert file.read_bytes() == self.MODEL
 
     async def test_failures(self, hub: HubServer, puller: Running) -> None:
         _, last = await lines_of(puller, "pull", model="org/nothing")
