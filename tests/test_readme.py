@@ -136,7 +136,7 @@ def test_the_readme_s_ratios_of_shapes_are_those_of_the_document() -> None:
         "one stream, tokens/s",
         "8 streams together, while all run, tokens/s",
         "first token, 1,400 tokens, cold, ms",
-        "first token, 1,400 tokens, warm but for the end, ms",
+        "first token, 1,400 tokens, all but the end cached, ms",
         "next turn of each of 8 conversations, cells for 4, ms",
     )
     known: dict[tuple[str, str], str] = {}

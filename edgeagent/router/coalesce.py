@@ -146,7 +146,10 @@ class _Reader:
         self._usage = Usage(num_output_tokens=0 if so_far is None else so_far.num_tokens)
 
     def take(self, step: Step) -> Step:
-        """Return a step for this request. A request that joined later gets its own times and placement reason."""
+        """Return a step of the shared stream as this request gets it.
+
+        A request that joined a running stream gets its own times and placement reason.
+        """
         usage = self._usage
         self._usage = replace(usage, num_output_tokens=usage.num_output_tokens + len(step.tokens))
         for delta in step.deltas:

@@ -183,7 +183,5 @@ def _no_route(
 
 def _full(estimates: Mapping[str, Estimate]) -> Overloaded:
     num_live = sum(estimate.num_live for estimate in estimates.values())
-    return Overloaded(
-        f"{num_live} requests are running or waiting and no more are accepted; try again later",
-        retry_after_s=min(estimate.retry_after_s for estimate in estimates.values()),
-    )
+    retry_after_s = min(estimate.retry_after_s for estimate in estimates.values())
+    return Overloaded.by(f"{num_live} requests are running or waiting", retry_after_s=retry_after_s)

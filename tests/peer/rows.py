@@ -131,7 +131,7 @@ def rows(size: Size) -> tuple[Row, ...]:
         Row("one stream", "decode", RATE, Bar("≥", 0.97)),
         Row(f"{NUM_STREAMS} streams together, prompts included", "parallel", scenarios.ALL_RATE, Bar("≥", 1.0)),
         Row(f"{NUM_STREAMS} streams together, while all run", "parallel", scenarios.LIVE_RATE, Bar("≥", 1.0)),
-        Row(f"first token, {prefix}, warm but for the end", "ttft", scenarios.WARM, Bar("≤", 0.8)),
+        Row(f"first token, {prefix}, all but the end cached", "ttft", scenarios.WARM, Bar("≤", 0.8)),
         Row(f"first token, {prefix}, cold", "ttft", scenarios.COLD, Bar("≤", 1.05)),
         Row(f"{NUM_LIVE} live streams' gap while {prefix} arrive, p95", "hol", scenarios.ITL_DURING, figure="p95"),
         Row("their longest gap meanwhile", "hol", scenarios.WORST_ITL),

@@ -54,9 +54,9 @@ def follow(live: LiveTurn, after: int) -> Response:
 
 
 def tell(response: ResponseBody, after: int) -> Response:
-    """Return the events of a finished response whose number is greater than `after`.
+    """Stream those events of a finished response whose number is greater than `after`.
 
-    Raise InvalidRequest if it is not a background response, or if `after` is greater than its last number.
+    Raise InvalidRequest if it is not a background response, or if `after` is greater than its last event's number.
     """
     progress = Progress(response, response["output"])
     _check(progress, after)

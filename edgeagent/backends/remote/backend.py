@@ -263,11 +263,8 @@ class RemoteBackend:
         if (spent := self._ledger.budget_left(self.remote.name, permit.client)) is not None:
             raise RemoteUnavailable(f"{self.name}: {spent}", served_by=self.name)
         if len(self._live) >= self.remote.limits.max_concurrent:
-            raise Overloaded(
-                f"{len(self._live)} requests are running at {self.name} and no more are sent; try again later",
-                retry_after_s=_RETRY_AFTER_S,
-                served_by=self.name,
-            )
+            crowd = f"{len(self._live)} requests are running at {self.name}"
+            raise Overloaded.by(crowd, retry_after_s=_RETRY_AFTER_S, served_by=self.name)
         return Run(cluster, request, permit, so_far)
 
     def _served(self) -> Cluster:

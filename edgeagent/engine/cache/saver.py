@@ -187,9 +187,10 @@ class Saver:
             self._drop(seq_id)
 
     def compact(self) -> None:
-        """Drop saved idle prefixes, the highest first, until at most MAX_GAP unused cells lie below the highest used.
+        """Drop saved idle prefixes until at most MAX_GAP cells below the highest used cell are unused.
 
-        When such a prefix is needed again, it is restored into the lowest free cells.
+        The prefix with the highest cell is dropped first. When it is needed again, it is restored into the lowest
+        free cells.
         """
         while self._saved and self._cells.span > self._cells.num_cells_used + MAX_GAP:
             self._drop(max(self._saved, key=self._cells.highest_cell))

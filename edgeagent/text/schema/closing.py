@@ -41,7 +41,8 @@ class TooManyReferencesError(ValueError):
 class _Keys:
     """An object's known keys in order, and whether other keys are allowed (`is_open`).
 
-    `has_properties`: the schema has `properties`, or `unevaluatedProperties` is false.
+    `has_properties`: the object is to be closed, because its schema has `properties` or sets `unevaluatedProperties` to
+    false.
     """
 
     names: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
 """Calls Linux's Landlock, with which a process permanently gives up access to files, TCP and signals.
 
-Source: the kernel's Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h. The only package on
-PyPI is an alpha without TCP rules and scopes. This module does not know what a worker needs.
+Source: the kernel's Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h. This
+module calls the kernel itself, because the only package on PyPI is an alpha without TCP rules and scopes. The caller
+chooses which rights remain.
 """
 
 from __future__ import annotations
