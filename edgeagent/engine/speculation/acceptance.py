@@ -5,6 +5,7 @@ As long as a sequence has few drafts, its estimates mostly come from the drafts 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 _FIRST_RATE = 0.8
 NUM_FIRST = 3
 """How many tokens the first draft of an unknown source has. On a CPU, steps of 4, 8 and 16 tokens are cheap."""
-# Enough is known of a source after an accepted draft of this length.
+# Enough is known of a source after an accepted draft of this length, or after this many verified tokens.
 _NUM_KNOWN = 15
 # Each new draft multiplies the weight of earlier drafts by this: within its sequence, and across sequences.
 _SEQUENCE_MEMORY = 0.94
@@ -66,6 +67,18 @@ class SharedAcceptance:
     def rate(self) -> float:
         """The share of all verified tokens that were accepted. With few tokens it is close to an assumed rate."""
         return _blend(sum(self._counts.stood), sum(self._counts.judged), _FIRST_RATE, _WEIGHT_OF_SHARED)
+
+    @property
+    def likely_rate(self) -> float:
+        """The highest rate that the few verified tokens leave likely; equal to `rate` once enough are verified.
+
+        It is one standard deviation above `rate`, which is the mean of a beta distribution.
+        """
+        num_judged = sum(self._counts.judged)
+        if num_judged >= _NUM_KNOWN:
+            return self.rate
+        deviation = math.sqrt(self.rate * (1.0 - self.rate) / (num_judged + _WEIGHT_OF_SHARED + 1.0))
+        return min(1.0, self.rate + deviation)
 
     def rates(self) -> list[float]:
         """Return the acceptance rate at each position of a draft, given that all tokens before it were accepted."""

@@ -129,10 +129,10 @@ def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float
     return best
 
 
-def could_pay(offer: Offer, target_s: Items[float], num_sequences: int) -> bool:
-    """Whether drafts for this offer alone would be worth their time if all of them were accepted."""
-    perfect = replace(offer, chances=(1.0,) * len(offer.chances))
-    return best_rate(perfect, target_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_s[0])
+def could_pay(offer: Offer, target_s: Items[float], num_sequences: int, rate: float = 1.0) -> bool:
+    """Whether drafts for this offer alone would be worth their time if each token were accepted at this rate."""
+    imagined = replace(offer, chances=tuple(rate**number for number in range(1, len(offer.chances) + 1)))
+    return best_rate(imagined, target_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_s[0])
 
 
 def _rate(num_tokens: float, seconds: float) -> float:

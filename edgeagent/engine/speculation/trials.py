@@ -48,14 +48,18 @@ class Trials:
     ) -> tuple[int, int] | None:
         """Return (index of a candidate, number of tokens) if too little is known of its source; else None.
 
-        The first draft of a source is short. Each next one is about twice as long, until a token is refused.
+        The first draft of a source is short. Each next one is about twice as long, until a token is refused. Then
+        short drafts are tried as long as they may pay, because two unlucky drafts say little.
         """
         for index, each in enumerate(candidates):
-            count = each.acceptance.shared.num_to_try
-            if (
-                count
-                and each.trial_s(count, target_s) <= _UNKNOWN_TRIAL_S
-                and could_pay(each.offer, target_s, num_sequences)
+            shared = each.acceptance.shared
+            count, rate = shared.num_to_try, 1.0
+            if not count:
+                count, rate = NUM_FIRST, shared.likely_rate
+                if rate == shared.rate:
+                    continue
+            if each.trial_s(count, target_s) <= _UNKNOWN_TRIAL_S and could_pay(
+                each.offer, target_s, num_sequences, rate
             ):
                 return index, min(count, len(each.offer.chances))
         return None

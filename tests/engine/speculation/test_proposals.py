@@ -192,6 +192,19 @@ def test_a_source_that_is_never_right_is_tried_once_and_costs_little() -> None:
     assert machine.tokens_per_s(1000) > 0.985 / steep(1)
 
 
+def tile_of_four(num_tokens: int) -> float:
+    """A processor that computes four tokens in half as much time again, as measured on a 0.4 B model."""
+    return {1: 0.0185, 2: 0.0274}.get(num_tokens, 0.0284 + 0.0045 * max(0, num_tokens - 4))
+
+
+def test_two_unlucky_first_drafts_do_not_end_drafting() -> None:
+    machine = Machine(tile_of_four, 0.0, ScriptedDraft(0.0027))
+    while machine.proposals._shared == {} or sum(next(iter(machine.proposals._shared.values())).counts()[0]) < 2:
+        machine.run(1)
+    machine.rate = 0.78
+    assert sum(map(bool, machine.run(60))) > 30
+
+
 def test_it_comes_back_from_a_change() -> None:
     machine = Machine(tiles, 0.95)
     assert machine.run(50)[-1] >= 3

@@ -43,8 +43,21 @@ def test_an_unknown_source_is_tried_at_once_and_longer_while_all_stands() -> Non
     assert lengths == [3, 7, 15]
 
 
-def test_a_source_with_a_refused_token_is_known() -> None:
-    assert Trials().of_unknown([candidate(refused())], TARGET_S, 1) is None
+def test_a_source_with_refused_tokens_is_tried_while_it_may_pay() -> None:
+    shared, num_trials = refused(), 0
+    half_as_long_again = [0.018, *[0.028] * 16]
+    while Trials().of_unknown([candidate(shared)], half_as_long_again, 1) == (0, NUM_FIRST):
+        shared.add(1, 0)
+        num_trials += 1
+    assert 2 <= num_trials <= 7
+
+
+def test_enough_verified_tokens_end_the_trials() -> None:
+    shared = unknown()
+    for _ in range(10):
+        shared.add(2, 1)  # it would still pay
+    assert shared.likely_rate == shared.rate
+    assert Trials().of_unknown([candidate(shared)], TARGET_S, 1) is None
 
 
 @pytest.mark.parametrize("wrong", [{"step_s": 0.5}, {"catch_up_s": 0.2}])
