@@ -18,9 +18,12 @@ _NUM_KNOWN = 15
 # Each new draft multiplies the weight of earlier drafts by this: within its sequence, and across sequences.
 _SEQUENCE_MEMORY = 0.94
 _SHARED_MEMORY = 0.99
-# The prior has the weight of this many verified tokens: for the rate of a sequence, and for the rate at one position.
-_WEIGHT_OF_SHARED = 4.0
-_WEIGHT_OF_SEQUENCE = 6.0
+# A prior has the weight of this many verified tokens. With lighter ones, two or three unlucky drafts at the beginning
+# of a sequence would end its drafts.
+_WEIGHT_OF_FIRST_RATE = 4.0  # for the rate of a source
+_WEIGHT_OF_RATE = 6.0  # for the rate of a source at one position
+_WEIGHT_OF_SHARED = 8.0  # for the rate of a sequence
+_WEIGHT_AT_POSITION = 12.0  # for the rate of a sequence at one position
 
 
 @dataclass(slots=True)
@@ -66,7 +69,7 @@ class SharedAcceptance:
     @property
     def rate(self) -> float:
         """The share of all verified tokens that were accepted. With few tokens it is close to an assumed rate."""
-        return _blend(sum(self._counts.stood), sum(self._counts.judged), _FIRST_RATE, _WEIGHT_OF_SHARED)
+        return _blend(sum(self._counts.stood), sum(self._counts.judged), _FIRST_RATE, _WEIGHT_OF_FIRST_RATE)
 
     @property
     def likely_rate(self) -> float:
@@ -77,14 +80,14 @@ class SharedAcceptance:
         num_judged = sum(self._counts.judged)
         if num_judged >= _NUM_KNOWN:
             return self.rate
-        deviation = math.sqrt(self.rate * (1.0 - self.rate) / (num_judged + _WEIGHT_OF_SHARED + 1.0))
+        deviation = math.sqrt(self.rate * (1.0 - self.rate) / (num_judged + _WEIGHT_OF_FIRST_RATE + 1.0))
         return min(1.0, self.rate + deviation)
 
     def rates(self) -> list[float]:
         """Return the acceptance rate at each position of a draft, given that all tokens before it were accepted."""
         rate = self.rate
         return [
-            _blend(stood, judged, rate, _WEIGHT_OF_SEQUENCE)
+            _blend(stood, judged, rate, _WEIGHT_OF_RATE)
             for stood, judged in zip(self._counts.stood, self._counts.judged, strict=True)
         ]
 
@@ -141,7 +144,7 @@ class Acceptance:
         chances, chance = [], 1.0
         for position, shared in enumerate(self.shared.rates()):
             here = min(1.0, rate * shared / expected)
-            chance *= _blend(self._counts.stood[position], self._counts.judged[position], here, _WEIGHT_OF_SEQUENCE)
+            chance *= _blend(self._counts.stood[position], self._counts.judged[position], here, _WEIGHT_AT_POSITION)
             chances.append(chance)
         return tuple(chances)
 

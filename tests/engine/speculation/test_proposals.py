@@ -205,6 +205,18 @@ def test_two_unlucky_first_drafts_do_not_end_drafting() -> None:
     assert sum(map(bool, machine.run(60))) > 30
 
 
+def test_a_sequence_that_begins_with_unlucky_drafts_keeps_them_if_the_source_is_good() -> None:
+    machine = Machine(tile_of_four, 0.78, ScriptedDraft(0.0027))
+    machine.run(200)
+    machine.proposals.release(machine.sequence)
+    machine.sequence = decoding([5, 6, 7])
+    while machine.sequence.num_drafted < 6:
+        machine.rate = 0.0  # the first tokens of two drafts are refused
+        machine.run(1)
+    machine.rate = 0.78
+    assert sum(map(bool, machine.run(30))) > 20
+
+
 def test_it_comes_back_from_a_change() -> None:
     machine = Machine(tiles, 0.95)
     assert machine.run(50)[-1] >= 3

@@ -98,7 +98,10 @@ class BlockStore:
         self._writer.commands.put(Touch(tuple(keys)))
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """See BlockTier. Until a block is written, the caller must keep it in memory, and limit the bytes of such blocks."""
+        """See BlockTier.
+
+        Until a block is written, the caller must keep it in memory, and limit the bytes of such blocks.
+        """
         self._num_offered += 1
         if self.is_pending(block.key) or self._index.find(block.key) is not None:
             self._writer.commands.put(Raise(block.key, importance))
