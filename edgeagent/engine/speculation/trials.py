@@ -13,6 +13,10 @@ from edgeagent.engine.speculation.allocation import Offer, could_pay
 _SHARE_OF_TRIALS = 0.01
 # Together, the first trials of all sequences may take this share of the time.
 _SHARE_OF_FIRST_TRIALS = 0.02
+# Sources whose drafts would not pay even if their tokens were accepted this many times as often get less time: this share
+# of it.
+_HOPE = 2.0
+_SHARE_WITHOUT_HOPE = 0.25
 # A source of which little is known, also from earlier processes, is tried at once if that takes at most this long.
 _UNKNOWN_TRIAL_S = 0.1
 
@@ -75,8 +79,13 @@ class Trials:
         worth = [index for index, each in enumerate(candidates) if could_pay(each.offer, target_s, num_sequences)]
         if not worth:
             return None
-        self._saved_s += _SHARE_OF_TRIALS * target_s[0] * num_steps
-        self._saved_for_first_s += _SHARE_OF_FIRST_TRIALS * target_s[0] * num_steps
+        is_hopeful = any(
+            could_pay(each.offer, target_s, num_sequences, min(1.0, _HOPE * each.acceptance.shared.rate))
+            for each in (candidates[index] for index in worth)
+        )
+        saved_s = target_s[0] * num_steps * (1.0 if is_hopeful else _SHARE_WITHOUT_HOPE)
+        self._saved_s += _SHARE_OF_TRIALS * saved_s
+        self._saved_for_first_s += _SHARE_OF_FIRST_TRIALS * saved_s
         for index in worth:
             cost_s = candidates[index].trial_s(NUM_FIRST, target_s)
             if not candidates[index].acceptance.is_judged and cost_s <= self._saved_for_first_s:

@@ -73,6 +73,19 @@ def test_trials_take_a_small_share_of_the_time() -> None:
     assert 0.008 < share <= 0.01
 
 
+def test_a_source_that_would_not_pay_at_twice_its_rate_gets_less_time() -> None:
+    half_as_long_again = [0.018, *[0.028] * 16]
+
+    def num_trials(rate: float) -> int:
+        shared = unknown()
+        for number in range(40):
+            shared.add(1, number % 10 < 10 * rate)
+        each, trials = candidate(shared), Trials()
+        return sum(trials.next([each], half_as_long_again, 1, 1) is not None for _ in range(2000))
+
+    assert num_trials(0.4) == pytest.approx(4 * num_trials(0.1), rel=0.1)
+
+
 def test_a_sequence_without_any_draft_comes_first_else_the_one_that_waits_longest() -> None:
     trials, shared = Trials(), refused()
     judged, waiting, new = (candidate(shared) for _ in range(3))
