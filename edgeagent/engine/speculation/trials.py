@@ -13,8 +13,8 @@ from edgeagent.engine.speculation.allocation import Offer, could_pay
 _SHARE_OF_TRIALS = 0.01
 # Together, the first trials of all sequences may take this share of the time.
 _SHARE_OF_FIRST_TRIALS = 0.02
-# Sources whose drafts would not pay even if their tokens were accepted this many times as often get less time: this share
-# of it.
+# Sources whose drafts would not pay even if their tokens were accepted this many times as often get less time, namely
+# this share of it.
 _HOPE = 2.0
 _SHARE_WITHOUT_HOPE = 0.25
 # A source of which little is known, also from earlier processes, is tried at once if that takes at most this long.
