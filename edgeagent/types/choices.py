@@ -106,7 +106,10 @@ class Alternative(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """A choice, the reason for it, and its alternatives. `by` is "option", "measurement", "memory" or "default"."""
+    """A choice, the reason for it, and its alternatives.
+
+    `by` is "option", "measurement", "memory", "model" (it follows from the model's shape) or "default".
+    """
 
     name: str
     value: str

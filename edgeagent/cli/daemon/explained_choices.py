@@ -7,7 +7,7 @@ from typing import Any
 
 from edgeagent.cli.display import table, wrapped
 
-_HOW = {"option": "asked for", "measurement": "measured", "default": "the default"}
+_HOW = {"option": "asked for", "measurement": "measured", "default": "the default", "model": "for this model"}
 
 
 def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:

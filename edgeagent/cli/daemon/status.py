@@ -161,7 +161,8 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{model['name']}: {_place(facts)}, draft {facts['draft'] or 'none'}, llama.cpp {facts['llama_cpp_commit']}"
         )
-        if chosen := ", ".join(f"{choice['name']} {choice['value']}" for choice in facts.get("choices") or []):
+        choices = [choice for choice in facts.get("choices") or [] if choice["by"] != "model"]
+        if chosen := ", ".join(f"{choice['name']} {choice['value']}" for choice in choices):
             lines.append(f"{model['name']}: {chosen} (why: edgeagent status --explain-choices)")
         lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
     worker = model.get("worker") or {}

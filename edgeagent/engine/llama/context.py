@@ -99,7 +99,8 @@ class LlamaRunner:
         is_on_cpu = model.num_gpu_layers == 0
         self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
         self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
-        self._tile = choose_tile(model.file_type)
+        self.weight_tile = choose_tile(model.file_type) if self._can_fill else 0
+        """With how many tokens at once the weights are multiplied; 0 if no batch is filled up for them."""
         is_flash = self._can_fill and self.attention.flash == "on"
         self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
         self._window = model.window
@@ -241,7 +242,7 @@ class LlamaRunner:
 
     def _compute(self, num_tokens: int, min_tokens: int) -> int:
         """Decode the batch's first `num_tokens`, with padding tokens if that is faster. Return llama.cpp's status."""
-        num_added = num_to_fill(num_tokens, self._tile, self.attention.micro_batch) if self._can_fill else 0
+        num_added = num_to_fill(num_tokens, self.weight_tile, self.attention.micro_batch) if self._can_fill else 0
         num_added = max(num_added, min_tokens - num_tokens)
         end = num_tokens + num_added
         if num_added and end <= self.max_batch:

@@ -16,6 +16,7 @@ CHOICES = [
         ],
     },
     {"name": "micro-batch", "value": "512", "by": "default", "why": "no other fits", "alternatives": []},
+    {"name": "cache block", "value": "32 tokens", "by": "model", "why": "they take 3.5 MiB", "alternatives": []},
 ]
 
 
@@ -27,6 +28,7 @@ def test_each_choice_has_its_reason_and_its_numbers() -> None:
         "  prompt alone, ms  1,472.2  516.4",
         "  token behind, ms     23.0   30.1",
         "m: micro-batch 512 (the default): no other fits",
+        "m: cache block 32 tokens (for this model): they take 3.5 MiB",
     ]
 
 

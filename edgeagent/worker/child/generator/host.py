@@ -46,6 +46,7 @@ from edgeagent.worker.child.generator.adapters import load_adapters
 from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.choosing import choose
 from edgeagent.worker.child.generator.continuation import read_continuation
+from edgeagent.worker.child.generator.derived import derived_choices
 from edgeagent.worker.child.generator.learned import Lessons
 from edgeagent.worker.child.generator.prepared import Prepared
 from edgeagent.worker.child.generator.side_context import side_contexts
@@ -391,6 +392,6 @@ class Host:
             chat_template=model.chat_template or "",
             supports_infill=model.infill_tokens is not None,
             embedding_length=self._embedding_length,
-            choices=self._choices,
+            choices=self._choices + derived_choices(self._runner, self._block_tokens, self._token_bytes),
             num_parallel=self.engine.max_running,
         )

@@ -191,10 +191,7 @@ class Supervisor:
             self._refusal.check(self._clock())
 
     async def stop(self) -> None:
-        """End the worker and all requests, and start no other worker.
-
-        Return when the process has ended, or when it cannot be killed.
-        """
+        """End the worker and all requests, for good. Return when the process has ended, or cannot be killed."""
         self._is_stopped_for_good = True
         if self._channel is not None:
             self._state = WorkerState.STOPPING

@@ -224,6 +224,12 @@ class TestLoad:
         assert f"removed from a {kind} memory" in choice.why
         assert not [each for each in load(tiny_model(kind), draft_tokens=0).info.choices if each.name == "drafts"]
 
+    @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW, MemoryKind.HYBRID])
+    def test_the_settings_that_follow_from_the_model_are_told(self, tiny_model: TinyModel, kind: MemoryKind) -> None:
+        choices = {each.name: each.value for each in load(tiny_model(kind), flash_attention="on").info.choices}
+        assert choices["cache block"] == "256 tokens"
+        assert choices["padding"] == ("to 64 tokens" if kind is MemoryKind.FULL_ATTENTION else "none")
+
     def test_the_status_names_the_text_as_the_draft(self, tiny_model: TinyModel) -> None:
         path = tiny_model(MemoryKind.FULL_ATTENTION)
         assert load(path, draft_ngrams=True).info.draft == "ngram"

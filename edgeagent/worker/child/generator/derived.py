@@ -1,0 +1,41 @@
+"""Describes the settings that follow from a model's shape: no option sets them, and nothing is measured for them."""
+
+from __future__ import annotations
+
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.types.choices import Choice
+
+_BY = "model"
+
+
+def derived_choices(runner: LlamaRunner, block_tokens: int, token_bytes: float) -> tuple[Choice, ...]:
+    """Return the derived settings. `token_bytes`: the bytes of a token's KV cells."""
+    return (
+        Choice(
+            "KV cells",
+            "one pool",
+            _BY,
+            "sequences share prefixes without a copy, and a prefix that leaves the cells makes room for any other",
+        ),
+        _block(block_tokens, token_bytes),
+        _padding(runner),
+    )
+
+
+def _block(num_tokens: int, token_bytes: float) -> Choice:
+    size = f"they take {num_tokens * token_bytes / (1 << 20):.2g} MiB, at {token_bytes / 1024:.3g} KiB for each token"
+    bounds = (
+        f"a block has {MIN_BLOCK_TOKENS} to {MAX_BLOCK_TOKENS} tokens, and is small enough to be read between steps"
+    )
+    return Choice("cache block", f"{num_tokens} tokens", _BY, f"{size}; {bounds}")
+
+
+def _padding(runner: LlamaRunner) -> Choice:
+    tiles = [f"to {runner.weight_tile} tokens"] if runner.weight_tile else []
+    tiles += [f"to {runner.attention_tile} tokens"] if runner.attention_tile else []
+    if not tiles:
+        why = "more tokens in a batch would not make it faster, or may change this model's memory"
+        return Choice("padding", "none", _BY, why)
+    why = "so many tokens are multiplied at once; a batch is filled up only if that is expected to be faster"
+    return Choice("padding", " and ".join(tiles), _BY, why)
