@@ -50,7 +50,7 @@ class Drafters:
     ngrams: NgramDrafter | None = None
     max_tokens: int = 16
     max_forced: int = 0  # the most tokens forced by a grammar in one step
-    planning_share: float = 0.02
+    planning_share: float = 0.005
     are_even: bool = False
 
     def within(self, max_tokens: int, *, are_even: bool) -> Drafters:
