@@ -71,7 +71,7 @@ class InvalidRequest(EdgeAgentError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt and the requested number of tokens do not fit the context."""
+    """The prompt leaves no room in the context. A remote may count the requested number of tokens too."""
 
     code = "context_length_exceeded"
 

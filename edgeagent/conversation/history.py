@@ -93,7 +93,8 @@ class ConnectionHistory:
     """The responses that one connection may continue without asking the store.
 
     As in OpenAI's WebSocket mode, an unstored response can be continued only on its own connection. If a continuation
-    fails on the lane of its previous response, the connection forgets that response. A stored one can be loaded again.
+    fails on the same lane as the response that it continues, that response is forgotten here. If it is in the store, it
+    can be loaded again.
     """
 
     def __init__(self) -> None:

@@ -67,7 +67,10 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """The most requests at a time, and the seconds that a remote may take for each part of an answer."""
+    """Limits for one remote: the most requests at a time, and seconds.
+
+    The seconds are those until it is connected, until the first token, without progress, and for the whole request.
+    """
 
     max_concurrent: int = 64
     connect_s: float = 3.0

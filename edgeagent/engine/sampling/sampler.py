@@ -269,12 +269,11 @@ class Sampler:
         return Candidates(ids, values, peak_of(values))
 
     def _cut(self, candidates: Candidates) -> Candidates:
-        """Return the candidates after top-k, with the cuts of top-p and min-p either made or prepared.
+        """Apply top-k, then top-p and min-p.
 
-        They are made if top-k removes tokens and leaves at most MAX_RANKED, or if only one token is possible. Otherwise
-        they are prepared (see Candidates), and `_pick` makes them while it draws. Each cut keeps the likeliest tokens
-        down to some rank, so the order of the cuts does not matter. But the share of top-p must refer to the tokens
-        that top-k keeps.
+        If top-k removes tokens and leaves at most MAX_RANKED, or if only one token is possible, all cuts are made here.
+        Otherwise the limits of top-p and min-p are stored in the candidates, and `_pick` applies them. Top-k comes
+        first, because top-p counts its share among the tokens that top-k keeps.
         """
         params, peak = self._params, candidates.peak
         if self._is_greedy:

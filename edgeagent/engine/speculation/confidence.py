@@ -137,8 +137,8 @@ class DraftPlan:
 class Ending:
     """Decides after each token of a draft whether to draft another one.
 
-    After n + 1 tokens, the draft continues if the chance that all of them are accepted is at least `needs[n]`. If
-    `needs` has no such element, the draft always continues.
+    After the token at index n, the draft continues if the chance that all tokens so far are accepted is at least
+    `needs[n]`. If `needs` has no such element, the draft always continues.
     """
 
     def __init__(self, confidence: Confidence, needs: Items[float] = ()) -> None:

@@ -68,7 +68,7 @@ class Marker:
         return pattern.sub(lambda match: match[0][0] + self._sentinel + match[0][1:], text)
 
     def split(self, text: str) -> Pieces:
-        """Return the pieces of a text without its marks. Each marked text is a separate piece, which is not trusted."""
+        """Remove the marks from a text. Return its parts in order, each with whether it is trusted."""
         if not self._is_needed:
             return ((text, True),)
         head, *tails = text.split(self._sentinel)

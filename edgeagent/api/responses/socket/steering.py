@@ -33,7 +33,7 @@ NO_SUCCESSOR = "successor_creation_failed"
 
 
 class SteerRefused(Exception):
-    """An input is refused. `code` is a code of the protocol."""
+    """The input of a `response.steer` is refused. The client gets `code`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

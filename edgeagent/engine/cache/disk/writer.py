@@ -89,7 +89,7 @@ Command = Write | Touch | Raise | Discard | Introduce | Sweep | Close
 
 @dataclass(slots=True)
 class _Waiting:
-    """A queued write. It waits until `due_s`; None if it may be done at once."""
+    """A queued write. `due_s`: when it may be done; None if at once."""
 
     epoch: int
     importance: Importance
