@@ -31,6 +31,7 @@ _CHECKPOINT_SHARE = 8
 # Memory to keep ready for read-outs: enough for 1/4 of the cells, but at most 1/8 of the limit of host memory.
 _READY_CELLS = 4
 _READY_SHARE = 8
+_LEAST_READY = 2  # blocks, also if host memory is full
 
 
 class _Saved(Enum):
@@ -65,6 +66,7 @@ class Saver:
         self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
         self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
         self._cell_bytes = blocks.token_bytes  # of a token, as of the last block
+        self._read_bytes = self._cell_bytes  # of a token when it is read out of the cells, before a codec packs it
         self._state_bytes = 0
 
     @property
@@ -144,9 +146,11 @@ class Saver:
         if self._has_state or not self._cell_bytes:
             return False
         host = self._blocks.host.stats()
-        ready = min(host.max_bytes // _READY_SHARE, int(self._runner.num_cells * self._cell_bytes) // _READY_CELLS)
-        block_bytes = int(self._cell_bytes * self._blocks.block_tokens)
-        return self._runner.prepare(block_bytes, min(ready, host.max_bytes - host.num_bytes))
+        ready = min(host.max_bytes // _READY_SHARE, int(self._runner.num_cells * self._read_bytes) // _READY_CELLS)
+        block_bytes = int(self._read_bytes * self._blocks.block_tokens)
+        # If host memory is full, each block that it drops leaves its buffer for the next one.
+        ready = max(min(ready, host.max_bytes - host.num_bytes), min(ready, _LEAST_READY * block_bytes))
+        return self._runner.prepare(block_bytes, ready)
 
     def save_live(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
         """Read out the part of a live sequence that can be read only now.
@@ -278,11 +282,13 @@ class Saver:
         started_s = self._clock()
         try:
             payload = self._runner.save(seq_id, chain.end, end)
+            num_read = len(payload)
             block = self._blocks.make(self._cells.root(seq_id), chain.key, chain.end, own, payload)
         except (InternalError, MemoryError):
             return _Saved.REFUSED  # answers do not need the block
         self._state_bytes = self._runner.state_bytes(seq_id)
         self._cell_bytes = max(0, len(block.payload) - self._state_bytes) / len(own)
+        self._read_bytes = max(0, num_read - self._state_bytes) / len(own)
         is_kept = self._blocks.add(block, priority.at(end))
         self._policy.observe_read(len(block.payload), self._clock() - started_s)
         if is_kept:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgeagent.engine.cache.block import CachePriority, Importance, Keyring
+from edgeagent.engine.cache.block import CachePriority, Importance, Keyring, Payload
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
@@ -212,3 +212,45 @@ def test_memory_for_what_is_read_out_next_is_made_ready_while_nothing_runs() -> 
     engine.add(SequenceSpec("a", prompt_of(100), greedy(), max_tokens=3))
     run(engine)
     assert len(asked) == 6, "what was read out took some of it"
+
+
+def asked_for(served: Served) -> tuple[int, int]:
+    """Return the bytes of a buffer, and of all free buffers, for which the runner is asked."""
+    asked: list[tuple[int, int]] = []
+    served.runner.prepare = lambda *sizes: bool(asked.append(sizes))  # type: ignore[method-assign, func-returns-value]
+    assert not served.prefixes._saver.prepare()
+    (sizes,) = asked
+    return sizes
+
+
+def read_out(served: Served) -> Served:
+    """Read one prefix out of the cells."""
+    served.begin("a", prompt_of(600), 300)
+    served.finish()
+    run(served.engine)
+    assert served.runner.num_read
+    return served
+
+
+def test_two_buffers_stay_ready_although_host_memory_is_full() -> None:
+    served = read_out(Served(Machine()))
+    num_bytes, _ = asked_for(served)
+    host = served.prefixes._blocks.host
+    host.max_bytes = host.stats().num_bytes
+    assert asked_for(served) == (num_bytes, 2 * num_bytes)
+
+
+class Halving:
+    """A codec that keeps half of a payload."""
+
+    def pack(self, payload: Payload) -> Payload:
+        return payload[: len(payload) // 2]
+
+    def unpack(self, payload: Payload) -> Payload:
+        return payload
+
+
+def test_buffers_have_the_size_of_what_is_read_and_not_of_what_is_kept() -> None:
+    packing = Served(Machine())
+    packing.prefixes._blocks._codec = Halving()
+    assert asked_for(read_out(packing))[0] == asked_for(read_out(Served(Machine())))[0]

@@ -14,6 +14,7 @@ hide blocks from lookups, by their epochs. The threads share a queue, and values
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty
@@ -30,6 +31,9 @@ from edgeagent.engine.cache.disk.writer import Close, Discard, DiskWriter, Intro
 from edgeagent.types import CacheStatus
 
 _POLL_S = 0.005
+# Errors of a read that say nothing about the file: too few file descriptors or too little memory, or another program
+# has opened the file for itself (Windows).
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES)
 
 
 class BlockStore:
@@ -95,7 +99,7 @@ class BlockStore:
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """See BlockTier."""
-        self._writer.commands.put(Touch(tuple(keys)))
+        self._command(Touch(tuple(keys)))
 
     def offer(self, block: Block, importance: Importance) -> bool:
         """See BlockTier.
@@ -104,7 +108,7 @@ class BlockStore:
         """
         self._num_offered += 1
         if self.is_pending(block.key) or self._index.find(block.key) is not None:
-            self._writer.commands.put(Raise(block.key, importance))
+            self._command(Raise(block.key, importance))
             return True
         if not self._is_wanted(block, importance):
             self._num_refused += 1
@@ -112,6 +116,11 @@ class BlockStore:
         self._writer.pending[block.key] = block
         self._writer.commands.put(Write(block.key, importance, self._index.epoch(block.root)))
         return True
+
+    def _command(self, command: Touch | Raise | Discard | Sweep) -> None:
+        """Give the writer a command, unless it has ended with an error and would never read it."""
+        if not self._writer.is_broken:
+            self._writer.commands.put(command)
 
     def _is_wanted(self, block: Block, importance: Importance) -> bool:
         if self._is_closed or self._writer.is_broken or importance is Importance.VOLATILE:
@@ -145,7 +154,7 @@ class BlockStore:
     def discard(self, key: BlockKey) -> None:
         """See BlockTier."""
         if key in self._writer.pending or self._index.find(key) is not None:
-            self._writer.commands.put(Discard(key))
+            self._command(Discard(key))
 
     def purge(self, root: BlockKey | None = None) -> int:
         """See BlockTier."""
@@ -153,7 +162,7 @@ class BlockStore:
         for block in tuple(self._writer.pending.values()):
             if root is None or block.root == root:
                 self.withdraw(block.key)
-        self._writer.commands.put(Sweep())
+        self._command(Sweep())
         return num_found
 
     def stats(self) -> CacheStatus:
@@ -219,11 +228,14 @@ class BlockStore:
         started_s = self._ticks()
         try:
             block = self._seal.decode(self._files.read(held.name.file_name, held.num_bytes), key)
-        except (OSError, ValueError, BadBlock):
+        except (OSError, ValueError, BadBlock) as error:
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                self._num_misses += 1
+                return None
             block = None  # damaged, or evicted or renamed by another process; the next scan shows which
         if block is None or held.epoch != self._index.epoch(held.name.root):
             held.epoch = -1  # no epoch of a partition is negative, so the block is never found again
-            self._writer.commands.put(Sweep())
+            self._command(Sweep())
             self._num_misses += 1
             return None
         self._rate.observe(held.num_bytes, self._ticks() - started_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -19,6 +20,7 @@ from tests.engine.cache.disk.stores import (
     FaultyFiles,
     Times,
     close_now,
+    failing,
     is_same,
     keyring,
     make_chain,
@@ -296,6 +298,46 @@ def test_a_read_of_what_is_not_there_is_one_miss(folder: Path) -> None:
     assert (store.stats().num_hits, store.stats().num_misses) == (0, 2)
     store.work()
     assert list(folder.glob("*.kv")) == [], "what is damaged goes"
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_read_that_fails_for_want_of_resources_keeps_the_block(folder: Path, code: int) -> None:
+    files = FaultyFiles(folder)
+    store, (block, _) = make_store(folder, files=files), make_chain(2)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    files.fault = failing(code)
+    assert store.read(block.key) is None
+    assert store.stats().num_misses == 1
+    files.fault = lambda number, name: None
+    store.work()
+    assert is_same(store.read(block.key), block)
+
+
+def test_a_read_that_finds_a_bad_disk_drops_the_block(folder: Path) -> None:
+    files = FaultyFiles(folder)
+    store, (block, _) = make_store(folder, files=files), make_chain(2)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    files.fault = failing(errno.EIO)
+    assert store.read(block.key) is None
+    files.fault = lambda number, name: None
+    store.work()
+    assert list(folder.glob("*.kv")) == []
+
+
+def test_a_writer_that_broke_gets_no_more_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, (block, other) = make_store(folder), make_chain(2)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    monkeypatch.setattr(store._writer, "_turn", lambda wait_s: 1 // 0)
+    store.run()
+    store.touch([block.key])
+    store.discard(block.key)
+    store.offer(block, Importance.PINNED)
+    assert not store.offer(other, Importance.IDLE)
+    store.purge()
+    assert store._writer.commands.empty()
 
 
 def test_close_writes_down_uses(folder: Path) -> None:
