@@ -22,6 +22,7 @@ DEFAULTS: dict[str, object] = {
     "service.first_step.PATIENCE_S": 2.0,
     "api.responses.frontend.TASKS_S": 0.5,
     "conversation.history.MAX_BYTES": 32 * MIB,
+    "engine.llama.probe._NODES_BETWEEN_LOOKS": 256,
     "service.probe.NOT_READY_CACHE_S": 1.0,
     "service.probe.PROBE_TIMEOUT_S": 10.0,
     "service.probe.READY_CACHE_S": 10.0,

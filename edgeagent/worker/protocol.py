@@ -154,6 +154,10 @@ class LoadProgress(Struct, frozen=True, tag="progress"):
     trying: str = ""
 
 
+MEASUREMENTS = "the measurements of settings"
+"""`LoadProgress.trying` while settings are measured: see `calibration_s`."""
+
+
 def adapter_trial(path: str) -> str:
     """Return `LoadProgress.trying` for an adapter. It tells the daemon which adapter ended the process."""
     return f"the adapter {path}"

@@ -100,8 +100,12 @@ KINDS_AND_CELLS += [pytest.param((kind, WIDE), id=f"{kind}-wide") for kind in (M
 # states, states of convolutions alone, experts.
 SHAPES = ("qwen3-0.6b", "gemma-3-1b", "qwen3.5-0.8b", "lfm2-350m", "qwen3moe-1b-a400m")
 SHAPES_AND_CELLS = [
-    pytest.param((name, config), id=f"{name}-{label}", marks=[] if config is F16 else [pytest.mark.slow(seconds=1.5)])
-    for name in SHAPES
+    pytest.param(
+        (name, config),
+        id=f"{name}-{label}",
+        marks=[] if name in SHAPES and config is F16 else [pytest.mark.slow(seconds=1.5)],
+    )
+    for name in TWINS
     for label, config in (("f32", CONFIG), ("f16", F16), ("q8_0", Q8), ("plain", PLAIN))
 ]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow(seconds=0.7)) for seed in range(1, 10))]

@@ -187,10 +187,12 @@ def interpolated(ratios: Items[tuple[int, float]], num_tokens: int) -> float:
 def size_of(num_tokens: int) -> int:
     """Return the size of a step: its number of tokens, rounded up to four significant bits.
 
-    Measurements of the same size share a ratio.
+    Measurements of the same size share a ratio. Steps of fewer tokens than an attention tile never share one with those
+    of a tile, for which llama.cpp uses another kernel.
     """
     shift = max(0, num_tokens.bit_length() - 4)
-    return max(1, -(-num_tokens >> shift) << shift)
+    size = max(1, -(-num_tokens >> shift) << shift)
+    return FLASH_TILE - 1 if num_tokens < FLASH_TILE <= size else size
 
 
 def _level(number: float) -> int:

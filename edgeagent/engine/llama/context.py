@@ -70,6 +70,12 @@ def _make_context(model: Model, params: Any) -> tuple[Any, Any]:
     return context, memory
 
 
+def num_sequences_of(model: Model, config: EngineConfig) -> int:
+    """Return how many sequences a context has, live and idle ones together."""
+    num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
+    return config.num_parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
+
+
 class LlamaRunner:
     """Runs batches on one llama.cpp context. One thread calls it; only `request_abort` may be called from another."""
 
@@ -92,8 +98,7 @@ class LlamaRunner:
         self.memory_kind = model.memory_kind
         self.num_vocab = model.num_tokens
         self.num_threads = config.threads or num_usable_cores()
-        num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
-        self.num_sequences = config.num_parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
+        self.num_sequences = num_sequences_of(model, config)
         self._spare = self.num_sequences  # an additional sequence, for tokens that are not kept
         # With a window or a state, padding would add another sequence to a batch, with unknown effects.
         is_on_cpu = model.num_gpu_layers == 0

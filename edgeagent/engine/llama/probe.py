@@ -14,7 +14,9 @@ from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.calibration import Sample
 from edgeagent.engine.tuning.work import BATCH_TOKENS, MAX_STREAMS, Work, tokens_of
 
-_LAYER_OUTPUT = b"l_out-"
+_LAYER_OUTPUT = b"l_out-"  # names the output of a layer in most of llama.cpp's graphs, but not in all
+# The deadline is checked after so many nodes without a layer's output. Most layers have fewer.
+_NODES_BETWEEN_LOOKS = 256
 _SPARE_CELLS = 256  # llama.cpp rounds, and batches may be padded
 
 
@@ -36,17 +38,18 @@ class LlamaProbe:
         self._state = ""
         self._num_layers = 0  # to compute; 0: none at all
         self._deadline_s = 0.0
-        self._is_late = False
+        self._is_late = self._is_cut = False
+        self._num_nodes = 0
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
         self._runner = _ProbeRunner(model, config, attention, num_probe_cells(depth), self._callback)
 
     def measure(self, work: Work, num_layers: int, deadline_s: float) -> Sample | None:
-        """See calibration.Probe."""
+        """See calibration.Probe. Return None also if llama.cpp's graph does not say where its layers end."""
         kind, state = work.split(" ")
         self._deadline_s = deadline_s
         self._arrange(state)
         slices = self._slices(work, kind)
-        self._num_layers, self._is_late = num_layers, False
+        self._num_layers, self._is_late, self._is_cut = num_layers, False, False
         started_s, used_s = time.monotonic(), time.process_time()
         self._runner.decode(slices)
         took_s, used_s = time.monotonic() - started_s, time.process_time() - used_s
@@ -54,7 +57,8 @@ class LlamaProbe:
             # A recurrent state cannot be cut, so the next work arranges the cells again.
             if not self._runner.trim(part.seq_id, part.start):
                 self._state = ""
-        return None if self._is_late else Sample(took_s, used_s / (took_s * self._runner.num_threads))
+        is_known = self._is_cut or num_layers >= self._runner.model.num_layers
+        return None if self._is_late or not is_known else Sample(took_s, used_s / (took_s * self._runner.num_threads))
 
     def close(self) -> None:
         """Free the context."""
@@ -96,11 +100,15 @@ class LlamaProbe:
         """
         if self._num_layers == 0:
             return is_asked
+        self._is_late = self._is_late or time.monotonic() > self._deadline_s
+        name = node_name(node)
+        is_output = name.startswith(_LAYER_OUTPUT)
         if is_asked:
-            self._is_late = self._is_late or time.monotonic() > self._deadline_s
-            return self._is_late or node_name(node).startswith(_LAYER_OUTPUT)
-        layer = node_name(node).removeprefix(_LAYER_OUTPUT)
-        return not self._is_late and layer.isdigit() and int(layer) + 1 < self._num_layers
+            self._num_nodes = 0 if is_output else self._num_nodes + 1
+            return self._is_late or is_output or self._num_nodes % _NODES_BETWEEN_LOOKS == _NODES_BETWEEN_LOOKS - 1
+        layer = name.removeprefix(_LAYER_OUTPUT) if is_output else b""
+        self._is_cut = layer.isdigit() and int(layer) + 1 >= self._num_layers
+        return not self._is_late and not self._is_cut
 
 
 class _ProbeRunner(LlamaRunner):

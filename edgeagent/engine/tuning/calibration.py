@@ -176,7 +176,8 @@ class Calibration:
             num_tokens = 4 * _num_tokens(_FORM_WORKS) + 3 * _num_tokens(_SIZE_WORKS)
             planned_s = _PLANNED_SHARE * (deadline_s - self._clock())
             num_layers = int(planned_s / (layer_s * num_tokens / TURN_TOKENS))
-            self._num_layers = max(self._min_layers, min(num_layers, self._max_layers))
+            num_layers = max(self._min_layers, min(num_layers, self._max_layers))
+            self._num_layers = num_layers - num_layers % self._min_layers
         return True
 
     def _rounds(

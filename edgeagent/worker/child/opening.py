@@ -17,6 +17,7 @@ from edgeagent.fit.need import kv_bytes_per_token, margin_bytes
 from edgeagent.fit.placement import Room
 from edgeagent.fit.plan import Plan, check_possible, describe, plan_again
 from edgeagent.types import Choice, FileShape
+from edgeagent.types.file_shape import LayerShape
 from edgeagent.worker.protocol import Load
 
 
@@ -32,6 +33,8 @@ class Opened:
     kv_bytes_per_token: float
     num_back: int = 0
     """How many earlier states the memory keeps of each sequence."""
+    layers: tuple[LayerShape, ...] = ()
+    """The layers in the file's header; empty if they are not known."""
     notes: tuple[str, ...] = ()
     """Options without the expected effect, for the daemon's log."""
 
@@ -52,6 +55,7 @@ def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None
         sum(plan.taken.gpu_bytes),
         kv_bytes_per_token(shapes, plan.config),
         plan.layout.num_back,
+        shapes[0].layers,
         _notes(config, room),
     )
 

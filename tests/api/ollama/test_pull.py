@@ -74,7 +74,7 @@ class TestPull:
         store = StoreConfig(models_dir=tmp_path / "models", min_free_bytes=0)
         async with running(backend, Config(model="fake", state_dir=tmp_path, store=store)) as daemon:
             assert (await lines_of(daemon, "pull", model=self.NAME))[-1] == {"status": "success"}
-        [file] = store.models_dir.rglob("*.gguf")
+        [file] = (tmp_path / "models").rglob("*.gguf")
         assert file.read_bytes() == self.MODEL
 
     async def test_failures(self, hub: HubServer, puller: Running) -> None:

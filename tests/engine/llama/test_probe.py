@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -67,5 +68,30 @@ def test_a_deadline_ends_it_at_once(tiny_model: TinyModel) -> None:
     probe = LlamaProbe(model, CONFIG, Attention("on", 64), 128)
     assert probe.measure(Work.TURN_ALONE, 1, -math.inf) is None
     assert probe.measure(Work.TURN_ALONE, 1, math.inf) is not None
+    probe.close()
+    model.close()
+
+
+def test_a_graph_that_does_not_name_its_layers_gives_no_time(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "_LAYER_OUTPUT", b"unknown-")
+    model = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
+    probe = LlamaProbe(model, CONFIG, Attention("on", 64), 128)
+    assert probe.measure(Work.TURN_ALONE, 1, math.inf) is None
+    assert probe.measure(Work.TURN_ALONE, model.num_layers, math.inf) is not None
+    probe.close()
+    model.close()
+
+
+def test_a_deadline_ends_it_inside_a_layer(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
+    probe = LlamaProbe(model, CONFIG, Attention("on", 64), 128)
+    monkeypatch.setattr(probes, "_LAYER_OUTPUT", b"unknown-")
+    monkeypatch.setattr(probes, "_NODES_BETWEEN_LOOKS", 1)
+    now_s = iter(range(1_000_000))
+    monkeypatch.setattr(time, "monotonic", lambda: next(now_s))
+    assert probe.measure(Work.TURN_ALONE, 1, 10) is None
+    assert next(now_s) < 30, "a clock that advances by one at each look"
     probe.close()
     model.close()

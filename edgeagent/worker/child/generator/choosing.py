@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.conditions import make_conditions
-from edgeagent.engine.llama.context import attention_candidates, num_cells_of
+from edgeagent.engine.llama.context import attention_candidates, num_cells_of, num_sequences_of
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe, num_probe_cells
@@ -26,13 +26,17 @@ from edgeagent.engine.tuning.choices import Room, decide
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import Choice, Kept, Learned, Measurements
+from edgeagent.types.file_shape import LayerShape
 
-# Hybrid models have different kinds of layers, in a pattern that repeats after at most this many layers.
+# If a model has different kinds of layers and its file does not say which, their pattern probably repeats after this
+# many layers. Files do not say which layers have a sliding window.
 _PATTERN = 6
 # A calibration that its time budget cut off is repeated at later loads, up to this many tries in total.
 _MAX_TRIES = 3
-# The probes may use this share of the free memory. If they need more, nothing is measured.
+# The probes may use this share of the free memory. If they need more, nothing is measured. A probe needs cells, and for
+# each sequence a recurrent state and the logits of a token.
 _MEMORY_SHARE = 0.25
+_VALUE_BYTES = 4  # of a logit, or of a value of a state
 
 _decoder = msgspec.json.Decoder(Kept)
 
@@ -58,28 +62,29 @@ def choose(
     on_measure: Callable[[], None],
     *,
     kv_bytes_per_token: float = 0.0,
+    layers: Sequence[LayerShape] = (),
     is_replacing: bool = False,
     free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
 ) -> Chosen:
     """Choose the attention settings by the kept calibration. If it is missing, incomplete or outdated, measure first.
 
-    `is_replacing`: keep the form of attention, see Load. `on_measure` is called before measuring. Nothing is measured
-    if there is only one choice, if calibration is off, after three tries, or if too little memory is free.
+    `layers`: those in the file's header, if known. `is_replacing`: keep the form of attention, see Load. `on_measure`
+    is called before measuring. Nothing is measured if there is only one choice, if calibration is off, after three
+    tries, or if too little memory is free.
     """
     candidates = attention_candidates(model, config)
     room = Room(num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0)
-    conditions = make_conditions(
-        model, config, num_cells=room.num_cells, num_threads=config.threads or num_usable_cores()
-    )
+    num_threads = config.threads or num_usable_cores()
+    conditions = make_conditions(model, config, num_cells=room.num_cells, num_threads=num_threads)
     former = read_kept(kept)
     valid = former if former is not None and former.conditions == conditions else None
     measurements, num_tries = (None, 0) if valid is None else (valid.measurements, valid.num_tries)
     is_enough = measurements is not None and measurements.is_whole
-    needed_bytes = most_probes(candidates) * num_probe_cells(_depth(room)) * kv_bytes_per_token
-    is_wanted = config.calibration_s > 0 and len(candidates) > 1 and not is_enough and num_tries < _MAX_TRIES
-    if is_wanted and needed_bytes <= _MEMORY_SHARE * free_bytes():
+    probe_bytes = num_probe_cells(_depth(room)) * kv_bytes_per_token + _sequence_bytes(model, config, layers)
+    has_room = most_probes(candidates) * probe_bytes <= _MEMORY_SHARE * free_bytes()
+    if config.calibration_s > 0 and len(candidates) > 1 and not is_enough and num_tries < _MAX_TRIES and has_room:
         on_measure()
-        measurements = _measure(model, config, candidates, room) or measurements
+        measurements = _measure(model, config, candidates, room, layers) or measurements
         num_tries += 1
     decision = decide(
         candidates,
@@ -102,6 +107,12 @@ def choose(
     return Chosen(taken, decision.choices, now, learned or Learned())
 
 
+def _sequence_bytes(model: Model, config: EngineConfig, layers: Sequence[LayerShape]) -> int:
+    """Return the bytes of the recurrent states and of the logits of all sequences of a context."""
+    num_values = sum(each.num_state_values for each in layers) + model.num_tokens
+    return num_sequences_of(model, config) * num_values * _VALUE_BYTES
+
+
 def _depth(room: Room) -> int:
     return max(1, min(MAX_DEPTH, room.num_cells // 2))
 
@@ -114,12 +125,28 @@ def read_kept(content: bytes) -> Kept | None:
         return None
 
 
-def _measure(model: Model, config: EngineConfig, candidates: Sequence[Attention], room: Room) -> Measurements | None:
+def period(layers: Sequence[LayerShape]) -> int:
+    """Return after how many layers their kinds repeat; 0 if they do not repeat. A kind says what a layer keeps."""
+    kinds = [(each.num_k_values > 0, each.num_state_values > 0, each.num_expert_bytes > 0) for each in layers]
+    lengths = range(1, len(kinds) // 2 + 1)
+    return next((length for length in lengths if kinds[length:] == kinds[:-length]), 0)
+
+
+def _min_layers(model: Model, layers: Sequence[LayerShape]) -> int:
+    """Return how many layers have all kinds of the model's layers, in their proportion."""
+    known = period(layers)
+    if model.memory_kind is MemoryKind.FULL_ATTENTION and (known == 1 or not layers):
+        return 1
+    return min(known if known > 1 else _PATTERN, model.num_layers)
+
+
+def _measure(
+    model: Model, config: EngineConfig, candidates: Sequence[Attention], room: Room, layers: Sequence[LayerShape]
+) -> Measurements | None:
     depth = _depth(room)
-    is_uniform = model.memory_kind is MemoryKind.FULL_ATTENTION
     calibration = Calibration(
         lambda attention: LlamaProbe(model, config, attention, depth),
-        min_layers=1 if is_uniform else min(_PATTERN, model.num_layers),
+        min_layers=_min_layers(model, layers),
         max_layers=model.num_layers,
         depth=depth,
     )

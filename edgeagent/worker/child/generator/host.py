@@ -25,7 +25,7 @@ from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
-from edgeagent.engine.trial import FIRST_STEPS, measure_small_steps, try_out
+from edgeagent.engine.trial import measure_small_steps, try_out
 from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
 from edgeagent.fit.need import CONTEXT_STEP
 from edgeagent.text.grammar.compiler import GrammarCompiler
@@ -55,7 +55,7 @@ from edgeagent.worker.child.generator.taking_back import check_drafts
 from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.child.text_reader import TextReader
-from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
+from edgeagent.worker.protocol import MEASUREMENTS, NOTHING_DELIVERED, Delivered, Load
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
 # A draft model's cells take about this fraction of its target's memory.
@@ -123,8 +123,9 @@ class Host:
             self.model,
             config,
             load.kept,
-            lambda: on_try(f"{FIRST_STEPS} of {load.path}"),
+            lambda: on_try(MEASUREMENTS),
             kv_bytes_per_token=opened.kv_bytes_per_token,
+            layers=opened.layers,
             is_replacing=load.is_replacing,
         )
         self._choices = opened.choices + chosen.choices

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 class KeptChoices:
     """Keeps calibrations as files in a private folder, or only in memory if the folder is None.
 
-    Each method reads or writes the disk: call it in a thread. New calibrations stay in memory too, in case the disk
-    fails: a worker that replaces another must make the same choices.
+    New calibrations stay in memory too, so that the next load finds them at once, also if the disk fails: a worker that
+    replaces another must make the same choices.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -33,32 +33,51 @@ class KeptChoices:
         self._latest: dict[Path, bytes] = {}
 
     def read(self, model: Path) -> bytes:
-        """Return the calibration kept for a model file; empty if there is none, or none that can be used."""
+        """Return the calibration kept for a model file; empty if there is none, or none that can be used.
+
+        It may read the disk, so call it in a thread.
+        """
         if model in self._latest or self._folder is None:
             return self._latest.get(model, b"")
-        try:
-            content = read_private(_file(self._folder, model), MAX_BYTES + 1) or b""
-        except ConfigError as error:
-            logger.warning("the model is measured again: %s", error.message)
-            return b""
-        return content if len(content) <= MAX_BYTES else b""
+        return _read_file(self._folder, model)
 
-    def write(self, model: Path, content: bytes) -> None:
-        """Keep a worker's calibration for a model file. Disk errors are only logged.
+    def note(self, model: Path, content: bytes) -> bool:
+        """Keep a worker's calibration for a model file in memory. Return whether `write` should be called.
 
-        Ignore a calibration that is empty, unchanged or larger than MAX_BYTES.
+        Ignore a calibration that is empty or larger than MAX_BYTES.
         """
-        if not content or len(content) > MAX_BYTES or content == self.read(model):
-            return
+        if not content or len(content) > MAX_BYTES:
+            return False
+        is_new = self._latest.get(model) != content
         self._latest[model] = content
-        if self._folder is None:
-            return
-        try:
-            ensure_private(self._folder)
-            write_private(_file(self._folder, model), content)
-            _remove_oldest(self._folder)
-        except (ConfigError, OSError) as error:
-            logger.info("the calibration could not be saved, so the next load measures again: %s", error)
+        return is_new and self._folder is not None
+
+    def write(self, model: Path) -> None:
+        """Write a model's latest calibration to disk. Call it in a thread. Disk errors are only logged."""
+        folder, content = self._folder, b""
+        # Another thread may write an older one meanwhile. It then finds that a later one is there, and writes that.
+        while folder is not None and content != self._latest[model]:
+            content = self._latest[model]
+            if content != _read_file(folder, model):
+                _write_file(folder, model, content)
+
+
+def _read_file(folder: Path, model: Path) -> bytes:
+    try:
+        content = read_private(_file(folder, model), MAX_BYTES + 1) or b""
+    except ConfigError as error:
+        logger.warning("the model is measured again: %s", error.message)
+        return b""
+    return content if len(content) <= MAX_BYTES else b""
+
+
+def _write_file(folder: Path, model: Path, content: bytes) -> None:
+    try:
+        ensure_private(folder)
+        write_private(_file(folder, model), content)
+        _remove_oldest(folder)
+    except (ConfigError, OSError) as error:
+        logger.info("the calibration could not be saved, so the next load measures again: %s", error)
 
 
 def _file(folder: Path, model: Path) -> Path:

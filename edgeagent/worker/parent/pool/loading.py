@@ -17,7 +17,7 @@ from edgeagent.fit.plan import least_cells
 from edgeagent.types import FileShape
 from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.model_files import GivenFolder, ModelFiles, identity
-from edgeagent.worker.protocol import DiskCache, Load, adapter_trial
+from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_trial
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +95,7 @@ class Preparation:
         self._checks = checks
         self._tried: dict[str, str] = {}
         self._fatal: dict[str, tuple[str, str]] = {}
+        self._is_measured = True
         self._models = [path for path in (self.path, draft_path) if path is not None]
         self.files = ModelFiles([*self._models, *adapters.values()])
         self.folder = GivenFolder()
@@ -143,7 +144,7 @@ class Preparation:
             name=self.name,
             path=str(self.path.absolute()),
             draft_path=None if draft_path is None else str(draft_path.absolute()),
-            engine_config=self.engine.model_dump_json().encode(),
+            engine_config=self._engine_of_load().model_dump_json().encode(),
             # With the adapters' identities, a stream is not continued with another adapter file of the same name.
             identity=" ".join(map(identity, (self.path, *usable.values()))),
             writable=() if disk is None else (disk.folder,),
@@ -167,15 +168,22 @@ class Preparation:
         return found
 
     def leave_out(self, trying: str, cause: str) -> bool:
-        """If the trial of an adapter ended the process, leave the adapter out of loads until its file is replaced.
+        """Leave out of the next loads what ended the process, if the model can do without it; return whether it can.
 
-        `trying` describes what was tried when the process ended. Return whether it was an adapter.
+        An adapter is left out until its file is replaced, and the measurements of settings until the daemon ends.
+        `trying` describes what was tried when the process ended.
         """
+        if trying == MEASUREMENTS:
+            self._is_measured = False
+            return True
         for name, given in self._tried.items():
             if trying == adapter_trial(str(self.adapters[name].absolute())):
                 self._fatal[name] = given, cause
                 return True
         return False
+
+    def _engine_of_load(self) -> EngineConfig:
+        return self.engine if self._is_measured else self.engine.model_copy(update={"calibration_s": 0.0})
 
     def _check_not_fatal(self, name: str, path: Path) -> None:
         given, cause = self._fatal.get(name, ("", ""))

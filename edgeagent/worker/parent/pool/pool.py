@@ -375,8 +375,8 @@ class Pool:
                 await _look_at(model)
 
     def _keep_choices(self, model: LoadedModel, content: bytes) -> None:
-        if content:
-            write = asyncio.create_task(asyncio.to_thread(self._kept.write, model.preparation.path, content))
+        if self._kept.note(model.preparation.path, content):
+            write = asyncio.create_task(asyncio.to_thread(self._kept.write, model.preparation.path))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
 

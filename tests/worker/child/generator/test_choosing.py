@@ -14,8 +14,9 @@ from edgeagent.engine.runner import OutOfCells
 from edgeagent.engine.tuning.work import Work
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import CandidateTimes, Kept, StepSums
+from edgeagent.types.file_shape import LayerShape
 from edgeagent.worker.child.generator import choosing
-from edgeagent.worker.child.generator.choosing import Chosen, choose, read_kept
+from edgeagent.worker.child.generator.choosing import Chosen, choose, period, read_kept
 from tests.conftest import TinyModel
 
 CONFIG = EngineConfig(threads=1, batch=64, parallel=2, ctx=512, calibration_s=30.0)
@@ -171,6 +172,40 @@ def test_a_machine_without_free_memory_measures_nothing(model: Model) -> None:
 
     chosen = choose(model, CONFIG, b"", fail, kv_bytes_per_token=1e6, free_bytes=lambda: 1 << 30)
     assert {choice.by for choice in chosen.choices} == {"default"}
+
+
+def test_the_states_of_a_hybrid_count_as_memory_of_the_probes(model: Model) -> None:
+    """As those of Qwen3.5 0.8B: 19 MiB for each sequence."""
+    states = [LayerShape(1, num_state_values=5_000_000)]
+    measured: list[bool] = []
+    for layers in (states, []):
+        choose(model, CONFIG, b"", lambda: measured.append(True), layers=layers, free_bytes=lambda: 200 << 20)
+    assert measured == [True], "without states there is enough memory"
+
+
+ATTENTION, STATE, EXPERTS = LayerShape(1, 0, 8, 8), LayerShape(1, num_state_values=8), LayerShape(1, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ([ATTENTION] * 8, 1),
+        ([STATE, STATE, STATE, ATTENTION] * 6, 4),
+        (([STATE] * 4 + [ATTENTION] + [STATE] * 3) * 4, 8),
+        ([ATTENTION] + [EXPERTS] * 26, 0),
+        ([ATTENTION, EXPERTS] * 3, 2),
+        ([], 0),
+    ],
+)
+def test_kinds_of_layers_repeat(layers: list[LayerShape], expected: int) -> None:
+    assert period(layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [([], 1), ([ATTENTION, EXPERTS] * 4, 2), ([ATTENTION, EXPERTS, EXPERTS], 6)]
+)
+def test_all_kinds_of_layers_are_measured(model: Model, layers: list[LayerShape], expected: int) -> None:
+    assert choosing._min_layers(model, layers) == min(expected, model.num_layers)
 
 
 def test_a_model_that_fails_is_left_to_its_trial(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

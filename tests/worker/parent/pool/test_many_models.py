@@ -26,7 +26,7 @@ from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.loading import Checks, Preparation
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
-from edgeagent.worker.protocol import Load, adapter_trial
+from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_trial
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.parent.pool.test_pool import Files
 from tests.worker.support import QUICK, Record, eventually, request
@@ -384,6 +384,19 @@ def test_an_adapter_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_
     assert not preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV"), "it was not tried again"
     paths["two"].write_bytes(b"other")
     assert preparation.load().adapters.keys() == paths.keys()
+
+
+def test_measurements_that_ended_the_process_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"x")
+    preparation = Preparation("m", tmp_path / "m.gguf", None, EngineConfig(), Checks(lambda _: None, KeptChoices()))
+
+    def calibration_s() -> float:
+        return EngineConfig.model_validate_json(preparation.load().engine_config).calibration_s
+
+    assert calibration_s() > 0
+    assert preparation.leave_out(MEASUREMENTS, "SIGABRT")
+    assert calibration_s() == 0
+    assert preparation.engine.calibration_s > 0, "the option stays"
 
 
 async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> None:
