@@ -85,7 +85,7 @@ class Backend(Protocol):
     def reload(self, model: str) -> None:
         """Reload a model and end its quarantine. Its live requests continue.
 
-        Raise ModelNotFound, BackendUnavailable, or NotSupported for a remote model.
+        Raise ModelNotFound if it is unknown, BackendUnavailable while the daemon starts, NotSupported for a remote's.
         """
         ...
 

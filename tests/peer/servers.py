@@ -69,13 +69,19 @@ class Child:
             kill(self._process)
 
 
+def edgeagent_command(model: Path | str, state: Path, port: int, *flags: str) -> list[str]:
+    """Return the command that serves a model on a port of this machine."""
+    where = ["--port", str(port), "--state-dir", str(state)]
+    return [sys.executable, "-m", "edgeagent", "serve", str(model), *where, *flags]
+
+
 @contextmanager
 def edgeagent(setup: Setup, context: int, *flags: str, transport: Transport = "ws") -> Iterator[Server]:
     """Start edgeagent with a new state folder; yield it as a server to measure."""
     with tempfile.TemporaryDirectory() as folder:
         state, port = Path(folder, "state"), free_port()
-        command = [sys.executable, "-m", "edgeagent", "serve", str(setup.model), "--ctx", str(context)]
-        command += ["--threads", str(setup.threads), "--port", str(port), "--state-dir", str(state), *flags]
+        given = ["--ctx", str(context), "--threads", str(setup.threads)]
+        command = edgeagent_command(setup.model, state, port, *given, *flags)
         child = Child(command, Path(folder, "log"), f"http://127.0.0.1:{port}/ready")
         try:
             runtime = find_daemon(state)

@@ -84,7 +84,7 @@ class Policy:
         self._access = Access(keys, is_token_required=server.is_token_needed)
 
     async def admit(self, scope: Scope) -> Admission:
-        """Judge a request by its scope; raise RefusalError if a rule refuses it."""
+        """Return what the rules found in a request, given its ASGI scope. Raise RefusalError if a rule refuses it."""
         _check_form(scope)
         origin = self._check_page(scope, self._check_host(scope))
         if origin is not None and _is_preflight(scope):

@@ -183,10 +183,9 @@ class PayloadCodec(Protocol):
 class BlockTier(Protocol):
     """A tier of the cache below the KV cells, such as host memory or a disk. It keeps blocks.
 
-    `read` and `close` may be slow. The engine's thread calls all other methods between two tokens. Those methods answer
-    from an index in memory, do no I/O and never wait. Most of them take microseconds. For host memory, the engine's
-    thread also calls `read`. For other tiers, loader threads call `read`, one thread for each model. Other methods may
-    run at the same time.
+    The engine's thread calls every method except `read` and `close` between two tokens. These methods answer from an
+    index in memory, do no I/O and never wait. `read` and `close` may be slow. The engine's thread reads host memory.
+    One loader thread for each model reads the other tiers, while the engine's thread may call other methods.
     """
 
     def num_bytes(self, key: BlockKey) -> int | None:

@@ -157,14 +157,13 @@ class CostModel:
         return self.predict(shape)
 
     def compare(self, shape: StepShape, counts: Items[int], depth: float) -> list[float] | None:
-        """Return, for each of `counts`, the expected seconds of a step with this many additional tokens.
+        """For each count n in `counts`, return the expected seconds of a step of `shape` with n more tokens.
 
-        `counts` must ascend. `depth`: how many earlier tokens the sequence of the additional tokens has. Return None if
-        nothing was measured.
+        `counts` must ascend. `depth`: to how many earlier tokens each added token attends. Return None if nothing was
+        measured.
 
-        The results never decrease. If two measurements contradict that, one of them is outdated: a cold start, say, or
-        a machine that was busy. Then the later one is used. Otherwise a step that was slow once would be avoided, and
-        would never be measured again.
+        The results never decrease. If a smaller step was measured slower than a larger one, the newer of the two
+        measurements is believed. Otherwise a step that was slow once would be avoided, and never measured again.
         """
         if not self._fit.sizes:
             return None
