@@ -87,7 +87,9 @@ def test_an_error_at_reading_is_a_miss(tmp_path: Path) -> None:
     _offer_all(store)
     files.fault = lambda number, name: failing(errno.EIO)(number, name) if name == "read" else None
     assert store.read(CHAIN[0].key) is None
-    assert store.num_bytes(CHAIN[0].key) is None
+    assert store.num_bytes(CHAIN[0].key) is not None
+    assert store.read(CHAIN[0].key) is None
+    assert store.num_bytes(CHAIN[0].key) is None, "twice in a row"
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.getuid() == 0, reason="needs a user whom modes bind")

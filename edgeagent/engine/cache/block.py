@@ -197,7 +197,7 @@ class BlockTier(Protocol):
         ...
 
     def read(self, key: BlockKey) -> Block | None:
-        """Return a checked and authenticated block; None if it is gone or damaged.
+        """Return a checked and authenticated block; None if it is gone or damaged, or cannot be read now.
 
         A damaged block is never found again. The caller must compare the block's tokens with the wanted tokens before
         it passes the payload to llama.cpp.

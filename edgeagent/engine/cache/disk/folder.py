@@ -1,9 +1,8 @@
 """Maintains a folder of blocks: writes blocks, and removes evicted, expired and purged ones.
 
-Writing stops while the disk fails.
-
-All methods run on the writer's thread. A block's name never refers to a partly written file: the content goes to a
-temporary file, which is synced and then renamed. Only the writer waits for the sync, which has three purposes:
+All methods run on the writer's thread. Writing stops while the disk fails. A block's name never refers to a partly
+written file: the content goes to a temporary file, which is synced and then renamed. Only the writer waits for the
+sync, which has three purposes:
 
 - After a power cut, no block is incomplete. (A reader would refuse an incomplete block, but only after reading it.)
 - If the disk is full or broken, the write of that block fails, not a later one.
@@ -184,17 +183,18 @@ class Folder:
         if held is None or held.importance >= importance:
             return
         with self._guarded("rename in"):
-            name = replace(held.name, importance=int(importance))
+            # Copied first: a reader that misses the old name hides `held`, and must not hide the copy.
+            raised = replace(held, name=replace(held.name, importance=int(importance)))
             try:
                 with self._changing():
-                    self._files.rename(held.name.file_name, name.file_name)
+                    self._files.rename(held.name.file_name, raised.name.file_name)
             except FileNotFoundError:
                 self._index.remove(held.name.key)
                 return
             except IsADirectoryError:
-                self._obstacle = self._files.in_the_way(name.file_name)
+                self._obstacle = self._files.in_the_way(raised.name.file_name)
                 return
-            self._index.add(replace(held, name=name))
+            self._index.add(raised)
 
     def discard(self, key: BlockKey) -> None:
         """Remove a block, if it is there."""

@@ -116,7 +116,9 @@ class Index:
                 if high is twin.name:
                     continue
             used_s = each.used_s if known is None else max(each.used_s, known.used_s)
-            epoch = epochs.of(each.name.root) if known is None else known.epoch
+            # A negative epoch: a reader missed the file under its old name.
+            is_new = known is None or (known.epoch < 0 and known.name != each.name)
+            epoch = epochs.of(each.name.root) if known is None or is_new else known.epoch
             held = Held(each.name, each.num_bytes, used_s, epoch)
             held.is_draft = known is not None and known.is_draft
             # A file that could not be read may have been replaced since.

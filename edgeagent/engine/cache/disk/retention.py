@@ -42,7 +42,8 @@ class Held:
     epoch: int = 0
     is_draft: bool = False  # as its head says
     is_announced: bool = False  # the engine knows of it
-    is_unreadable: bool = False  # damaged or of another installation: no lookup finds it, and a write may replace it
+    # Damaged, of another installation, or twice not read by the disk: no lookup finds it, and a write may replace it.
+    is_unreadable: bool = False
 
     @property
     def importance(self) -> Importance:

@@ -8,7 +8,8 @@ writes would not be atomic.
 Several threads use the store, which starts none of them. The engine's thread looks blocks up and offers them. Loader
 threads read blocks: one for the target model, and one for the draft model if there is one. The writer's thread calls
 `run`. Only the writer's thread changes the files, and adds blocks to the index or removes them. The other threads only
-hide blocks from lookups, by their epochs. The threads share a queue, and values that are replaced atomically.
+hide blocks from lookups, by their epochs or as unreadable. The threads share a queue, and values that are replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from edgeagent.engine.cache.disk.file_format import BadBlock, Seal
 from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.folder import Folder, Limits
 from edgeagent.engine.cache.disk.index import Index
-from edgeagent.engine.cache.disk.retention import ReadRate
+from edgeagent.engine.cache.disk.retention import Held, ReadRate
 from edgeagent.engine.cache.disk.write_budget import WriteBudget
 from edgeagent.engine.cache.disk.writer import Close, Discard, DiskWriter, Introduce, Raise, Sweep, Touch, Write
 from edgeagent.types import CacheStatus
@@ -34,6 +35,8 @@ _POLL_S = 0.005
 # Errors of a read that say nothing about the file: too few file descriptors or too little memory, or another program
 # has opened the file for itself (Windows).
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES)
+# The file is gone, or its name belongs to a link or a socket.
+_NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
 
 
 class BlockStore:
@@ -66,6 +69,7 @@ class BlockStore:
         self._num_offered = self._num_refused = 0
         # Written by the loader threads.
         self._num_hits = self._num_misses = 0
+        self._failed: set[BlockKey] = set()  # blocks whose last read failed, though their file is there
 
     def yield_to(self, is_busy: Callable[[], bool]) -> None:
         """Pause between writes while `is_busy()`, that is, while tokens are computed."""
@@ -228,20 +232,35 @@ class BlockStore:
         started_s = self._ticks()
         try:
             block = self._seal.decode(self._files.read(held.name.file_name, held.num_bytes), key)
-        except (OSError, ValueError, BadBlock) as error:
-            if isinstance(error, OSError) and error.errno in _PASSING:
-                self._num_misses += 1
-                return None
-            block = None  # damaged, or evicted or renamed by another process; the next scan shows which
-        if block is None or held.epoch != self._index.epoch(held.name.root):
+            is_bad = held.epoch != self._index.epoch(held.name.root)
+        except OSError as error:
+            block, is_bad = None, error.errno in _NOT_THERE  # evicted or renamed; the next scan shows which
+            if not is_bad and error.errno not in _PASSING:
+                self._note_failure(held)
+        except (ValueError, BadBlock):
+            block, is_bad = None, True
+        if is_bad:
             held.epoch = -1  # no epoch of a partition is negative, so the block is never found again
             self._command(Sweep())
+        if block is None or is_bad:
             self._num_misses += 1
             return None
+        self._failed.discard(key)
         self._rate.observe(held.num_bytes, self._ticks() - started_s)
         self._budget.read_bytes_per_s = self._rate.bytes_per_s
         self._num_hits += 1
         return block
+
+    def _note_failure(self, held: Held) -> None:
+        """Note that the disk failed to read a block. After two failures in a row, hide it, so that it is written again.
+
+        Its file stays until then, since the disk may recover.
+        """
+        if held.name.key in self._failed:
+            held.is_unreadable = True
+            self._failed.discard(held.name.key)
+        else:
+            self._failed.add(held.name.key)
 
     # The writer's thread
 

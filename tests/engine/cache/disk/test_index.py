@@ -71,6 +71,19 @@ def test_of_two_files_of_a_block_the_more_important_stays() -> None:
         assert index.num_bytes == 200
 
 
+def test_a_block_whose_old_file_was_missed_is_found_under_its_new_name() -> None:
+    renamed, damaged, purged = name_of(1), name_of(2), name_of(3, root=2)
+    index = filled(renamed, damaged, purged)
+    for name in (renamed, damaged):
+        held = index.find(name.key)
+        assert held is not None
+        held.epoch = -1
+    index.forget(purged.root)
+    names = (name_of(1, importance=Importance.SYSTEM), damaged, name_of(3, root=2, importance=Importance.SYSTEM))
+    index.replace([BlockFile(name, 100, 50.0) for name in names], index.epochs())
+    assert found(index, *names) == [True, False, False]
+
+
 def test_a_scan_keeps_what_was_known_and_takes_out_what_is_gone() -> None:
     index = filled(name_of(1), name_of(2))
     index.add(replace(Held(name_of(3), 100, 80.0), is_announced=True, is_draft=True))

@@ -314,16 +314,67 @@ def test_a_read_that_fails_for_want_of_resources_keeps_the_block(folder: Path, c
     assert is_same(store.read(block.key), block)
 
 
-def test_a_read_that_finds_a_bad_disk_drops_the_block(folder: Path) -> None:
-    files = FaultyFiles(folder)
-    store, (block, _) = make_store(folder, files=files), make_chain(2)
+def test_one_failed_read_keeps_the_block_and_those_after_it(folder: Path) -> None:
+    files, chain = FaultyFiles(folder), make_chain(2)
+    store = make_store(folder, files=files)
+    for block in chain:
+        store.offer(block, Importance.IDLE)
+    store.work()
+    for _ in range(2):  # a read that succeeds ends the row of failures
+        files.fault = failing(errno.EIO)
+        assert store.read(chain[0].key) is None
+        files.fault = lambda number, name: None
+        store.work()
+        assert all(is_same(store.read(block.key), block) for block in chain)
+    assert store.stats().num_misses == 2
+
+
+def test_a_block_that_fails_twice_in_a_row_is_written_again_and_not_deleted(folder: Path) -> None:
+    files, (block,) = FaultyFiles(folder), make_chain(1)
+    store = make_store(folder, files=files)
     store.offer(block, Importance.IDLE)
     store.work()
     files.fault = failing(errno.EIO)
-    assert store.read(block.key) is None
+    assert (store.read(block.key), store.read(block.key)) == (None, None)
     files.fault = lambda number, name: None
     store.work()
-    assert list(folder.glob("*.kv")) == []
+    assert store.num_bytes(block.key) is None, "so the prompt is computed again, and its block offered"
+    assert len(list(folder.glob("*.kv"))) == 1
+    assert store.offer(block, Importance.REUSED)
+    store.work()
+    assert is_same(store.read(block.key), block)
+    assert len(list(folder.glob("*.kv"))) == 1
+
+
+def test_a_file_that_is_gone_is_no_longer_found(folder: Path) -> None:
+    store, (block,) = make_store(folder), make_chain(1)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    next(folder.glob("*.kv")).unlink()
+    assert store.read(block.key) is None
+    assert store.num_bytes(block.key) is None
+
+
+def test_a_reader_that_meets_a_change_of_name_does_not_delete_the_block(folder: Path) -> None:
+    files, (block,) = FaultyFiles(folder), make_chain(1)
+    store = make_store(folder, files=files)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    (path,) = folder.glob("*.kv")
+    has_read = False
+
+    def read_after_rename(number: int, name: str) -> None:
+        nonlocal has_read
+        if name == "changed_ns" and not path.exists() and not has_read:
+            has_read = True
+            assert store.read(block.key) is None, "the index has the old name for a moment"
+
+    files.fault = read_after_rename
+    store.offer(block, Importance.SYSTEM)
+    store.work()
+    store.work()
+    assert has_read
+    assert is_same(store.read(block.key), block)
 
 
 def test_a_writer_that_broke_gets_no_more_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
