@@ -7,9 +7,9 @@ writes would not be atomic.
 
 Several threads use the store, which starts none of them. The engine's thread looks blocks up and offers them. Loader
 threads read blocks: one for the target model, and one for the draft model if there is one. The writer's thread calls
-`run`. Only the writer's thread changes the files, and adds blocks to the index or removes them. The other threads only
-hide blocks from lookups, by their epochs or as unreadable. The threads share a queue, and values that are replaced
-atomically.
+`run`. Only the writer's thread changes the files, and adds blocks to the index or removes them. If a bug has ended that
+thread, `purge` removes files itself. The other threads only hide blocks from lookups, by their epochs or as unreadable.
+The threads share a queue, and values that are replaced atomically.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class BlockStore:
 
     def introduce(self, root: BlockKey, about: About) -> None:
         """Set the description of a partition. Call it before the partition's first block is offered, on any thread."""
-        self._writer.commands.put(Introduce(root, about))
+        self._command(Introduce(root, about))
 
     # The engine's thread
 
@@ -121,7 +121,7 @@ class BlockStore:
         self._writer.commands.put(Write(block.key, importance, self._index.epoch(block.root)))
         return True
 
-    def _command(self, command: Touch | Raise | Discard | Sweep) -> None:
+    def _command(self, command: Introduce | Touch | Raise | Discard | Sweep) -> None:
         """Give the writer a command, unless it has ended with an error and would never read it."""
         if not self._writer.is_broken:
             self._writer.commands.put(command)
@@ -167,6 +167,8 @@ class BlockStore:
             if root is None or block.root == root:
                 self.withdraw(block.key)
         self._command(Sweep())
+        if self._writer.is_broken:  # no other thread changes the files now, and a restart would find the blocks again
+            self._writer.sweep_broken()
         return num_found
 
     def stats(self) -> CacheStatus:

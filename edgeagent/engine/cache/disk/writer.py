@@ -146,8 +146,16 @@ class DiskWriter:
             traceback.print_exc()
             self._folder.trouble = f"the block store broke: {error!r}"
             self.is_stalled = self.is_broken = True
+            self.sweep_broken()
             self.opened.put(None)
             self.closed.put(None)
+
+    def sweep_broken(self) -> None:
+        """Remove the files of forgotten blocks after a bug ended the thread. Any thread may call it."""
+        try:
+            self._folder.sweep()
+        except Exception as error:
+            self._folder.trouble = f"the block store broke, and purged blocks are not deleted: {error!r}"
 
     def open(self) -> None:
         """Read the folder, and put the heads of its blocks into `found`."""

@@ -387,8 +387,40 @@ def test_a_writer_that_broke_gets_no_more_commands(folder: Path, monkeypatch: py
     store.discard(block.key)
     store.offer(block, Importance.PINNED)
     assert not store.offer(other, Importance.IDLE)
+    store.introduce(block.root, About("m", ""))
     store.purge()
     assert store._writer.commands.empty()
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_purge_deletes_the_files_although_the_writer_broke(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_before: bool
+) -> None:
+    store, (mine,), (other,) = make_store(folder), make_chain(1), make_chain(1, partition="other")
+    for block in (mine, other):
+        store.offer(block, Importance.IDLE)
+    store.work()
+    monkeypatch.setattr(store._writer, "_turn", lambda wait_s: 1 // 0)
+    if is_before:  # its command is in the queue when the writer breaks
+        assert store.purge(mine.root) == 1
+    store.run()
+    if not is_before:
+        assert store.purge(mine.root) == 1
+    later = make_store(folder)
+    later.open()
+    assert (later.num_bytes(mine.key), later.num_bytes(other.key) is None) == (None, False)
+    assert "broke" in (store.trouble or "")
+
+
+def test_a_purge_after_the_writer_broke_may_fail_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, (block,) = make_store(folder), make_chain(1)
+    store.offer(block, Importance.IDLE)
+    store.work()
+    monkeypatch.setattr(store._writer, "_turn", lambda wait_s: 1 // 0)
+    monkeypatch.setattr(store._index, "forgotten", lambda: 1 // 0)
+    store.run()
+    assert store.purge() == 1
+    assert "not deleted" in (store.trouble or "")
 
 
 def test_close_writes_down_uses(folder: Path) -> None:
