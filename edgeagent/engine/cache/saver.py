@@ -142,13 +142,17 @@ class Saver:
             self._saved.add(seq_id)
 
     def prepare(self) -> bool:
-        """Prepare memory for one later read-out, which is then faster. Return False if no more memory is needed."""
+        """Prepare memory for one later read-out, which is then faster. Return False if no more memory is needed.
+
+        Blocks and free buffers together take at most two blocks more than the limit of host memory when this returns,
+        and at most an eighth of the limit more until the next call.
+        """
         if self._has_state or not self._cell_bytes:
             return False
         host = self._blocks.host.stats()
         ready = min(host.max_bytes // _READY_SHARE, int(self._runner.num_cells * self._read_bytes) // _READY_CELLS)
         block_bytes = int(self._read_bytes * self._blocks.block_tokens)
-        # If host memory is full, each block that it drops leaves its buffer for the next one.
+        # If host memory is full, each block that it drops leaves its buffer for the next block.
         ready = max(min(ready, host.max_bytes - host.num_bytes), min(ready, _LEAST_READY * block_bytes))
         return self._runner.prepare(block_bytes, ready)
 

@@ -7,9 +7,9 @@ used before.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import weakref
-from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,26 +24,27 @@ Buffer = NDArray[np.uint8]
 class PayloadPool:
     """Lends buffers. A buffer returns to the pool when its last reference is dropped, on any thread.
 
-    The pool keeps free buffers of at most `max_free_bytes` together.
+    The pool keeps free buffers of at most `max_free_bytes` together. It drops first those that returned first, so it
+    keeps the sizes that were used last.
     """
 
     def __init__(self) -> None:
         self.max_free_bytes = 0
-        self._free: defaultdict[int, list[Buffer]] = defaultdict(list)  # by capacity
+        self._free: dict[int, Buffer] = {}  # in the order in which they returned
+        self._numbers = itertools.count()
 
     @property
     def num_free_bytes(self) -> int:
         """Bytes of all free buffers."""
-        return sum(capacity * len(buffers) for capacity, buffers in tuple(self._free.items()))
+        return sum(map(len, list(self._free.values())))
 
     def take(self, num_bytes: int) -> memoryview:
         """Return a buffer of this many bytes with undefined content; raise MemoryError if there is no memory."""
         if num_bytes < _MIN_BYTES:
             return np.empty(num_bytes, np.uint8).data
         capacity = _capacity(num_bytes)
-        try:
-            whole = self._free[capacity].pop()
-        except IndexError:
+        whole = self._find(capacity)
+        if whole is None:
             whole = _fresh(capacity)
         buffer = whole[:num_bytes]
         weakref.finalize(buffer, self._give_back, whole).atexit = False
@@ -51,25 +52,46 @@ class PayloadPool:
         return buffer.data
 
     def prepare(self, num_bytes: int) -> bool:
-        """Add a free buffer of this many bytes whose pages were already written to.
+        """Add a free buffer of this many bytes whose pages were already written to. Drop buffers of other sizes for it.
 
-        Return False if free buffers would exceed `max_free_bytes`, if there is no memory, or if the buffer is too small
-        to need preparation.
+        Return False if free buffers of its size would exceed `max_free_bytes`, if there is no memory, or if the buffer
+        is too small to need preparation. Buffers above a `max_free_bytes` that was lowered are dropped.
         """
         capacity = _capacity(num_bytes)
-        if num_bytes < _MIN_BYTES or self.num_free_bytes + capacity > self.max_free_bytes:
+        self._make_room(0)
+        num_alike = sum(len(buffer) == capacity for buffer in list(self._free.values()))
+        if num_bytes < _MIN_BYTES or (num_alike + 1) * capacity > self.max_free_bytes:
             return False
+        self._make_room(capacity, keep=capacity)
         try:
             whole = _fresh(capacity)
         except MemoryError:
             return False
         whole.fill(1)  # zeros could leave the pages unmapped
-        self._free[capacity].append(whole)
+        self._free[next(self._numbers)] = whole
         return True
 
+    def _find(self, capacity: int) -> Buffer | None:
+        """Take out the free buffer of this capacity that returned last; None if there is none."""
+        for number in reversed(list(self._free)):
+            whole = self._free.get(number)
+            if whole is not None and len(whole) == capacity and self._free.pop(number, None) is not None:
+                return whole
+        return None
+
     def _give_back(self, whole: Buffer) -> None:
-        if self.num_free_bytes + len(whole) <= self.max_free_bytes:
-            self._free[len(whole)].append(whole)
+        if len(whole) <= self.max_free_bytes:
+            self._make_room(len(whole))
+            self._free[next(self._numbers)] = whole
+
+    def _make_room(self, num_bytes: int, keep: int = 0) -> None:
+        """Drop free buffers until `num_bytes` more may be kept, but none of capacity `keep`."""
+        excess = self.num_free_bytes + num_bytes - self.max_free_bytes
+        for number in list(self._free):
+            whole = self._free.get(number) if excess > 0 else None
+            # Another thread may have taken it meanwhile.
+            if whole is not None and len(whole) != keep and self._free.pop(number, None) is not None:
+                excess -= len(whole)
 
 
 def _fresh(capacity: int) -> Buffer:

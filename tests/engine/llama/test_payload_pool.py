@@ -49,6 +49,34 @@ def test_what_is_kept_is_bounded() -> None:
     assert pool.num_free_bytes == 3 * MIB
 
 
+def test_the_sizes_that_were_used_last_stay() -> None:
+    pool = made(max_free_bytes=8 * MIB)
+    taken = [pool.take(3 * MIB), pool.take(3 * MIB), pool.take(4 * MIB)]
+    place = address(taken[2])
+    while taken:
+        del taken[0]  # the shorter blocks leave first
+    assert pool.num_free_bytes == 7 * MIB
+    assert address(pool.take(4 * MIB)) == place
+
+
+def test_buffers_of_other_sizes_give_way_to_those_made_ready() -> None:
+    pool = made(max_free_bytes=8 * MIB)
+    taken = [pool.take(3 * MIB), pool.take(5 * MIB)]
+    taken.clear()
+    assert [pool.prepare(4 * MIB) for _ in range(3)] == [True, True, False]
+    assert pool.num_free_bytes == 8 * MIB
+    kept = [pool.take(4 * MIB), pool.take(4 * MIB)]
+    assert (len(kept), pool.num_free_bytes) == (2, 0)
+
+
+def test_a_lower_limit_frees_what_is_above_it() -> None:
+    pool = made(max_free_bytes=8 * MIB)
+    assert [pool.prepare(2 * MIB) for _ in range(5)] == [True, True, True, True, False]
+    pool.max_free_bytes = 4 * MIB
+    assert not pool.prepare(2 * MIB)
+    assert pool.num_free_bytes == 4 * MIB
+
+
 def test_memory_is_made_ready_for_later() -> None:
     pool = made(max_free_bytes=2 * MIB)
     assert [pool.prepare(MIB) for _ in range(3)] == [True, True, False]
