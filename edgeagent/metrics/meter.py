@@ -116,14 +116,6 @@ class Meter:
 def _observe_stages(timings: Timings) -> None:
     metrics.draft_tokens_total.labels("true").inc(timings.num_accepted_tokens)
     metrics.draft_tokens_total.labels("false").inc(timings.num_draft_tokens - timings.num_accepted_tokens)
-    before_first_token = {
-        "queue": timings.queue_ms,
-        "load": timings.load_ms,
-        "render": timings.render_ms,
-        "cache": timings.cache_ms,
-        "prefill": timings.prefill_ms,
-    }
-    stages_ms = {} if timings.is_resumed else before_first_token
-    stages_ms |= {"decode": timings.decode_ms}
+    stages_ms = timings.stages_before_first_token_ms | {"decode": timings.decode_ms}
     for stage, milliseconds in stages_ms.items():
         metrics.stage_seconds.labels(stage).observe(milliseconds / 1000.0)

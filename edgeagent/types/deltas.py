@@ -75,6 +75,19 @@ class Timings(Struct, frozen=True):
     placement: Placement | None = None
 
     @property
+    def stages_before_first_token_ms(self) -> dict[str, float]:
+        """Milliseconds of the stages before the first token, by name; empty if they are unknown."""
+        if self.is_resumed or self.route.startswith("remote:"):
+            return {}
+        return {
+            "queue": self.queue_ms,
+            "load": self.load_ms,
+            "render": self.render_ms,
+            "cache": self.cache_ms,
+            "prefill": self.prefill_ms,
+        }
+
+    @property
     def is_resumed(self) -> bool:
         """Whether an earlier worker gave the first token, so that the times of the stages before it are lost."""
         return bool(self.handovers) and self.handovers[-1].num_tokens > 0

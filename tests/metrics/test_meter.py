@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -104,12 +105,14 @@ def test_a_name_that_nobody_serves_is_no_label(model: str) -> None:
     assert sample("generations_total", model=model, end="model_not_found") == 0
 
 
-def test_stages_that_are_not_known_are_not_counted(model: str) -> None:
+@pytest.mark.parametrize(
+    "why", [{"handovers": (Handover("local", "local", 2, "worker_killed"),)}, {"route": "remote:cluster"}], ids=str
+)
+def test_stages_that_are_not_known_are_not_counted(model: str, why: dict[str, Any]) -> None:
     meter, stages = Meter(model), ("queue", "prefill", "decode")
     before = {stage: sample("stage_seconds_count", stage=stage) for stage in stages}
     end = finished(output=4)
-    moves = (Handover("local", "local", 2, "worker_killed"),)
-    meter.step(Step((replace(end, timings=replace(end.timings, handovers=moves)),)))
+    meter.step(Step((replace(end, timings=replace(end.timings, **why)),)))
     meter.end()
     counts = [sample("stage_seconds_count", stage=stage) - before[stage] for stage in stages]
     assert counts == [0, 0, 1]

@@ -131,16 +131,7 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
 
     Unknown stages are left out. `delivery_ms`: the mean time of a step from the engine to the client.
     """
-    before_first_token = {
-        "queue": timings.queue_ms,
-        "load": timings.load_ms,
-        "render": timings.render_ms,
-        "cache": timings.cache_ms,
-        "prefill": timings.prefill_ms,
-    }
-    # The stages of a remote before its first token are unknown.
-    is_unknown = timings.is_resumed or timings.route.startswith("remote:")
-    stages = {} if is_unknown else before_first_token
+    stages = timings.stages_before_first_token_ms
     stages |= {"first_token": timings.first_token_ms, "decode": timings.decode_ms, "delivery": delivery_ms}
     body: Run = {
         "route": timings.route,

@@ -37,5 +37,5 @@ def _padding(runner: LlamaRunner) -> Choice:
     if not tiles:
         why = "more tokens in a batch would not make it faster, or may change this model's memory"
         return Choice("padding", "none", _BY, why)
-    why = "so many tokens are multiplied at once; a batch is filled up only if that is expected to be faster"
+    why = "tiles of this many tokens are multiplied at once; a batch is filled up only if that should be faster"
     return Choice("padding", " and ".join(tiles), _BY, why)
