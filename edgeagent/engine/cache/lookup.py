@@ -88,6 +88,11 @@ class BlockCache:
         """Whether any blocks are kept: the limit of host memory is above 0."""
         return self.host.max_bytes > 0
 
+    @property
+    def has_codec(self) -> bool:
+        """Whether a codec packs payloads, so that a block usually is a copy of what was read."""
+        return self._codec is not None
+
     def root(self, partition: str) -> BlockKey:
         """Return the root key of a partition, which is also its name in the tree."""
         root = self._roots.get(partition)

@@ -31,7 +31,7 @@ _CHECKPOINT_SHARE = 8
 # Memory to keep ready for read-outs: enough for 1/4 of the cells, but at most 1/8 of the limit of host memory.
 _READY_CELLS = 4
 _READY_SHARE = 8
-_LEAST_READY = 2  # blocks, also if host memory is full
+_LEAST_READY = 2  # blocks, also if host memory is full or no block keeps its buffer
 
 
 class _Saved(Enum):
@@ -67,6 +67,7 @@ class Saver:
         self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
         self._cell_bytes = blocks.token_bytes  # of a token, as of the last block
         self._read_bytes = self._cell_bytes  # of a token when it is read out of the cells, before a codec packs it
+        self._is_copied = blocks.has_codec  # whether a block is a copy and leaves the buffer of its read-out free
         self._state_bytes = 0
 
     @property
@@ -152,9 +153,10 @@ class Saver:
         host = self._blocks.host.stats()
         ready = min(host.max_bytes // _READY_SHARE, int(self._runner.num_cells * self._read_bytes) // _READY_CELLS)
         block_bytes = int(self._read_bytes * self._blocks.block_tokens)
-        # If host memory is full, each block that it drops leaves its buffer for the next block.
-        ready = max(min(ready, host.max_bytes - host.num_bytes), min(ready, _LEAST_READY * block_bytes))
-        return self._runner.prepare(block_bytes, ready)
+        # If host memory is full, each block that it drops leaves its buffer for the next block. A copy does so at once.
+        least = min(ready, _LEAST_READY * block_bytes)
+        left = 0 if self._is_copied else host.max_bytes - host.num_bytes
+        return self._runner.prepare(block_bytes, max(min(ready, left), least))
 
     def save_live(self, seq_id: int, priority: CachePriority, *, is_boundary: bool) -> None:
         """Read out the part of a live sequence that can be read only now.
@@ -286,13 +288,13 @@ class Saver:
         started_s = self._clock()
         try:
             payload = self._runner.save(seq_id, chain.end, end)
-            num_read = len(payload)
             block = self._blocks.make(self._cells.root(seq_id), chain.key, chain.end, own, payload)
         except (InternalError, MemoryError):
             return _Saved.REFUSED  # answers do not need the block
         self._state_bytes = self._runner.state_bytes(seq_id)
         self._cell_bytes = max(0, len(block.payload) - self._state_bytes) / len(own)
-        self._read_bytes = max(0, num_read - self._state_bytes) / len(own)
+        self._read_bytes = max(0, len(payload) - self._state_bytes) / len(own)
+        self._is_copied = block.payload is not payload
         is_kept = self._blocks.add(block, priority.at(end))
         self._policy.observe_read(len(block.payload), self._clock() - started_s)
         if is_kept:

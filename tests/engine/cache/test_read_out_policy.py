@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgeagent.engine.cache.block import CachePriority, Importance, Keyring, Payload
+from edgeagent.engine.cache.block import CachePriority, Importance, Keyring, Payload, PayloadCodec
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
@@ -250,7 +250,31 @@ class Halving:
         return payload
 
 
+class Keeping(Halving):
+    """A codec that finds nothing to pack."""
+
+    def pack(self, payload: Payload) -> Payload:
+        return payload
+
+
+def packing(codec: PayloadCodec) -> Served:
+    served = Served(Machine())
+    blocks = served.prefixes._blocks
+    blocks._codec, blocks.token_bytes = codec, 4.0
+    served.prefixes = PrefixStore(served.runner, blocks, served.prefixes.costs, served.runner.clock)
+    served.engine = Engine(served.runner, max_running=4, prefixes=served.prefixes, clock=served.runner.clock)
+    return served
+
+
 def test_buffers_have_the_size_of_what_is_read_and_not_of_what_is_kept() -> None:
-    packing = Served(Machine())
-    packing.prefixes._blocks._codec = Halving()
-    assert asked_for(read_out(packing))[0] == asked_for(read_out(Served(Machine())))[0]
+    assert asked_for(read_out(packing(Halving())))[0] == asked_for(read_out(Served(Machine())))[0]
+
+
+def test_two_buffers_are_enough_if_blocks_are_packed_copies() -> None:
+    for served in (packing(Halving()), read_out(packing(Halving()))):
+        block_bytes, most_bytes = asked_for(served)
+        assert most_bytes == 2 * block_bytes
+
+
+def test_what_a_codec_leaves_as_it_is_needs_as_many_buffers_as_without_it() -> None:
+    assert asked_for(read_out(packing(Keeping()))) == asked_for(read_out(Served(Machine())))
