@@ -156,7 +156,8 @@ def _(saver: Saver) -> None:
     idle = set(saver._cells.idle_ids)
     assert saver._priorities.keys() == (idle if saver._blocks.is_enabled else set())
     assert saver._unsaved.keys() | saver._saved <= idle
-    assert not saver._unsaved.keys() & saver._saved
+    assert saver._refused.keys() <= idle
+    assert not (saver._unsaved.keys() | saver._refused.keys()) & saver._saved
 
 
 @check_integrity.register(DraftModel)

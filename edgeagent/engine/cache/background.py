@@ -50,6 +50,7 @@ class BackgroundWork:
         `pause_s`: how many seconds the read-outs that reduce the debt may delay the next step. The first block may take
         longer. `is_awaited`: whether a client waits for a first token.
         """
+        self._saver.charge_refused(num_tokens)
         if not self._saver.has_something:
             self._credit_s = self._debt_s = self._num_steps = 0
             return

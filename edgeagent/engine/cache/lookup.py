@@ -191,6 +191,11 @@ class BlockCache:
         self.tree.add(block)
         return True
 
+    def wait_for_room(self) -> bool:
+        """Wait until the tier below has written a block; return whether host memory may have room now."""
+        # `wait_written` also returns False if all pending blocks were written before the call.
+        return self.below is not None and (self.below.wait_written() or not self.host.is_waiting)
+
     def refresh(self, max_heads: int = 1 << 60) -> None:
         """Add to the tree up to `max_heads` blocks that other or earlier processes wrote to the tier below.
 

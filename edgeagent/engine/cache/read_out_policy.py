@@ -22,7 +22,8 @@ class ReadOutPolicy:
     2. A prompt is about to be computed, and there are enough free cells. The prefix is read out first if that takes no
        longer than the time by which it would slow the prompt (`crowding_s`). Otherwise it stays until there is idle
        time, or until it has slowed steps by the time that a read-out takes (see `background`).
-    3. Before the first measurement, the expected costs of a read-out and of leaving a prefix in the cells are 0.
+    3. A prefix that cannot be saved stays until it has slowed steps by p times the time to compute it again.
+    4. Before the first measurement, the expected costs of a read-out and of leaving a prefix in the cells are 0.
     """
 
     def __init__(self, costs: CostModel) -> None:
@@ -47,10 +48,10 @@ class ReadOutPolicy:
         """Return the expected seconds that `num_idle` idle cells add to a step of `num_tokens`; 0 if never measured."""
         return self._costs.crowding_s(num_tokens, num_idle)
 
-    def is_worth_reading(self, num_bytes: float, start: int, end: int, priority: CachePriority) -> bool:
-        """Whether to read out the tokens from `start` to `end` before their cells are freed: rule 1 of this class."""
+    def is_worth(self, seconds: float, start: int, end: int, priority: CachePriority) -> bool:
+        """Whether having the tokens from `start` to `end` later is worth this time: rules 1 and 3 of this class."""
         if priority.importance is Importance.PINNED:
             return True
         again_s = self._costs.prefill_s(end - start, start)
         is_sure = bool(priority.lane) or start < priority.num_system
-        return again_s is None or self.read_s(num_bytes) <= (1.0 if is_sure else self._hit_rate) * again_s
+        return again_s is None or seconds <= (1.0 if is_sure else self._hit_rate) * again_s

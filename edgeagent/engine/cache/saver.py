@@ -23,8 +23,7 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
 
-# A step attends to all cells up to the last used one. A restore is worth its time if it avoids more unused cells than
-# this.
+# A step attends to all cells up to the last used one. A restore pays if it avoids more unused cells than this.
 MAX_GAP = 512
 # Checkpoints of one full context take at most 1/8 of the limit of host memory.
 _CHECKPOINT_SHARE = 8
@@ -65,6 +64,7 @@ class Saver:
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, the longest idle first
         self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
         self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
+        self._refused: dict[int, float] = {}  # those that could not be saved: seconds by which each has slowed steps
         self._cell_bytes = blocks.token_bytes  # of a token, as of the last block
         self._read_bytes = self._cell_bytes  # of a token when it is read out of the cells, before a codec packs it
         self._is_copied = blocks.has_codec  # whether a block is a copy and leaves the buffer of its read-out free
@@ -140,7 +140,20 @@ class Saver:
         if outcome in (_Saved.ALL, _Saved.REFUSED):
             del self._unsaved[seq_id]
         if outcome is _Saved.ALL:
+            self._refused.pop(seq_id, None)
             self._saved.add(seq_id)
+        elif outcome is _Saved.REFUSED and not self._is_worth(seq_id, self._refused.setdefault(seq_id, 0.0)):
+            self._drop(seq_id)
+
+    def charge_refused(self, num_tokens: int) -> None:
+        """Note that a step of `num_tokens` ran beside the idle prefixes that could not be saved.
+
+        A prefix that has slowed steps for too long is tried once more. Then its cells are freed, saved or not.
+        """
+        for seq_id in self._refused.keys() - self._unsaved.keys():
+            self._refused[seq_id] += self._policy.crowding_s(num_tokens, self._cells.num_unshared(seq_id))
+            if not self._is_worth(seq_id, self._refused[seq_id]):
+                self._unsaved[seq_id] = None
 
     def prepare(self) -> bool:
         """Prepare memory for one later read-out, which is then faster. Return False if no more memory is needed.
@@ -199,8 +212,7 @@ class Saver:
     def compact(self) -> None:
         """Drop saved idle prefixes until at most MAX_GAP cells below the highest used cell are unused.
 
-        The prefix with the highest cell is dropped first. When it is needed again, it is restored into the lowest
-        free cells.
+        The prefix with the highest cell is dropped first. If it is needed again, it is restored into lower free cells.
         """
         while self._saved and self._cells.span > self._cells.num_cells_used + MAX_GAP:
             self._drop(max(self._saved, key=self._cells.highest_cell))
@@ -227,25 +239,23 @@ class Saver:
 
     def save_evicted(self, seq_id: int) -> None:
         """Note that an idle sequence is about to be evicted. Read it out first if the policy decides so."""
-        if seq_id in self._unsaved:
-            start, end, priority = self._chain_end(seq_id), self._cells.length(seq_id), self._priorities[seq_id]
-            if self._policy.is_worth_reading(self._unread_bytes(seq_id), start, end, priority):
-                self._save_all(seq_id)
+        is_unsaved = seq_id in self._unsaved or seq_id in self._refused
+        if is_unsaved and self._is_worth(seq_id, self._policy.read_s(self._unread_bytes(seq_id))):
+            self._save_all(seq_id)
         self._forget(seq_id)
 
     def close(self) -> None:
         """Read out all unsaved idle prefixes. Offer blocks to the tier below (see `HostTier.flush`)."""
-        for seq_id in tuple(self._unsaved):
-            while self._save_all(seq_id) is _Saved.LATER and self._below_goes_on():
+        for seq_id in dict.fromkeys((*self._unsaved, *self._refused)):
+            while self._save_all(seq_id) is _Saved.LATER and self._blocks.wait_for_room():
                 pass
             self._forget(seq_id)
         self._blocks.host.close()
 
-    def _below_goes_on(self) -> bool:
-        """Wait until the tier below has written a block; return whether host memory may have room now."""
-        below = self._blocks.below
-        # `wait_written` also returns False if all pending blocks were written before the call.
-        return below is not None and (below.wait_written() or not self._blocks.host.is_waiting)
+    def _is_worth(self, seq_id: int, seconds: float) -> bool:
+        """Whether the part of an idle prefix that is not in blocks is worth this time."""
+        start, end = self._chain_end(seq_id), self._cells.length(seq_id)
+        return self._policy.is_worth(seconds, start, end, self._priorities[seq_id])
 
     def _unread_bytes(self, seq_id: int) -> float:
         """Return the estimated bytes of an idle sequence that are not in blocks."""
@@ -270,6 +280,7 @@ class Saver:
         self._priorities.pop(seq_id, None)
         self._unsaved.pop(seq_id, None)
         self._growing.pop(seq_id, None)
+        self._refused.pop(seq_id, None)
         self._saved.discard(seq_id)
 
     def _save_next(self, seq_id: int, priority: CachePriority, *, is_whole: bool) -> _Saved:

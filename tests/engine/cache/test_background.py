@@ -52,6 +52,9 @@ class FakeSaver:
     def crowding_s(self, num_tokens: int) -> float:
         return self.crowding * num_tokens
 
+    def charge_refused(self, num_tokens: int) -> None:
+        pass
+
     def save_one(self) -> None:
         self.num_saved += 1
         self.clock.advance(self.save_s)

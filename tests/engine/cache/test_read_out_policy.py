@@ -171,15 +171,15 @@ def test_what_matters_is_read_out_as_long_as_it_saves_anything() -> None:
     for _ in range(100):
         leaving.observe_prompt(1000, 0)  # no prompt is reused
     idle = CachePriority()
-    assert leaving.is_worth_reading(1, 0, 512, idle)
-    assert not leaving.is_worth_reading(900, 0, 512, idle)
-    assert leaving.is_worth_reading(900, 0, 512, CachePriority(lane="chat"))
-    assert leaving.is_worth_reading(900, 0, 512, CachePriority(num_system=512))
-    assert not leaving.is_worth_reading(1100, 0, 512, CachePriority(lane="chat"))
-    assert leaving.is_worth_reading(1100, 0, 512, CachePriority(Importance.PINNED))
+    assert leaving.is_worth(leaving.read_s(1), 0, 512, idle)
+    assert not leaving.is_worth(leaving.read_s(900), 0, 512, idle)
+    assert leaving.is_worth(leaving.read_s(900), 0, 512, CachePriority(lane="chat"))
+    assert leaving.is_worth(leaving.read_s(900), 0, 512, CachePriority(num_system=512))
+    assert not leaving.is_worth(leaving.read_s(1100), 0, 512, CachePriority(lane="chat"))
+    assert leaving.is_worth(leaving.read_s(1100), 0, 512, CachePriority(Importance.PINNED))
     for _ in range(100):
         leaving.observe_prompt(1000, 950)
-    assert leaving.is_worth_reading(900, 0, 512, idle)
+    assert leaving.is_worth(leaving.read_s(900), 0, 512, idle)
 
 
 def test_what_was_purged_while_it_ran_is_not_read_out_later() -> None:
@@ -189,6 +189,73 @@ def test_what_was_purged_while_it_ran_is_not_read_out_later() -> None:
     served.finish()
     run(served.engine)
     assert served.runner.num_read == 0
+
+
+def refuse(served: Served, reason: str) -> None:
+    """Let no block be saved from now on."""
+    if reason == "pinned":
+        host = served.prefixes._blocks.host
+        host.keep(tuple(host._entries), Importance.PINNED)
+        host.max_bytes = host.stats().num_bytes
+    else:
+
+        def fail(seq_id: int, start: int, end: int) -> memoryview:
+            raise MemoryError
+
+        served.runner.save = fail  # type: ignore[method-assign]
+
+
+def beside_a_refused_prefix(machine: Machine, reason: str) -> tuple[Served, int]:
+    """Let a long answer run beside an idle prefix that cannot be saved. Return the cells in use before it."""
+    served = Served(machine)
+    served.begin("first", prompt_of(200, 5), 1)
+    served.finish()
+    run(served.engine)
+    refuse(served, reason)
+    served.begin("0", prompt_of(1400, 0), 1)
+    served.finish()
+    run(served.engine)
+    assert not served.prefixes.has_unsaved
+    num_cells = served.prefixes.num_cells_used
+    assert num_cells >= 1400
+    served.begin("1", prompt_of(40, 1), 1500)
+    served.finish()
+    check_integrity(served.prefixes)
+    return served, num_cells
+
+
+@pytest.mark.parametrize("reason", ["pinned", "memory"])
+def test_what_cannot_be_saved_leaves_once_it_has_cost_as_much_as_computing_it_again(reason: str) -> None:
+    served, _ = beside_a_refused_prefix(Machine(foreign_s=2e-6, own_s=2e-6), reason)
+    assert served.prefixes.num_cells_used < 40 + 1500 + 200
+    assert served.prefixes.match("", prompt_of(1400, 0), 1399).end == 0
+
+
+def test_what_cannot_be_saved_stays_while_it_costs_less() -> None:
+    for foreign_s in (0.0, 2e-7):  # the first costs nothing, and the second a tenth of the limit
+        served, num_cells = beside_a_refused_prefix(Machine(foreign_s=foreign_s), "memory")
+        assert served.prefixes.num_cells_used > num_cells
+        assert served.prefixes.match("", prompt_of(1400, 0), 1399).source.length == 1399
+
+
+@pytest.mark.parametrize("ending", ["crowding", "eviction", "close"])
+def test_what_could_not_be_saved_is_tried_again_before_it_leaves(ending: str) -> None:
+    served = Served(Machine(foreign_s=2e-6, own_s=2e-6), num_cells=2048 if ending == "eviction" else 8192)
+    save = served.runner.save
+    refuse(served, "memory")
+    served.begin("0", prompt_of(1400, 0), 1)
+    served.finish()
+    run(served.engine)
+    served.runner.save = save  # type: ignore[method-assign]
+    match ending:
+        case "crowding":
+            served.begin("1", prompt_of(40, 1), 1500)
+        case "eviction":
+            served.begin("1", prompt_of(1400, 1), 1)
+        case _:
+            served.engine.close()
+    served.finish()
+    assert served.prefixes.match("", prompt_of(1400, 0), 1399).known[-1].end > 1300
 
 
 def test_memory_for_what_is_read_out_next_is_made_ready_while_nothing_runs() -> None:
