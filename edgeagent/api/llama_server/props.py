@@ -7,10 +7,11 @@ from fastapi.responses import JSONResponse
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
+from edgeagent.api.wire.fields import sampling_defaults
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.errors import ModelLoadFailed, ModelLoading, NotSupported
 from edgeagent.service.service import status_of
-from edgeagent.types import UNUSABLE, ModelInfo, ModelStatus, SamplingParams
+from edgeagent.types import UNUSABLE, ModelInfo, ModelStatus
 
 router = APIRouter()
 
@@ -65,7 +66,7 @@ async def get_props(request: Request) -> JSONResponse:
     """
     status, info = _loaded(request)
     props: Props = {
-        "default_generation_settings": {"params": _params(info.sampling), "n_ctx": info.context_length},
+        "default_generation_settings": {"params": sampling_defaults(info.sampling), "n_ctx": info.context_length},
         "total_slots": info.num_parallel,
         "model_alias": status.name,
         "model_path": info.path,
@@ -110,8 +111,3 @@ def _loaded(request: Request) -> tuple[ModelStatus, ModelInfo]:
     if status is not None and status.state in UNUSABLE:
         raise ModelLoadFailed(f"the model cannot be loaded: {status.cause}", retry_after_s=status.retry_after_s)
     raise ModelLoading("the model is not loaded yet; try again in a moment", retry_after_s=1.0)
-
-
-def _params(sampling: SamplingParams) -> dict[str, float | None]:
-    names = [name for name in sampling.__struct_fields__ if name not in ("seed", "logit_bias")]
-    return {name: getattr(sampling, name) for name in names}

@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.body import OllamaModelBody
 from edgeagent.api.ollama.wire import known_name, rfc3339, tagged
-from edgeagent.api.wire.fields import validate
+from edgeagent.api.wire.fields import sampling_defaults, validate
 from edgeagent.api.wire.json_body import read_json_object
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.service.inventory import KnownModel, find_known, known_models
@@ -188,18 +188,7 @@ def _modified_at(model: KnownModel) -> str:
 
 def _parameters(info: ModelInfo) -> Iterator[tuple[str, float]]:
     yield "num_ctx", info.context_length
-    sampling = info.sampling
-    for name in (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repeat_penalty",
-        "repeat_last_n",
-        "presence_penalty",
-        "frequency_penalty",
-    ):
-        value = getattr(sampling, name)
+    for name, value in sampling_defaults(info.sampling).items():
         if value is not None:
             yield name, value
 

@@ -204,6 +204,12 @@ class SamplingBody(Body):
         )
 
 
+def sampling_defaults(sampling: SamplingParams) -> dict[str, float | None]:
+    """Return a model's default parameters by their names: without the seed and the biases, which only a request has."""
+    names = (name for name in sampling.__struct_fields__ if name not in ("seed", "logit_bias"))
+    return {name: getattr(sampling, name) for name in names}
+
+
 def _token(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_INT32):
         raise InvalidRequest(
