@@ -1,4 +1,4 @@
-"""The JSON of a body: parsed strictly, in a thread if it is large."""
+"""The JSON of a body or a frame: parsed strictly, in a thread if it is large."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def read_body(request: Request, read: Callable[[Json], T], known: KnownFie
     body = await request.body()
 
     def read_parsed() -> T:
-        fields = _parse_object(body)
+        fields = parse_object(body)
         if known is not None and (warning := known.warning(fields)):
             request.scope[SCOPE_KEY].append(warning)
         return read(fields)
@@ -51,8 +51,9 @@ async def aside(num_bytes: int, read: Callable[[], T]) -> T:
     return read() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(read)
 
 
-def _parse_object(body: bytes) -> Json:
-    value = parse_json(body)
+def parse_object(data: bytes | str, demand: str = "the body must be a JSON object, not {kind}") -> Json:
+    """Return the JSON object in a body or a frame; raise InvalidRequest with the text `demand` for another value."""
+    value = parse_json(data)
     if not isinstance(value, dict):
-        raise InvalidRequest(f"the body must be a JSON object, not {kind_of(value)}")
+        raise InvalidRequest(demand.format(kind=kind_of(value)))
     return value

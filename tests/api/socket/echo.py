@@ -12,9 +12,9 @@ import uvicorn
 from fastapi import FastAPI, WebSocket
 
 from edgeagent.api.socket.actions import GOING_AWAY, POLICY_VIOLATION, Close, Send
-from edgeagent.api.socket.frames import read_object
 from edgeagent.api.socket.outbox import Outbox
 from edgeagent.api.socket.pump import Pump
+from edgeagent.api.wire.json_body import parse_object
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError
 from tests.api.serving import Server
@@ -59,7 +59,7 @@ class Echo(Pump[Json | EdgeAgentError, Say]):
 
     def read(self, text: str) -> Json | EdgeAgentError:
         try:
-            return read_object(text)
+            return parse_object(text)
         except EdgeAgentError as error:
             return error
 

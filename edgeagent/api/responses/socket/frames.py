@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.api.responses.body import ResponseCreate, read_create
-from edgeagent.api.socket.frames import read_object
+from edgeagent.api.wire.json_body import parse_object
 from edgeagent.api.wire.known_fields import FieldWarning
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError
@@ -56,7 +56,7 @@ Frame = CreateFrame | OtherFrame | RefusedFrame
 def read_frame(text: str) -> Frame:
     """Return the content of a frame, or a RefusedFrame if it is not a JSON object."""
     try:
-        fields = read_object(text)
+        fields = parse_object(text, "a frame must be a JSON object with a type")
     except EdgeAgentError as error:
         return RefusedFrame(error)
     if fields.get("type") != "response.create":
