@@ -14,8 +14,8 @@ from pydantic_core import to_json
 from edgeagent.api.context import context_of
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.openai.text_body import read_tokens
-from edgeagent.api.wire.fields import Body, ModelName, validate
-from edgeagent.api.wire.json_body import read_body, read_json_object
+from edgeagent.api.wire.fields import Body, ModelName
+from edgeagent.api.wire.json_body import read_body, read_valid
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import RequestTimeout
@@ -74,7 +74,7 @@ class RenderedPrompt(Shape):
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text. The text of a control token becomes that token, unless parse_special is false."""
-    body = validate(TokenizeBody, await read_json_object(request))
+    body = await read_valid(request, TokenizeBody)
     with_pieces = bool(body.with_pieces)
     query = Tokenize(body.content, bool(body.add_special), body.parse_special is not False, with_pieces)
     answer = await _ask(request, body.model, query)
@@ -86,7 +86,7 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize")
 async def detokenize(request: Request) -> JSONResponse:
     """Return the text of tokens, control tokens' too."""
-    body = validate(DetokenizeBody, await read_json_object(request))
+    body = await read_valid(request, DetokenizeBody)
     answer = await _ask(request, body.model, Detokenize(read_tokens(body.tokens, "tokens")))
     return JSONResponse(Content(content=answer.text))
 

@@ -9,8 +9,7 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody
-from edgeagent.api.wire.fields import validate
-from edgeagent.api.wire.json_body import read_json_object
+from edgeagent.api.wire.json_body import read_valid
 from edgeagent.config import Config
 from edgeagent.errors import InvalidRequest, ModelNotFound
 from edgeagent.service.removal import plan_removal, refuse_if_used
@@ -27,7 +26,7 @@ async def delete(request: Request) -> Response:
     A model that answers requests or is being loaded is not deleted, and neither is the default model.
     """
     context = context_of(request)
-    name = validate(OllamaModelBody, await read_json_object(request)).model
+    name = (await read_valid(request, OllamaModelBody)).model
     removal, in_use = await asyncio.to_thread(plan_removal, context.config, name, context.service.models())
     for each in in_use:
         refuse_if_used(each, context.service.default_model())
@@ -42,7 +41,7 @@ async def delete(request: Request) -> Response:
 async def copy(request: Request) -> Response:
     """Give a model another name; no file is copied."""
     context = context_of(request)
-    asked = validate(OllamaCopyBody, await read_json_object(request))
+    asked = await read_valid(request, OllamaCopyBody)
     await asyncio.to_thread(_copy, context.config, asked.source, asked.destination)
     return Response()
 

@@ -20,8 +20,8 @@ from fastapi.responses import JSONResponse
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.body import OllamaModelBody
 from edgeagent.api.ollama.wire import known_name, rfc3339, tagged
-from edgeagent.api.wire.fields import sampling_defaults, validate
-from edgeagent.api.wire.json_body import read_json_object
+from edgeagent.api.wire.fields import sampling_defaults
+from edgeagent.api.wire.json_body import read_valid
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.service.inventory import KnownModel, find_known, known_models
 from edgeagent.store.hub.cache import named_sha256
@@ -111,7 +111,7 @@ async def ps(request: Request) -> JSONResponse:
 async def show(request: Request) -> JSONResponse:
     """Describe one model."""
     context = context_of(request)
-    name = validate(OllamaModelBody, await read_json_object(request)).model
+    name = (await read_valid(request, OllamaModelBody)).model
     served_name = partial(known_name, context.service)
     model = await asyncio.to_thread(find_known, context.config, context.service.models(), name, served_name)
     info = model.info

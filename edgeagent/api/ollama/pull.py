@@ -13,8 +13,7 @@ from starlette.responses import Response
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.body import OllamaPullBody
 from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line
-from edgeagent.api.wire.fields import validate
-from edgeagent.api.wire.json_body import read_json_object
+from edgeagent.api.wire.json_body import read_valid
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.service.first_step import last_of
@@ -39,7 +38,7 @@ async def pull(request: Request) -> Response:
     The next pull continues an unfinished download.
     """
     context = context_of(request)
-    asked = validate(OllamaPullBody, await read_json_object(request))
+    asked = await read_valid(request, OllamaPullBody)
     lines = _lines(context, asked.model)
     if asked.stream is not False:
         return LineStream(guarded(_encoded(lines), "pull"))

@@ -15,7 +15,7 @@ from pydantic import Field
 from edgeagent import cache_folder
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.openai.chat_body import KNOWN, read_chat
-from edgeagent.api.ops.owner_fields import OwnerBody, read_fields
+from edgeagent.api.ops.owner_fields import OwnerBody, read_fields, read_merged
 from edgeagent.api.wire.fields import Body, ModelName, validate
 from edgeagent.api.wire.shape import Json, Shape, shaped
 from edgeagent.errors import (
@@ -101,7 +101,7 @@ class Warmed(Shape):
 @router.get("")
 async def get_cache(request: Request) -> JSONResponse:
     """List what the cache folder holds, by model and client; counts of the running tiers are in the status."""
-    await read_fields(request, partial(validate, OwnerBody))
+    await read_fields(request, OwnerBody)
     folder = context_of(request).config.cache_dir
     try:
         parts = await asyncio.to_thread(cache_folder.list_parts, folder)
@@ -113,7 +113,7 @@ async def get_cache(request: Request) -> JSONResponse:
 @router.post("/purge")
 async def purge(request: Request) -> JSONResponse:
     """Delete cached prompts in memory and on disk; running requests continue."""
-    body = await read_fields(request, partial(validate, PurgeBody))
+    body = await read_fields(request, PurgeBody)
     context = context_of(request)
     await _purge_workers(context, body.client)
     folder = context.config.cache_dir
@@ -129,7 +129,7 @@ async def purge(request: Request) -> JSONResponse:
 async def warm(request: Request) -> JSONResponse:
     """Compute a prompt and keep it, so that the first request finds it cached."""
     service = context_of(request).service
-    warming = await read_fields(request, partial(_read_known_warming, default_model=service.default_model()))
+    warming = await read_merged(request, partial(_read_known_warming, default_model=service.default_model()))
     async with aclosing(service.generate(warming)) as steps:
         async for step in steps:
             for delta in step.deltas:

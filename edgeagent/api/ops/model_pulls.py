@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.wire.errors import Refusal, error_body
-from edgeagent.api.wire.fields import Body, ModelName, validate
-from edgeagent.api.wire.json_body import read_json_object
+from edgeagent.api.wire.fields import Body, ModelName
+from edgeagent.api.wire.json_body import read_valid
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
@@ -76,7 +76,7 @@ async def pull(request: Request) -> Response:
 
     The next pull continues an unfinished download. While a pull runs, another one is refused with BackendUnavailable.
     """
-    asked = validate(PullBody, await read_json_object(request))
+    asked = await read_valid(request, PullBody)
     steps = context_of(request).pulls.run(asked.model, with_draft=asked.draft)
     if asked.stream:
         return EventStream(_events(await begun(steps)))

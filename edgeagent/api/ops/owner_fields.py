@@ -6,12 +6,13 @@ If a mistyped `model` or `client` were ignored, the route would act on the defau
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import Request
 from pydantic import ConfigDict, Field
 
-from edgeagent.api.wire.fields import MAX_NAME_CHARS, Body
+from edgeagent.api.wire.fields import MAX_NAME_CHARS, Body, M, validate
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
@@ -31,7 +32,12 @@ class ModelChoice(OwnerBody):
     model: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 
-async def read_fields(request: Request, read: Callable[[Json], T]) -> T:
+async def read_fields(request: Request, model: type[M]) -> M:
+    """Return the checked fields in a request's query and body; raise InvalidRequest."""
+    return await read_merged(request, partial(validate, model))
+
+
+async def read_merged(request: Request, read: Callable[[Json], T]) -> T:
     """Return `read` of the fields in a request's query and body; raise the errors of `read`, or InvalidRequest.
 
     The body may be empty. The values in the query are strings. A field with two different values is refused.

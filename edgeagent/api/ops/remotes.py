@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from functools import partial
 from typing import Annotated, Literal, NotRequired
 
 from fastapi import APIRouter, Request
@@ -14,7 +13,7 @@ from pydantic import ConfigDict
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ops.owner_fields import OwnerBody, read_fields
-from edgeagent.api.wire.fields import Query, between, validate
+from edgeagent.api.wire.fields import Query, between
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.egress import Row
 from edgeagent.egress.rows import folder_of, purge, read_rows
@@ -127,7 +126,7 @@ class EgressQuery(Query):
 @router.get("")
 async def get_egress(request: Request) -> JSONResponse:
     """Return the ledger's newest rows since a time, the oldest first: what left this machine, without its content."""
-    query = await read_fields(request, partial(validate, EgressQuery))
+    query = await read_fields(request, EgressQuery)
     folder = folder_of(context_of(request).config.state_dir)
     try:
         rows: deque[Row] = await asyncio.to_thread(lambda: deque(read_rows(folder, query.since_s), query.limit))
@@ -139,7 +138,7 @@ async def get_egress(request: Request) -> JSONResponse:
 @router.post("/purge")
 async def purge_egress(request: Request) -> JSONResponse:
     """Delete every row of the ledger; what was spent today still counts."""
-    await read_fields(request, partial(validate, OwnerBody))
+    await read_fields(request, OwnerBody)
     try:
         num_days = await asyncio.to_thread(purge, folder_of(context_of(request).config.state_dir), time.time())
     except ConfigError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from functools import partial
 from http import HTTPStatus
 from typing import Literal
 
@@ -16,7 +15,7 @@ from edgeagent import __version__
 from edgeagent.api.context import context_of
 from edgeagent.api.ops.owner_fields import ModelChoice, OwnerBody, read_fields
 from edgeagent.api.ops.remotes import RouteReport, route_report
-from edgeagent.api.wire.fields import keep_alive_s, validate
+from edgeagent.api.wire.fields import keep_alive_s
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.types import CacheStatus, Choice, MemoryKind, ModelInfo, ModelStatus, WorkerState, WorkerStatus
@@ -221,7 +220,7 @@ class Unloaded(Shape):
 @router.get("/status")
 async def get_status(request: Request) -> JSONResponse:
     """Return what runs: models and their workers, live requests, tokens a second, devices, connections."""
-    await read_fields(request, partial(validate, OwnerBody))
+    await read_fields(request, OwnerBody)
     context = context_of(request)
     service = context.service
     models = service.models()
@@ -248,7 +247,7 @@ async def get_status(request: Request) -> JSONResponse:
 @router.post("/reload")
 async def reload(request: Request) -> JSONResponse:
     """Load a model again, also if it failed or is quarantined. Requests of a running model continue."""
-    asked = await read_fields(request, partial(validate, ModelChoice))
+    asked = await read_fields(request, ModelChoice)
     service, model = context_of(request).service, asked.model or ""
     service.reload(model)
     reloading = Reloading(status="reloading", model=model or service.default_model())
@@ -258,7 +257,7 @@ async def reload(request: Request) -> JSONResponse:
 @router.post("/load")
 async def load(request: Request) -> JSONResponse:
     """Load a model and answer when it is ready. `keep_alive`: how long it stays loaded without use, from now on."""
-    asked = await read_fields(request, partial(validate, LoadBody))
+    asked = await read_fields(request, LoadBody)
     context = context_of(request)
     seconds = None if asked.keep_alive in (None, "") else keep_alive_s(asked.keep_alive)
     began_s = time.monotonic()
@@ -270,7 +269,7 @@ async def load(request: Request) -> JSONResponse:
 @router.post("/unload")
 async def unload(request: Request) -> JSONResponse:
     """End a model's worker, which frees its memory. A worker that serves requests ends after its last request."""
-    asked = await read_fields(request, partial(validate, ModelChoice))
+    asked = await read_fields(request, ModelChoice)
     service = context_of(request).service
     name = await service.locate(asked.model or "")
     num_live = await service.unload(name)
@@ -285,7 +284,7 @@ async def unload(request: Request) -> JSONResponse:
 @router.post("/stop")
 async def stop(request: Request) -> JSONResponse:
     """Ask the daemon to finish live requests and stop. The answer comes before the stop."""
-    await read_fields(request, partial(validate, OwnerBody))
+    await read_fields(request, OwnerBody)
     context = context_of(request)
     num_live = context.service.live.num_running
     context.stop()

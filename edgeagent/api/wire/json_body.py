@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
 
 from edgeagent.api.context import context_of
+from edgeagent.api.wire.fields import M, validate
 from edgeagent.api.wire.known_fields import SCOPE_KEY, KnownFields
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
@@ -20,9 +22,9 @@ MAX_INLINE_BYTES = 64 << 10
 T = TypeVar("T")
 
 
-async def read_json_object(request: Request) -> dict[str, object]:
-    """Return the JSON object in a request's body; raise InvalidRequest if the body holds something else."""
-    return await read_body(request, lambda fields: fields)
+async def read_valid(request: Request, model: type[M]) -> M:
+    """Return the checked fields of a request's body; raise InvalidRequest."""
+    return await read_body(request, partial(validate, model))
 
 
 async def read_body(request: Request, read: Callable[[Json], T], known: KnownFields | None = None) -> T:

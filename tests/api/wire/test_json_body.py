@@ -11,7 +11,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from edgeagent.api.wire.json_body import MAX_INLINE_BYTES, aside, read_body, read_json_object
+from edgeagent.api.wire.fields import Body
+from edgeagent.api.wire.json_body import MAX_INLINE_BYTES, aside, read_body, read_valid
 from edgeagent.api.wire.known_fields import SCOPE_KEY, FieldWarning, KnownFields, WarningLog
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
@@ -27,13 +28,28 @@ def request_of(body: bytes) -> Request:
     return Request({"type": "http", "headers": [], "app": app, SCOPE_KEY: []}, receive)
 
 
+class Numbered(Body):
+    a: int
+
+
+def same(fields: Json) -> Json:
+    return fields
+
+
 def thread_of(_: object = None) -> int:
     return threading.get_ident()
 
 
 async def test_an_object_is_returned() -> None:
-    assert await read_json_object(request_of(b' {"a": [1, null], "b": {}} ')) == {"a": [1, None], "b": {}}
-    assert await read_json_object(request_of(b"{}")) == {}
+    assert await read_body(request_of(b' {"a": [1, null], "b": {}} '), same) == {"a": [1, None], "b": {}}
+    assert await read_body(request_of(b"{}"), same) == {}
+
+
+async def test_a_models_fields_are_checked_and_others_ignored() -> None:
+    assert await read_valid(request_of(b'{"a":1,"b":2}'), Numbered) == Numbered(a=1)
+    with pytest.raises(InvalidRequest) as caught:
+        await read_valid(request_of(b'{"a":"1"}'), Numbered)
+    assert caught.value.param == "a"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +65,7 @@ async def test_an_object_is_returned() -> None:
 )
 async def test_another_value_is_refused(body: bytes, kind: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^the body must be a JSON object, not {kind}$") as caught:
-        await read_json_object(request_of(body))
+        await read_body(request_of(body), same)
     assert caught.value.param is None
 
 
@@ -64,7 +80,7 @@ async def test_another_value_is_refused(body: bytes, kind: str) -> None:
 )
 async def test_a_body_is_parsed_strictly(body: bytes, told: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await read_json_object(request_of(body))
+        await read_body(request_of(body), same)
     assert caught.value.message.startswith(told)
 
 
