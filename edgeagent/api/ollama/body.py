@@ -23,6 +23,7 @@ from edgeagent.api.wire.fields import (
     Body,
     EdgeagentBody,
     ModelName,
+    NumRivals,
     SamplingBody,
     Stops,
     between,
@@ -106,7 +107,7 @@ class OllamaBody(Body):
     keep_alive: float | str | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, between(0, 20)] | None = None
+    top_logprobs: NumRivals | None = None
     edgeagent: EdgeagentBody | None = None
 
 

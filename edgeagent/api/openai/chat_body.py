@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -12,20 +12,17 @@ from edgeagent.api.openai.chat_messages import ChatMessage, ChatTools, to_messag
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    Effort,
     MaxTokens,
+    NumRivals,
     Stops,
     TemplateKwargs,
-    between,
     choose,
-    drafts_of,
-    route_of,
     template_kwargs,
-    tier,
     validate,
-    with_adapter,
 )
 from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, choices_of
+from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, NumChoices, choices_of
 from edgeagent.api.wire.messages import Function, read_schema, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
@@ -40,21 +37,20 @@ from edgeagent.types import (
     TextFormat,
     Tool,
     ToolChoice,
+    replace,
 )
-
-MAX_CHOICES = 8
 
 
 class ChatBody(ExtendedBody):
     """The body of a chat completion. All fields but messages may be null. Unknown fields are ignored."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    n: Annotated[int, between(1, MAX_CHOICES)] | None = None
+    n: NumChoices | None = None
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     stop: Stops | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, between(0, 20)] | None = None
+    top_logprobs: NumRivals | None = None
     tools: ChatTools | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
@@ -66,7 +62,7 @@ class ChatBody(ExtendedBody):
     ] = None
     function_call: str | Json | None = None
     response_format: Json | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     reasoning_format: str | None = None
     parse_tool_calls: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
@@ -111,24 +107,15 @@ def read_chat(fields: Json, *, completion_id: str, default_model: str, partition
         parallel_tool_calls=body.parallel_tool_calls is not False and not has_functions,
         template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
     )
-    delivery = body.delivery()
-    request = GenerateRequest(
-        id=completion_id,
-        model=with_adapter(body.model or default_model, body.edgeagent),
-        prompt=prompt,
-        sampling=body.sampling(),
+    request = replace(
+        body.request(completion_id, default_model, partition, prompt),
         format=body.schema_format(_read_format(body.response_format)),
         max_tokens=body.limit(body.max_completion_tokens, body.max_tokens),
         stop=tuple(body.stop or ()),
         logprobs=(body.top_logprobs or 0) if body.logprobs else body.n_probs or None,
-        tier=tier(body.service_tier),
-        cache=body.cache(partition),
-        reports_progress=delivery.is_streamed and bool(body.return_progress),
-        route=route_of(body.edgeagent),
-        draft_tokens=drafts_of(body.edgeagent),
         so_far=so_far,
     )
-    return ChatCreate(choices_of(request, body.n or 1), delivery, has_functions)
+    return ChatCreate(choices_of(request, body.n or 1), body.delivery(), has_functions)
 
 
 def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], AnswerSoFar | None]:

@@ -8,25 +8,14 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
-from edgeagent.api.wire.fields import (
-    MAX_INT32,
-    MaxTokens,
-    Stops,
-    between,
-    drafts_of,
-    route_of,
-    tier,
-    validate,
-    with_adapter,
-)
+from edgeagent.api.wire.fields import MAX_INT32, MaxTokens, NumRivals, Stops, validate
 from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.llama_fields import MAX_RIVALS, Delivery, ExtendedBody, choices_of
+from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, NumChoices, choices_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
-from edgeagent.types import GenerateRequest, Prompt, TextFormat, TextPrompt, TokenPrompt
+from edgeagent.types import GenerateRequest, Prompt, TextFormat, TextPrompt, TokenPrompt, replace
 
 MAX_PROMPTS = 128
-MAX_CHOICES = 8
 MAX_PROMPT_TOKENS = 1 << 20
 # OpenAI's default. Raw text has no end of a turn at which the model would stop.
 DEFAULT_MAX_TOKENS = 16
@@ -46,11 +35,11 @@ class CompletionBody(ExtendedBody):
     prompt: TextsOrTokens
     suffix: str | None = None
     echo: bool | None = None
-    n: Annotated[int, between(1, MAX_CHOICES)] | None = None
-    best_of: Annotated[int, between(1, MAX_CHOICES)] | None = None
+    n: NumChoices | None = None
+    best_of: NumChoices | None = None
     max_tokens: MaxTokens | None = None
     stop: Stops | None = None
-    logprobs: Annotated[int, between(0, MAX_RIVALS)] | None = None
+    logprobs: NumRivals | None = None
 
 
 KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
@@ -80,35 +69,27 @@ def read_completion(fields: Json, *, completion_id: str, default_model: str, par
     body.check_supported()
     prompts = _read_prompts(body)
     num_kept, num_tried = _read_counts(body, len(prompts))
-    delivery = body.delivery()
     num_rivals = body.logprobs if body.logprobs is not None else body.n_probs or None
     limit = body.limit(body.max_tokens)
     if limit is None and body.max_tokens is None and body.n_predict is None:
         limit = DEFAULT_MAX_TOKENS
     groups = tuple(
         choices_of(
-            GenerateRequest(
+            replace(
+                body.request(completion_id, default_model, partition, prompt),
                 id=completion_id if index == 0 else f"{completion_id}-p{index}",
-                model=with_adapter(body.model or default_model, body.edgeagent),
-                prompt=prompt,
-                sampling=body.sampling(),
                 format=body.schema_format(TextFormat()),
                 max_tokens=limit,
                 stop=tuple(body.stop or ()),
                 # The best choices are those whose tokens have the highest probability.
                 logprobs=0 if num_rivals is None and num_tried > num_kept else num_rivals,
-                tier=tier(body.service_tier),
-                cache=body.cache(partition),
                 echo=bool(body.echo),
-                reports_progress=delivery.is_streamed and bool(body.return_progress),
-                route=route_of(body.edgeagent),
-                draft_tokens=drafts_of(body.edgeagent),
             ),
             num_tried,
         )
         for index, prompt in enumerate(prompts)
     )
-    return CompletionCreate(groups, num_kept, num_rivals, delivery)
+    return CompletionCreate(groups, num_kept, num_rivals, body.delivery())
 
 
 def _read_counts(body: CompletionBody, num_prompts: int) -> tuple[int, int]:

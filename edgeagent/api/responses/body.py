@@ -20,11 +20,12 @@ from edgeagent.api.wire.fields import (
     Body,
     Count,
     EdgeagentBody,
+    Effort,
     ModelName,
+    NumRivals,
     SamplingBody,
     Stops,
     TemplateKwargs,
-    between,
     choose,
     drafts_of,
     route_of,
@@ -75,7 +76,7 @@ class Text(Body):
 class Reasoning(Body):
     """`reasoning`; the chat template decides what effort does."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
 
 
 class CacheOptions(Body):
@@ -118,7 +119,7 @@ class CreateResponseBody(SamplingBody, InputBody):
     truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: Count | None = None
-    top_logprobs: Annotated[int, between(0, 20)] | None = None
+    top_logprobs: NumRivals | None = None
     parallel_tool_calls: bool | None = None
     include: Annotated[list[str], Field(fail_fast=True)] | None = None
     tools: ResponsesTools | None = None

@@ -38,6 +38,8 @@ MAX_STOP_BYTES = 256
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_LOGIT_BIASES = 1024
+MAX_RIVALS = 20
+"""The most alternatives of a token that an answer lists with their log probabilities."""
 MAX_NAME_CHARS = 512
 """The most characters of a model's name."""
 TOOL_NAME = "[A-Za-z0-9_.:-]{1,128}"
@@ -102,6 +104,9 @@ _STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
 Count = Annotated[int, between(1, MAX_INT32)]
 MaxTokens = Annotated[int, between(-1, MAX_INT32)]
 """The most tokens to generate. As in llama-server, 0 means no tokens and -1 means no limit."""
+NumRivals = Annotated[int, between(0, MAX_RIVALS)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How long the model is to reason before it answers. The chat template decides what it does."""
 Penalty = Annotated[float, between(-2, 2)]
 Share = Annotated[float, between(0, 1)]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]

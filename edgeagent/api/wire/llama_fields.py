@@ -13,7 +13,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from edgeagent.api.wire.fields import MAX_INT32, Body, EdgeagentBody, MaxTokens, ModelName, SamplingBody, between
+from edgeagent.api.wire.fields import (
+    MAX_INT32,
+    Body,
+    EdgeagentBody,
+    MaxTokens,
+    ModelName,
+    NumRivals,
+    SamplingBody,
+    between,
+    drafts_of,
+    route_of,
+    tier,
+    with_adapter,
+)
 from edgeagent.api.wire.messages import Schema
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
@@ -22,12 +35,13 @@ from edgeagent.types import (
     GenerateRequest,
     JsonSchemaFormat,
     OutputFormat,
+    Prompt,
     SamplingParams,
     TextFormat,
     replace,
 )
 
-MAX_RIVALS = 20
+MAX_CHOICES = 8
 _NO_PINGS_S = 86_400.0
 
 
@@ -41,6 +55,8 @@ _CHAIN: dict[str, Json] = {
 }
 # llama-server's other samplers. They do nothing without parameters, and here they have no parameters.
 _IDLE = ("dry", "top_n_sigma", "typ_p", "typical_p", "xtc")
+
+NumChoices = Annotated[int, between(1, MAX_CHOICES)]
 
 
 class StreamOptions(Body):
@@ -67,7 +83,7 @@ class ExtendedBody(SamplingBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n_predict: MaxTokens | None = None
-    n_probs: Annotated[int, between(0, MAX_RIVALS)] | None = None
+    n_probs: NumRivals | None = None
     post_sampling_probs: bool | None = None
     cache_prompt: bool | None = None
     store: bool | None = None
@@ -106,10 +122,24 @@ class ExtendedBody(SamplingBody):
         params = super().sampling()
         return params if self.samplers is None else replace(params, **_without(self.samplers))
 
-    def cache(self, partition: str) -> CachePolicy:
-        """Return what the prefix cache may do. With `store: false` or `no_store: true`, it writes nothing to disk."""
+    def request(self, request_id: str, default_model: str, partition: str, prompt: Prompt) -> GenerateRequest:
+        """Return the request for a prompt, with what these fields say of it; raise the errors of `sampling`.
+
+        With `store: false` or `no_store: true`, the prefix cache writes nothing to disk.
+        """
         is_cached = self.cache_prompt is not False
-        return CachePolicy(is_cached, is_cached, partition, persist=self.store is not False and not self.no_store)
+        is_kept = self.store is not False and not self.no_store
+        return GenerateRequest(
+            id=request_id,
+            model=with_adapter(self.model or default_model, self.edgeagent),
+            prompt=prompt,
+            sampling=self.sampling(),
+            tier=tier(self.service_tier),
+            cache=CachePolicy(is_cached, is_cached, partition, persist=is_kept),
+            reports_progress=bool(self.stream) and bool(self.return_progress),
+            route=route_of(self.edgeagent),
+            draft_tokens=drafts_of(self.edgeagent),
+        )
 
     def schema_format(self, chosen: OutputFormat) -> OutputFormat:
         """Return `chosen` (OpenAI's field), or the format of json_schema; raise InvalidRequest if both are given."""
