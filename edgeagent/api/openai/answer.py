@@ -15,9 +15,9 @@ from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.progress import SoFar
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.usage import ChatUsage, LlamaTimings, Run, edgeagent_body, timings_body
+from edgeagent.api.wire.usage import ChatUsage, LlamaTimings, Run, chat_usage, edgeagent_body, timings_body
 from edgeagent.errors import BackendUnavailable
-from edgeagent.types import Finished, FinishReason, Step
+from edgeagent.types import Finished, FinishReason, Step, Usage
 
 Ending = Literal["stop", "length", "tool_calls"]
 """OpenAI's finish reasons, except `function_call`, which belongs to the older form of calls."""
@@ -48,13 +48,17 @@ class ChoiceSoFar:
 
 
 class Answer(ABC):
-    """An answer so far: its choices, and how long steps took from the engine to the client."""
+    """An answer so far: its choices, and how long steps took from the engine to the client.
 
-    def __init__(self, answer_id: str, model: str, choices: Sequence[ChoiceSoFar]) -> None:
+    The choices of a prompt follow one another. Each prompt has `num_of_a_prompt` choices.
+    """
+
+    def __init__(self, answer_id: str, model: str, choices: Sequence[ChoiceSoFar], num_of_a_prompt: int) -> None:
         self.id = answer_id
         self.model = model
         self.created = int(time.time())
         self.choices = choices
+        self._num_of_a_prompt = num_of_a_prompt
         self._delivery_time = DeliveryTime()
 
     @abstractmethod
@@ -65,9 +69,18 @@ class Answer(ABC):
     def body(self) -> object:
         """Return the whole answer; raise BackendUnavailable if it was cut short."""
 
-    @abstractmethod
     def usage(self) -> ChatUsage:
         """Return the token counts of all choices together; each prompt counts once."""
+        usages = [choice.end().usage for choice in self.choices]
+        firsts = usages[:: self._num_of_a_prompt]
+        return chat_usage(
+            Usage(
+                num_prompt_tokens=sum(usage.num_prompt_tokens for usage in firsts),
+                num_cached_tokens=sum(usage.num_cached_tokens for usage in firsts),
+                num_output_tokens=sum(usage.num_output_tokens for usage in usages),
+                num_reasoning_tokens=sum(usage.num_reasoning_tokens for usage in usages),
+            )
+        )
 
     def delivered(self, step: Step) -> None:
         """Note that a step has been handed to the client."""

@@ -13,7 +13,7 @@ from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, Mea
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.logprobs import ChatLogprobs, token_logprobs
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.usage import ChatUsage, chat_usage, placement_body
+from edgeagent.api.wire.usage import ChatUsage, placement_body
 from edgeagent.types import (
     Delta,
     Finished,
@@ -28,7 +28,6 @@ from edgeagent.types import (
     TokenLogprob,
     ToolCallDelta,
     ToolCallStarted,
-    Usage,
 )
 
 
@@ -108,7 +107,7 @@ class ChatAnswer(Answer):
     choices: list[ChatSoFar]
 
     def __init__(self, completion_id: str, model: str, num_choices: int, *, has_functions: bool = False) -> None:
-        super().__init__(completion_id, model, [ChatSoFar() for _ in range(num_choices)])
+        super().__init__(completion_id, model, [ChatSoFar() for _ in range(num_choices)], num_choices)
         self.has_functions = has_functions
 
     def add(self, index: int, delta: Delta) -> None:
@@ -159,18 +158,6 @@ class ChatAnswer(Answer):
         """Return a choice's finish_reason; raise BackendUnavailable if it was cut short."""
         is_function = self.has_functions and finished.reason is FinishReason.TOOL_CALLS
         return "function_call" if is_function else finish_reason(finished)
-
-    def usage(self) -> ChatUsage:
-        """Return the token counts of all choices together; their one prompt counts once."""
-        usages = [choice.end().usage for choice in self.choices]
-        return chat_usage(
-            Usage(
-                num_prompt_tokens=usages[0].num_prompt_tokens,
-                num_cached_tokens=usages[0].num_cached_tokens,
-                num_output_tokens=sum(usage.num_output_tokens for usage in usages),
-                num_reasoning_tokens=sum(usage.num_reasoning_tokens for usage in usages),
-            )
-        )
 
 
 class ChatChunks(Chunks):

@@ -14,8 +14,8 @@ from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, Mea
 from edgeagent.api.openai.text_body import CompletionCreate
 from edgeagent.api.wire.logprobs import TextLogprobs, legacy_logprobs
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.usage import ChatUsage, chat_usage, placement_body
-from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, Usage, replace
+from edgeagent.api.wire.usage import ChatUsage, placement_body
+from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, replace
 
 
 class TextChoice(Shape):
@@ -100,7 +100,8 @@ class TextAnswer(Answer):
     choices: list[TextSoFar]
 
     def __init__(self, completion_id: str, completion: CompletionCreate) -> None:
-        super().__init__(completion_id, completion.groups[0][0].model, [TextSoFar() for _ in completion.requests])
+        first = completion.groups[0]
+        super().__init__(completion_id, first[0].model, [TextSoFar() for _ in completion.requests], len(first))
         self.completion = completion
 
     def take(self, index: int, step: Step) -> None:
@@ -137,19 +138,8 @@ class TextAnswer(Answer):
             body["tokens"] = piece.tokens
         return body
 
-    def usage(self) -> ChatUsage:
-        """Return the token counts of all generations together; each prompt counts once."""
-        firsts = [group[0].end().usage for group in self._groups()]
-        return chat_usage(
-            Usage(
-                num_prompt_tokens=sum(usage.num_prompt_tokens for usage in firsts),
-                num_cached_tokens=sum(usage.num_cached_tokens for usage in firsts),
-                num_output_tokens=sum(choice.end().usage.num_output_tokens for choice in self.choices),
-            )
-        )
-
     def _groups(self) -> list[list[TextSoFar]]:
-        size = len(self.completion.groups[0])
+        size = self._num_of_a_prompt
         return [self.choices[start : start + size] for start in range(0, len(self.choices), size)]
 
     def _best(self, group: Sequence[TextSoFar]) -> list[TextSoFar]:
