@@ -10,7 +10,7 @@ from pathlib import Path
 from edgeagent.api.frontend import Frontend, Frontends
 from edgeagent.api.llama_server import props, rerank, text_tools
 from edgeagent.api.ollama import routes as ollama
-from edgeagent.api.openai import chat, embeddings, models, text
+from edgeagent.api.openai import completions, embeddings, models
 from edgeagent.api.ops import cache, metrics, model_pulls, remotes, status
 from edgeagent.api.responses import compaction_routes, routes, stored_routes
 from edgeagent.api.responses.frontend import Responses
@@ -20,7 +20,7 @@ from edgeagent.config import Config
 ROUTERS = tuple(
     module.router
     for module in (
-        *(chat, text, embeddings, rerank, text_tools, props, routes, compaction_routes, stored_routes, connection),
+        *(completions, embeddings, rerank, text_tools, props, routes, compaction_routes, stored_routes, connection),
         *(models, model_pulls, ollama, status, cache, remotes, metrics),
     )
 )
