@@ -22,13 +22,13 @@ from edgeagent.api.wire.fields import (
     ROLES,
     Body,
     EdgeagentBody,
+    KeepAlive,
     ModelName,
     NumRivals,
     SamplingBody,
     Stops,
     between,
     drafts_of,
-    keep_alive_s,
     route_of,
     template_kwargs,
     validate,
@@ -104,7 +104,7 @@ class OllamaBody(Body):
     stream: bool | None = None
     format: str | Json | None = None
     options: Annotated[OptionsBody, BeforeValidator(_usual_options)] | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: NumRivals | None = None
@@ -272,9 +272,8 @@ def _asked(
     may_keep: bool,
 ) -> Asked:
     options = body.options or OptionsBody()
-    kept_s = None if body.keep_alive is None else keep_alive_s(body.keep_alive)
-    is_unload = kept_s == 0 and prompt is None
-    kept_s = kept_s if may_keep else None
+    is_unload = body.keep_alive == 0 and prompt is None
+    kept_s = body.keep_alive if may_keep else None
     output = _read_format(body.format)
     request = None
     model = with_adapter(served(body.model), body.edgeagent, options.edgeagent)

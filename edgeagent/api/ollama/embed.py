@@ -11,10 +11,16 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import is_owners
-from edgeagent.api.ollama.embed_body import KNOWN, KNOWN_OLDER, read_embed, read_embeddings
+from edgeagent.api.ollama.embed_body import (
+    KNOWN,
+    KNOWN_OLDER,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    read_embed,
+    read_embeddings,
+)
 from edgeagent.api.ollama.wire import known_name
 from edgeagent.api.openai.embeddings import embed, json_response, vectors_json
-from edgeagent.api.wire.fields import keep_alive_s
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
@@ -51,13 +57,8 @@ async def create(request: Request) -> Response:
     Without a text the model is only loaded.
     """
     began_ns = time.monotonic_ns()
-    context = context_of(request)
     body, query = await read_body(request, read_embed, KNOWN)
-    model = known_name(context.service, body.model)
-    kept_s = _kept_s(request, body.keep_alive)
-    await _load(request, model, kept_s, is_used=query is not None)
-    loaded_ns = time.monotonic_ns()
-    embeddings = () if query is None else await _embed(request, model, query, kept_s)
+    embeddings, loaded_ns = await _embed(request, body, query)
     vectors = await vectors_json(embeddings)
     head: OllamaEmbeddingsHead = {
         "model": body.model,
@@ -71,37 +72,34 @@ async def create(request: Request) -> Response:
 @router.post("/api/embeddings")
 async def create_one(request: Request) -> Response:
     """Return one text's vector, or an empty vector if there is no text; cancelled if the client disconnects."""
-    context = context_of(request)
     body, query = await read_body(request, read_embeddings, KNOWN_OLDER)
-    model = known_name(context.service, body.model)
-    kept_s = _kept_s(request, body.keep_alive)
-    await _load(request, model, kept_s, is_used=query is not None)
-    if query is None:
-        return Response(b'{"embedding":[]}', media_type="application/json")
-    embeddings = await _embed(request, model, query, kept_s)
-    [vector] = await vectors_json(embeddings)
-    return Response(b'{"embedding":%s}' % vector, media_type="application/json")
+    embeddings, _ = await _embed(request, body, query)
+    vectors = await vectors_json(embeddings)
+    return Response(b'{"embedding":%s}' % (vectors[0] if vectors else b"[]"), media_type="application/json")
 
 
-async def _embed(request: Request, model: str, query: Embed, kept_s: float | None) -> Sequence[Embedding]:
-    """Return the vectors. If the model is kept for 0 seconds, unload it afterwards."""
-    embeddings = await unless_disconnected(request.receive, embed(context_of(request).service, model, query))
-    if kept_s == 0.0:
-        await _load(request, model, kept_s)
-    return embeddings
+async def _embed(
+    request: Request, body: OllamaEmbedBody | OllamaEmbeddingsBody, query: Embed | None
+) -> tuple[Sequence[Embedding], int]:
+    """Load the model. Return the vectors (none without a query), and when the model was loaded (time.monotonic_ns).
 
-
-async def _load(request: Request, model: str, kept_s: float | None, *, is_used: bool = False) -> None:
-    """Load a model, and set how long it stays loaded.
-
-    `is_used`: a request uses the model next, so a `kept_s` of 0 is ignored here.
+    Only the owner sets how long the model stays loaded. If that is 0 seconds, it is unloaded after its use.
     """
-    kept_s = None if is_used and kept_s == 0.0 else kept_s
+    service = context_of(request).service
+    model = known_name(service, body.model)
+    kept_s = body.keep_alive if is_owners(request) else None
+    is_unloaded_after = query is not None and kept_s == 0.0
+    await _load(request, model, None if is_unloaded_after else kept_s)
+    loaded_ns = time.monotonic_ns()
+    if query is None:
+        return (), loaded_ns
+    embeddings = await unless_disconnected(request.receive, embed(service, model, query))
+    if is_unloaded_after:
+        await _load(request, model, kept_s)
+    return embeddings, loaded_ns
+
+
+async def _load(request: Request, model: str, kept_s: float | None) -> None:
+    """Load a model, and set how long it stays loaded; None: as before."""
     loading = context_of(request).service.load(model, f"ollama-{secrets.token_hex(12)}", kept_s)
     await unless_disconnected(request.receive, loading)
-
-
-def _kept_s(request: Request, keep_alive: float | str | None) -> float | None:
-    """Return how long the model stays loaded from now on; None if the client does not say, or is not the owner."""
-    kept_s = None if keep_alive is None else keep_alive_s(keep_alive)
-    return kept_s if is_owners(request) else None

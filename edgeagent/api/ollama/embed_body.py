@@ -8,7 +8,7 @@ from pydantic import Field
 
 from edgeagent.api.ollama.body import OPTIONS
 from edgeagent.api.openai.embeddings_body import read_inputs
-from edgeagent.api.wire.fields import MAX_INT32, Body, ModelName, between, validate
+from edgeagent.api.wire.fields import MAX_INT32, Body, KeepAlive, ModelName, between, validate
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.shape import Json
 from edgeagent.types import Embed
@@ -22,7 +22,7 @@ class OllamaEmbedBody(Body):
     truncate: bool | None = None
     dimensions: Annotated[int, between(0, MAX_INT32)] | None = None
     options: Json | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class OllamaEmbeddingsBody(Body):
@@ -31,7 +31,7 @@ class OllamaEmbeddingsBody(Body):
     model: ModelName
     prompt: str | None = None
     options: Json | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
 
 
 KNOWN = KnownFields.of(OllamaEmbedBody, options=OPTIONS)

@@ -6,16 +6,17 @@ import os
 import secrets
 import time
 from http import HTTPStatus
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
 from edgeagent.api.ops.owner_fields import ModelChoice, OwnerBody, read_fields
 from edgeagent.api.ops.remotes import RouteReport, route_report
-from edgeagent.api.wire.fields import keep_alive_s
+from edgeagent.api.wire.fields import KeepAlive
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.types import CacheStatus, Choice, MemoryKind, ModelInfo, ModelStatus, WorkerState, WorkerStatus
@@ -29,7 +30,7 @@ class LoadBody(ModelChoice):
     A negative value means forever. Without the field, the current value is kept.
     """
 
-    keep_alive: float | str | None = None
+    keep_alive: Annotated[KeepAlive | None, BeforeValidator(lambda value: None if value == "" else value)] = None
 
 
 class TierReport(Shape):
@@ -259,9 +260,8 @@ async def load(request: Request) -> JSONResponse:
     """Load a model and answer when it is ready. `keep_alive`: how long it stays loaded without use, from now on."""
     asked = await read_fields(request, LoadBody)
     context = context_of(request)
-    seconds = None if asked.keep_alive in (None, "") else keep_alive_s(asked.keep_alive)
     began_s = time.monotonic()
-    loading = context.service.load(asked.model or "", f"load-{secrets.token_hex(12)}", seconds)
+    loading = context.service.load(asked.model or "", f"load-{secrets.token_hex(12)}", asked.keep_alive)
     name = await unless_disconnected(request.receive, loading)
     return JSONResponse(Loaded(status="loaded", model=name, took_s=round(time.monotonic() - began_s, 3)))
 

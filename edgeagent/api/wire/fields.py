@@ -116,6 +116,30 @@ Stops = Annotated[
     BeforeValidator(_one_or_many),
     WithJsonSchema({"anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOPS}]}),
 ]
+
+
+def keep_alive_s(duration: object) -> object:
+    """Return the seconds that a model stays loaded without use; infinity for a negative value.
+
+    Raise InvalidRequest if it is not a duration. A value that is neither a number nor a string is returned unchanged.
+    """
+    if isinstance(duration, bool) or not isinstance(duration, float | int | str):
+        return duration
+    try:
+        return seconds_of(duration)
+    except ValueError:
+        raise InvalidRequest(
+            f"keep_alive must be a number of seconds or a duration such as 5m, not {str(duration)[:64]!r}",
+            param="keep_alive",
+        ) from None
+
+
+KeepAlive = Annotated[
+    float,
+    BeforeValidator(keep_alive_s),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]}),
+]
+"""How long a model stays loaded without use, in seconds: a number, or a duration such as 5m. Infinity means forever."""
 TemplateKwargs = dict[str, bool | int | float | str | None]
 
 
@@ -142,20 +166,6 @@ class EdgeagentBody(Body):
     route: Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None = None
     adapter: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     draft_tokens: Annotated[int, between(0, MAX_DRAFT_TOKENS)] | None = None
-
-
-def keep_alive_s(duration: float | str) -> float:
-    """Return the seconds that a model stays loaded without use; infinity for a negative value.
-
-    Raise InvalidRequest if it is not a duration.
-    """
-    try:
-        return seconds_of(duration)
-    except ValueError:
-        raise InvalidRequest(
-            f"keep_alive must be a number of seconds or a duration such as 5m, not {str(duration)[:64]!r}",
-            param="keep_alive",
-        ) from None
 
 
 def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:

@@ -92,7 +92,9 @@ async def test_the_owners_fields_may_be_in_the_query_or_the_body() -> None:
         reply = await daemon.http.post(f"{at}/load", json={"model": "b", "keep_alive": 300})
         assert (reply.status_code, reply.json()["model"]) == (200, "b")
         reply = await daemon.http.post(f"{at}/load?model=b", json={"model": "b", "keep_alive": "5m"})
-        assert [each.keep_alive_s for each in backend.requests] == [300, 300]
+        reply = await daemon.http.post(f"{at}/load?model=b&keep_alive=")
+        assert reply.status_code == 200
+        assert [each.keep_alive_s for each in backend.requests] == [300, 300, None]
         assert (await daemon.http.post(f"{at}/reload", json={"model": "b"})).json()["model"] == "b"
         assert (await daemon.http.post(f"{at}/unload", json={"model": "b"})).json()["model"] == "b"
         assert (await daemon.http.post(f"{at}/unload", json={"model": None})).json()["model"] == "a"
