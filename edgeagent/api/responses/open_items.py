@@ -31,8 +31,10 @@ from edgeagent.api.responses.items.as_json import (
     OutputReasoning,
     OutputText,
     ReasoningText,
+    call_body,
 )
 from edgeagent.api.wire.logprobs import Scored, token_logprobs
+from edgeagent.conversation.items import CallItem
 from edgeagent.types import TokenLogprob, ToolCallStarted
 
 # Clients limit a frame to 1 MiB, and a token with twenty alternatives takes 2 KiB. If an item has more log
@@ -301,14 +303,7 @@ class OpenCall(OpenItem):
         self._emit(done)
 
     def _item(self, status: ItemStatus, text: str) -> OutputCall:
-        return {
-            "id": self._id,
-            "type": "function_call",
-            "call_id": self.call.id,
-            "name": self.call.name,
-            "arguments": text,
-            "status": status,
-        }
+        return call_body(CallItem(self._id, self.call.id, self.call.name, text), status)
 
 
 class OpenCompaction(OpenItem):

@@ -23,6 +23,7 @@ from edgeagent.errors import InvalidRequest, NotFound
 
 # How long a cancel waits for the response to end. A cancelled response ends within a step, unless its worker hangs.
 CANCEL_S = 30.0
+_JSON = "application/json"
 
 router = APIRouter(prefix="/v1/responses/{response_id}")
 
@@ -70,12 +71,8 @@ async def get_response(request: Request, response_id: str) -> Response:
     live = _live(request, response_id)
     if live is not None:
         return JSONResponse(live.turn.events.so_far()) if after is None else background.follow(live, after)
-    if after is None:
-        return await _stored(request, response_id)
-    body = await _responses(request).store.body(response_id, client_of(request))
-    if body is None:
-        raise _unknown(response_id)
-    return background.tell(from_json(body), after)
+    body = await _stored(request, response_id)
+    return Response(body, media_type=_JSON) if after is None else background.tell(from_json(body), after)
 
 
 def _starting_after(request: Request) -> int | None:
@@ -103,7 +100,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a response that is being generated on any route, and return it. A finished response does not change."""
     live = _live(request, response_id)
     if live is None:
-        return await _stored(request, response_id)
+        return Response(await _stored(request, response_id), media_type=_JSON)
     live.cancel()
     with suppress(TimeoutError):
         async with asyncio.timeout(CANCEL_S):
@@ -152,11 +149,12 @@ def _live(request: Request, response_id: str) -> LiveTurn | None:
     return find_turn(context_of(request).service.live, response_id, client_of(request))
 
 
-async def _stored(request: Request, response_id: str) -> Response:
+async def _stored(request: Request, response_id: str) -> bytes:
+    """Return the JSON of a stored response; raise NotFound."""
     body = await _responses(request).store.body(response_id, client_of(request))
     if body is None:
         raise _unknown(response_id)
-    return Response(body, media_type="application/json")
+    return body
 
 
 def _unknown(response_id: str) -> NotFound:

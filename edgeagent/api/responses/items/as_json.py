@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from edgeagent.api.wire.logprobs import Scored
 from edgeagent.api.wire.shape import Json, Shape
@@ -109,14 +109,7 @@ def item_body(item: Item) -> Json:
             content = [{"type": "reasoning_text", "text": item.text}] if item.text else []
             return {"id": item.id, "type": "reasoning", "summary": [], "content": content, "status": "completed"}
         case CallItem():
-            return {
-                "id": item.id,
-                "type": "function_call",
-                "call_id": item.call_id,
-                "name": item.name,
-                "arguments": item.arguments,
-                "status": "completed",
-            }
+            return cast("Json", call_body(item, "completed"))
         case CallOutputItem():
             return {
                 "id": item.id,
@@ -129,6 +122,18 @@ def item_body(item: Item) -> Json:
             return {"id": item.id, "type": "compaction", "encrypted_content": item.content}
         case ReferenceItem():
             raise AssertionError(f"unresolved reference {item.id}")
+
+
+def call_body(call: CallItem, status: ItemStatus) -> OutputCall:
+    """Return the JSON object of a call."""
+    return {
+        "id": call.id,
+        "type": "function_call",
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
+    }
 
 
 def _message(item: MessageItem, part: Json) -> Json:
