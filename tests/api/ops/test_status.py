@@ -92,15 +92,22 @@ async def test_the_owners_fields_may_be_in_the_query_or_the_body() -> None:
         reply = await daemon.http.post(f"{at}/load", json={"model": "b", "keep_alive": 300})
         assert (reply.status_code, reply.json()["model"]) == (200, "b")
         reply = await daemon.http.post(f"{at}/load?model=b", json={"model": "b", "keep_alive": "5m"})
-        reply = await daemon.http.post(f"{at}/load?model=b&keep_alive=")
-        assert reply.status_code == 200
-        assert [each.keep_alive_s for each in backend.requests] == [300, 300, None]
+        assert [each.keep_alive_s for each in backend.requests] == [300, 300]
         assert (await daemon.http.post(f"{at}/reload", json={"model": "b"})).json()["model"] == "b"
         assert (await daemon.http.post(f"{at}/unload", json={"model": "b"})).json()["model"] == "b"
         assert (await daemon.http.post(f"{at}/unload", json={"model": None})).json()["model"] == "a"
         reply = await daemon.http.post(f"{at}/unload", json={"model": "c"})
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
     assert (backend.reloaded, backend.unloaded) == (["b"], ["b", "a"])
+
+
+@pytest.mark.parametrize("query", ["", "&keep_alive="])
+async def test_without_a_keep_alive_the_current_one_is_kept(query: str) -> None:
+    backend = FakeBackend(models=("a", "b"))
+    async with running(backend) as daemon:
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/load?model=b{query}")
+    assert reply.status_code == 200
+    assert [each.keep_alive_s for each in backend.requests if each.keep_alive_s is not None] == []
 
 
 @pytest.mark.parametrize(
