@@ -48,6 +48,16 @@ async def num_input_tokens(request: GenerateRequest, service: Service) -> int:
     return len(answer.tokens)
 
 
+def num_to_summarize(items: Sequence[Item]) -> int:
+    """Return how many items to summarize: all items before the user's last message.
+
+    Return 0 if there are no such items, or if all of them are summaries already.
+    """
+    said = [index for index, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
+    num_old = said[-1] if said else 0
+    return 0 if all(isinstance(item, CompactionItem) for item in items[:num_old]) else num_old
+
+
 async def summarize(
     template: GenerateRequest, instructions: str | None, items: Sequence[Item], service: Service
 ) -> tuple[str, Usage]:

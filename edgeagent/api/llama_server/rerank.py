@@ -16,7 +16,8 @@ from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.errors import InternalError, InvalidRequest
+from edgeagent.errors import InvalidRequest
+from edgeagent.service.vectors import score
 from edgeagent.types import Rerank, Score
 
 MAX_DOCUMENTS = 2048
@@ -91,9 +92,7 @@ async def rerank(request: Request) -> JSONResponse:
     service = context_of(request).service
     body, query = await read_body(request, read_rerank, KNOWN)
     model = body.model or service.default_model()
-    scores = (await unless_disconnected(request.receive, service.ask(model, query))).scores
-    if len(scores) != len(query.documents):
-        raise InternalError(f"{len(scores)} scores came for {len(query.documents)} documents")
+    scores = await unless_disconnected(request.receive, score(service, model, query))
     num_tokens = sum(score.num_tokens for score in scores)
     ranking: Ranking = {
         "object": "list",

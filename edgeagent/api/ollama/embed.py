@@ -20,10 +20,11 @@ from edgeagent.api.ollama.embed_body import (
     read_embeddings,
 )
 from edgeagent.api.ollama.wire import known_name
-from edgeagent.api.openai.embeddings import embed, json_response, vectors_json
+from edgeagent.api.openai.embeddings import json_response, vectors_json
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.service.vectors import embed
 from edgeagent.types import Embed, Embedding
 
 router = APIRouter()

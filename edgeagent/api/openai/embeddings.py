@@ -18,9 +18,8 @@ from edgeagent.api.openai.embeddings_body import KNOWN, read_embeddings
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.errors import InternalError
-from edgeagent.service.service import Service
-from edgeagent.types import Embed, Embedding
+from edgeagent.service.vectors import embed
+from edgeagent.types import Embedding
 
 router = APIRouter()
 
@@ -69,15 +68,6 @@ async def create_embeddings(request: Request) -> Response:
     num_tokens = sum(embedding.num_tokens for embedding in embeddings)
     usage = EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
     return json_response(EmbeddingsHead(object="list", model=model, usage=usage), b'"data":[%s]' % b",".join(entries))
-
-
-async def embed(service: Service, model: str, query: Embed) -> Sequence[Embedding]:
-    """Return the vectors, one for each input; raise the errors of Service.ask, or InternalError for a wrong answer."""
-    embeddings = (await service.ask(model, query)).embeddings
-    lengths = {len(embedding.vector) for embedding in embeddings}
-    if len(embeddings) != len(query.inputs) or len(lengths) != 1 or max(lengths) % 4:
-        raise InternalError(f"{len(embeddings)} embeddings of {lengths} bytes came for {len(query.inputs)} texts")
-    return embeddings
 
 
 async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = False) -> list[bytes]:

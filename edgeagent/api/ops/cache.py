@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Literal, cast
 
@@ -13,29 +13,14 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from edgeagent import cache_folder
-from edgeagent.api.context import Context, context_of
+from edgeagent.api.context import context_of
 from edgeagent.api.openai.chat_body import KNOWN, read_chat
 from edgeagent.api.ops.owner_fields import OwnerBody, read_fields, read_merged
 from edgeagent.api.wire.fields import Body, ModelName, validate
 from edgeagent.api.wire.shape import Json, Shape, shaped
-from edgeagent.errors import (
-    BackendUnavailable,
-    InternalError,
-    InvalidRequest,
-    ModelNotFound,
-    NotSupported,
-    WorkerCrashed,
-)
-from edgeagent.types import (
-    CachePolicy,
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    PurgeCache,
-    TextPrompt,
-    WorkerState,
-    replace,
-)
+from edgeagent.errors import BackendUnavailable, InternalError, InvalidRequest
+from edgeagent.service.cache_purge import purge_cache
+from edgeagent.types import CachePolicy, Finished, FinishReason, GenerateRequest, TextPrompt, replace
 
 router = APIRouter(prefix="/edgeagent/cache")
 
@@ -115,13 +100,7 @@ async def purge(request: Request) -> JSONResponse:
     """Delete cached prompts in memory and on disk; running requests continue."""
     body = await read_fields(request, PurgeBody)
     context = context_of(request)
-    await _purge_workers(context, body.client)
-    folder = context.config.cache_dir
-    try:
-        # This also deletes blocks that no worker has: those of other models, settings and processes.
-        await asyncio.to_thread(cache_folder.purge, folder, body.client)
-    except OSError as error:
-        raise InternalError(f"cannot remove everything from {folder}: {error.strerror}") from None
+    await purge_cache(context.service, context.config.cache_dir, body.client)
     return JSONResponse(Purged(status="purged"))
 
 
@@ -160,11 +139,3 @@ def _read_known_warming(fields: Json, default_model: str) -> GenerateRequest:
         if name not in _WARM_NAMES:
             raise InvalidRequest(f"{name[:64]} is unknown", param=name)
     return read_warming(fields, default_model)
-
-
-async def _purge_workers(context: Context, client: str | None) -> None:
-    for status in context.service.models():
-        if status.state is WorkerState.READY:
-            # A remote's model has no cache here. The memory of a worker that has ended is gone.
-            with suppress(NotSupported, ModelNotFound, WorkerCrashed):
-                await context.service.ask(status.name, PurgeCache(client))

@@ -7,8 +7,8 @@ from contextlib import aclosing
 
 from edgeagent.api.responses.events import Compacted, Compacting, CompactionStep, new_id
 from edgeagent.api.responses.turn import Turn, unrun
-from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, summarize
-from edgeagent.conversation.items import CompactionItem, Item, MessageItem
+from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, num_to_summarize, summarize
+from edgeagent.conversation.items import CompactionItem
 from edgeagent.errors import InternalError
 from edgeagent.service.service import Service
 from edgeagent.types import FinishReason, Step
@@ -43,25 +43,15 @@ async def steps_of(turn: Turn, service: Service) -> TurnSteps:
 
 async def _is_too_long(turn: Turn, service: Service) -> bool:
     threshold = turn.create.compact_threshold
-    if threshold is None or not _split(turn.conversation.items):
+    if threshold is None or not num_to_summarize(turn.conversation.items):
         return False
     return await num_input_tokens(turn.request, service) > threshold
 
 
 async def _compact(turn: Turn, service: Service, item_id: str) -> CompactionItem:
     items = turn.conversation.items
-    num_old = _split(items)
+    num_old = num_to_summarize(items)
     summary, _ = await summarize(turn.request, turn.create.body.instructions, items[:num_old], service)
     item, *calls = compacted(items[:num_old], summary, item_id)
     turn.shorten((item, *calls, *items[num_old:]))
     return item
-
-
-def _split(items: tuple[Item, ...]) -> int:
-    """Return how many items to summarize: all items before the user's last message.
-
-    Return 0 if there are no such items, or if all of them are summaries already.
-    """
-    said = [index for index, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
-    num_old = said[-1] if said else 0
-    return 0 if all(isinstance(item, CompactionItem) for item in items[:num_old]) else num_old

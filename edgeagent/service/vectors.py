@@ -1,0 +1,26 @@
+"""Asks a model for the vectors or the scores of texts, and checks that its answer has one for each text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgeagent.errors import InternalError
+from edgeagent.service.service import Service
+from edgeagent.types import Embed, Embedding, Rerank, Score
+
+
+async def embed(service: Service, model: str, query: Embed) -> Sequence[Embedding]:
+    """Return the vectors, one for each input; raise the errors of Service.ask, or InternalError for a wrong answer."""
+    embeddings = (await service.ask(model, query)).embeddings
+    lengths = {len(embedding.vector) for embedding in embeddings}
+    if len(embeddings) != len(query.inputs) or len(lengths) != 1 or max(lengths) % 4:
+        raise InternalError(f"{len(embeddings)} embeddings of {lengths} bytes came for {len(query.inputs)} texts")
+    return embeddings
+
+
+async def score(service: Service, model: str, query: Rerank) -> Sequence[Score]:
+    """Return the scores, one for each document; raise the same errors as `embed`."""
+    scores = (await service.ask(model, query)).scores
+    if len(scores) != len(query.documents):
+        raise InternalError(f"{len(scores)} scores came for {len(query.documents)} documents")
+    return scores
