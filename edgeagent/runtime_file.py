@@ -1,4 +1,4 @@
-"""The daemon's private files that other processes read: daemon.json, which describes the daemon, and the token.
+"""How other processes reach the daemon: its URL, and its private files daemon.json (what it is) and the token.
 
 A client trusts daemon.json only while the process that wrote it runs. Otherwise a program that took over the port of a
 dead daemon would be sent the token.
@@ -7,6 +7,7 @@ dead daemon would be sent the token.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -25,6 +26,7 @@ LOCK_FILE = "daemon.lock"
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 MIN_TOKEN_CHARS = 22
 MAX_TOKEN_CHARS = 512
+_LOOPBACKS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 compared, not bound
 # The characters that a Bearer token may have (RFC 6750, section 2.1).
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 # Process start times are read from clocks with a granularity of 10 ms.
@@ -48,6 +50,23 @@ class Runtime:
     version: str
     token: str | None = None
     certificate: str | None = None
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it is written in a URL: an IPv6 address gets brackets."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        if address.version == 6:
+            return f"[{address.compressed}]"
+    return host
+
+
+def local_url(host: str, port: int, *, is_encrypted: bool) -> str:
+    """Return the URL at which this machine reaches a daemon that listens on `host`.
+
+    If the daemon listens on every address, the URL has loopback's.
+    """
+    return f"{'https' if is_encrypted else 'http'}://{bracketed(_LOOPBACKS.get(host, host))}:{port}"
 
 
 def find_daemon(state_dir: Path) -> Runtime | None:

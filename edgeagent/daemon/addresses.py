@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import psutil
 
-from edgeagent.api.gate.hosts import bracketed
+from edgeagent.runtime_file import bracketed
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 compared, not bound
 

@@ -23,7 +23,7 @@ from edgeagent.daemon.reporter import ConsoleReporter, LogReporter, Reporter
 from edgeagent.daemon.state import ExitCode, StartError, held, warn_if_missing
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import EdgeAgentError
-from edgeagent.runtime_file import TOKEN_FILE, Runtime
+from edgeagent.runtime_file import TOKEN_FILE, Runtime, local_url
 from edgeagent.service.service import Service
 from edgeagent.short_collections import keep_collections_short
 from edgeagent.short_turns import ask_for_short_turns
@@ -187,11 +187,9 @@ async def _serve(
 def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
     import psutil
 
-    host, port = server.host, listener.getsockname()[1]
-    # A daemon that listens on every address is reached from this machine on loopback.
-    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    port = listener.getsockname()[1]
     certificate = str(server.tls_certificate.absolute()) if server.tls_certificate else None
-    url = f"{'https' if certificate else 'http'}://{name}:{port}"
+    url = local_url(server.host, port, is_encrypted=certificate is not None)
     return Runtime(os.getpid(), psutil.Process().create_time(), port, url, __version__, certificate=certificate)
 
 

@@ -21,6 +21,7 @@ import psutil
 
 from edgeagent.config import ServerConfig
 from edgeagent.doctor.facts import Folder, Port, PortState
+from edgeagent.runtime_file import local_url
 
 ANSWER_TIMEOUT_S = 1.0
 _MAX_ANSWER_BYTES = 4096
@@ -110,10 +111,8 @@ def _holder(number: int) -> str:
 
 def _is_edgeagent(server: ServerConfig) -> bool:
     """Whether an edgeagent daemon answers on the port to a request without a token."""
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)  # noqa: S104 no listener
-    host = f"[{host}]" if ":" in host else host
-    scheme = "http" if server.tls_certificate is None else "https"
-    request = urllib.request.Request(f"{scheme}://{host}:{server.port}/version")  # noqa: S310 http or https
+    url = local_url(server.host, server.port, is_encrypted=server.tls_certificate is not None)
+    request = urllib.request.Request(f"{url}/version")  # noqa: S310 http or https
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_unverified())
     )

@@ -17,6 +17,7 @@ from starlette.types import Scope
 
 from edgeagent.api.gate.access import is_unix
 from edgeagent.config import ServerConfig
+from edgeagent.runtime_file import bracketed
 
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 _PAGE_SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
@@ -112,15 +113,6 @@ def machine_names() -> set[str]:
         return set()
     short = name.partition(".")[0]
     return {name, short, f"{short}.local"}
-
-
-def bracketed(host: str) -> str:
-    """Return a host as it is written in a URL: an IPv6 address gets brackets."""
-    with suppress(ValueError):
-        address = ipaddress.ip_address(host)
-        if address.version == 6:
-            return f"[{address.compressed}]"
-    return host
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
