@@ -50,8 +50,11 @@ class ChoiceSoFar:
 class Answer(ABC):
     """An answer so far: its choices, and how long steps took from the engine to the client.
 
-    The choices of a prompt follow one another. Each prompt has `num_of_a_prompt` choices.
+    The choices of a prompt follow one another. Each prompt has `num_of_a_prompt` choices. `has_reasoning`: whether
+    reasoning is a part of its own, whose tokens are counted.
     """
+
+    has_reasoning = True
 
     def __init__(self, answer_id: str, model: str, choices: Sequence[ChoiceSoFar], num_of_a_prompt: int) -> None:
         self.id = answer_id
@@ -78,7 +81,7 @@ class Answer(ABC):
                 num_prompt_tokens=sum(usage.num_prompt_tokens for usage in firsts),
                 num_cached_tokens=sum(usage.num_cached_tokens for usage in firsts),
                 num_output_tokens=sum(usage.num_output_tokens for usage in usages),
-                num_reasoning_tokens=sum(usage.num_reasoning_tokens for usage in usages),
+                num_reasoning_tokens=sum(usage.num_reasoning_tokens for usage in usages) if self.has_reasoning else 0,
             )
         )
 

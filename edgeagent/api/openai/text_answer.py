@@ -98,6 +98,7 @@ class TextAnswer(Answer):
     """A completion of raw text so far."""
 
     choices: list[TextSoFar]
+    has_reasoning = False
 
     def __init__(self, completion_id: str, completion: CompletionCreate) -> None:
         first = completion.groups[0]

@@ -29,6 +29,7 @@ from edgeagent.types import (
     Tier,
     TokenLogprob,
     TokenPrompt,
+    replace,
 )
 from tests.backends.fake import Act, FakeBackend, Gate, echo, failing, finished
 from tests.daemon.running import Running
@@ -140,6 +141,14 @@ async def test_prompts_are_texts_or_tokens(
     by_id = {request.id: request.prompt for request in backend.requests}
     assert len(by_id) == 2 * len(prompts)
     assert sorted(map(str, by_id.values())) == sorted(map(str, prompts * 2))
+
+
+async def test_a_text_has_no_reasoning_tokens(daemon: Running, backend: FakeBackend) -> None:
+    end = finished()
+    counted = replace(end, usage=replace(end.usage, num_reasoning_tokens=2))  # as a remote may count them
+    backend.script = lambda _: (Started(8, 4), TextDelta("x"), counted)
+    body = (await post(daemon, {"prompt": "one"})).json()
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 async def test_choices_come_in_the_order_of_prompts(daemon: Running, backend: FakeBackend) -> None:
