@@ -29,7 +29,13 @@ _WAKE_TIMEOUT_S = 20.0
 # Folders of programs, libraries, drivers and the system files that they read. Homes are not included.
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/etc", "/proc", "/sys")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_GPU_DEVICES = ("dri", "nvidia*", "kfd", "dxg", "accel", "mali*", "kgsl*", "dma_heap")
+# fmt: off
+_GPU_DEVICES = (
+    "dri", "nvidia*", "nvhost*", "nvmap", "nvgpu", "nvsciipc", "kfd", "dxg", "accel", "mali*", "kgsl*", "dma_heap",
+)
+# fmt: on
+# With one of these, CUDA may be used: on a PC, in Windows' Linux (WSL), on a Jetson.
+_CUDA_DEVICES = ("nvidiactl", "dxg", "nvmap")
 # Drivers cache compiled kernels here; compiling them takes seconds.
 _GPU_CACHES = (".nv", "nvidia", "mesa_shader_cache", "mesa_shader_cache_db", "radv_builtin_shaders64", "AMD")
 
@@ -84,10 +90,11 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
         state.append(NO_NEW_PRIVILEGES)
     with contextlib.suppress(OSError):
         if _num_threads() == 1:
-            landlock.restrict(read=[*read, *_libraries()], write=[*write, *_gpu_caches()], devices=_devices())
+            own = [*write, *_gpu_caches(), *_cuda_thread_names()]
+            landlock.restrict(read=[*read, *_libraries()], write=own, devices=_devices())
             state.append(READ_ONLY_FILES)
     with contextlib.suppress(OSError):
-        seccomp.refuse_calls()
+        seccomp.refuse_calls(for_cuda=_may_use_cuda())
         state += [NO_NETWORK, NO_PROGRAMS]
     return tuple(sorted(state))
 
@@ -132,6 +139,22 @@ def _libraries() -> Iterator[Path]:
     for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         if Path(name).is_absolute():
             yield Path(name)
+
+
+def _may_use_cuda() -> bool:
+    return any((Path("/dev") / name).exists() for name in _CUDA_DEVICES)
+
+
+def _cuda_thread_names() -> Iterator[Path]:
+    """Yield the folder that holds the names of this process's threads, if CUDA may be used.
+
+    CUDA names its threads at its start. If that fails, it finds no GPU. The folder stays open, since the kernel may
+    otherwise forget it when memory is short, and make another one, to which the rule does not apply.
+    """
+    if _may_use_cuda():
+        threads = Path("/proc/self/task")
+        os.open(threads, os.O_PATH | os.O_CLOEXEC)
+        yield threads
 
 
 def _devices() -> Iterator[Path]:

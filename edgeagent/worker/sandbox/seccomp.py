@@ -15,6 +15,7 @@ import struct
 
 from edgeagent.worker.sandbox.system_calls import (
     CHECKED,
+    CHECKED_FOR_CUDA,
     MACHINES,
     NEWEST_CALL,
     OWN_ID,
@@ -40,16 +41,16 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
-def refuse_calls() -> None:
+def refuse_calls(*, for_cuda: bool = False) -> None:
     """Make the kernel refuse the calls listed in `system_calls` for all threads of this process and its children.
 
-    The caller must have set no_new_privs. Raise OSError if the kernel refuses the filter, or if none is known
-    for the architecture.
+    With `for_cuda`, those that CUDA needs are allowed. The caller must have set no_new_privs. Raise OSError if the
+    kernel refuses the filter, or if none is known for the architecture.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None:
         raise OSError(f"no seccomp filter is known for {platform.machine()}")
-    instructions = make_filter(machine, os.getpid())
+    instructions = make_filter(machine, os.getpid(), for_cuda=for_cuda)
     program = _Program(len(instructions) // 8, instructions)
     libc = ctypes.CDLL(None, use_errno=True)
     number = ctypes.c_long(_SECCOMP[platform.machine()])
@@ -58,8 +59,8 @@ def refuse_calls() -> None:
         raise OSError(code, os.strerror(code))
 
 
-def make_filter(machine: Machine, pid: int) -> bytes:
-    """Return the filter's instructions for the process with this id.
+def make_filter(machine: Machine, pid: int, *, for_cuda: bool = False) -> bytes:
+    """Return the filter's instructions for the process with this id, with what CUDA needs if it is `for_cuda`.
 
     A call is allowed unless `system_calls` refuses it, it is newer than NEWEST_CALL, or it is of another ABI.
     """
@@ -73,11 +74,12 @@ def make_filter(machine: Machine, pid: int) -> bytes:
         (_RETURN, 0, 0, _REFUSE),
         (_RETURN, 0, 0, _NO_CALL),
     ]
-    for name in REFUSED:
+    checked = CHECKED | (CHECKED_FOR_CUDA if for_cuda else {})
+    for name in (name for name in REFUSED if name not in checked):
         code += _if_called(machine, name, [(_RETURN, 0, 0, _REFUSE)])
     for name in UNKNOWN:
         code += _if_called(machine, name, [(_RETURN, 0, 0, _NO_CALL)])
-    for name, checks in CHECKED.items():
+    for name, checks in checked.items():
         steps = [step for check in checks for step in _check(check, pid)]
         code += _if_called(machine, name, [*steps, (_RETURN, 0, 0, _ALLOW)])
     code.append((_RETURN, 0, 0, _ALLOW))

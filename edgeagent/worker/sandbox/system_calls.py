@@ -107,6 +107,14 @@ CHECKED: dict[str, tuple[Check, ...]] = {
     ),
 }
 
+# What CUDA needs in addition. At its start it makes a listening socket, through which processes can share GPU memory.
+# Without the socket it finds no GPU (seen with driver 580). No connection can be accepted or made.
+CHECKED_FOR_CUDA: dict[str, tuple[Check, ...]] = {
+    "socket": (Check(0, (_UNIX,)), Check(1, (_SEQPACKET,), mask=_TYPE)),
+    "bind": (),
+    "listen": (),
+}
+
 # From 424 on, a call has the same number on every architecture.
 _SHARED = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,

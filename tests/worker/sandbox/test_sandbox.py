@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import struct
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.worker.sandbox import sandbox, seccomp
+from edgeagent.worker.sandbox import landlock, sandbox, seccomp
 from edgeagent.worker.sandbox.system_calls import CHECKED, MACHINES, NEWEST_CALL, REFUSED, UNKNOWN
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
@@ -147,3 +148,81 @@ def test_files_are_not_said_to_be_closed_to_threads_that_were_there_before() -> 
         "print('read-only files' in sandbox.enclose([], []))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("name", ["x86_64", "aarch64"])
+def test_cuda_may_listen_and_nothing_more(name: str) -> None:
+    machine = MACHINES[name]
+    without, with_cuda = (seccomp.make_filter(machine, PID, for_cuda=for_cuda) for for_cuda in (False, True))
+    listening = {"socket": (1, 0x80005), "bind": (3, 0x7FFF00001000, 20), "listen": (3, 16)}
+    for call, arguments in listening.items():
+        number = machine.numbers[call]
+        assert run_filter(without, machine.audit, number, arguments) == REFUSE
+        assert run_filter(with_cuda, machine.audit, number, arguments) == ALLOW
+    for arguments in ((1, 1), (1, 2), (2, 1), (10, 1), (16, 3), (40, 1)):
+        assert run_filter(with_cuda, machine.audit, machine.numbers["socket"], arguments) == REFUSE
+    others = [number for call, number in machine.numbers.items() if call not in listening]
+    for number in others:
+        assert run_filter(with_cuda, machine.audit, number) == run_filter(without, machine.audit, number)
+
+
+LIKE_CUDA = """
+import json, os, socket, sys, threading
+from pathlib import Path
+from edgeagent.worker.sandbox import sandbox
+sandbox._CUDA_DEVICES = ("null",) if sys.argv[1] == "cuda" else ()
+sandbox.enclose([], [])
+
+def attempt(do):
+    try:
+        do()
+        return "done"
+    except OSError as error:
+        return type(error).__name__
+
+def listen(kind, family=socket.AF_UNIX, address=f"\\0edgeagent-{os.getpid()}"):
+    with socket.socket(family, kind) as listening:
+        listening.bind(address)
+        listening.listen(16)
+
+def accept():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(f"\\0edgeagent-{os.getpid()}")
+        listening.listen(16)
+        listening.setblocking(False)
+        listening.accept()
+
+def connect():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect("\\0edgeagent-nobody")
+
+def name_a_thread():
+    names = []
+    thread = threading.Thread(target=lambda: names.append(attempt(
+        lambda: Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("cuda"))))
+    thread.start()
+    thread.join()
+    if names != ["done"]:
+        raise PermissionError
+
+print(json.dumps({
+    "listen": attempt(lambda: listen(socket.SOCK_SEQPACKET)),
+    "name a thread": attempt(name_a_thread),
+    "accept": attempt(accept),
+    "connect": attempt(connect),
+    "listen at a path": attempt(lambda: listen(socket.SOCK_SEQPACKET, address=sys.argv[2])),
+    "datagrams": attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).close()),
+    "the network": attempt(lambda: listen(socket.SOCK_STREAM, socket.AF_INET, ("127.0.0.1", 0))),
+}))
+"""
+
+
+@LINUX
+@pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize("gpu", ["cuda", "none"])
+def test_a_process_that_starts_as_cuda_does(gpu: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIKE_CUDA, gpu, str(tmp_path / "socket")]
+    outcomes = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    may = {"listen", "name a thread"} if gpu == "cuda" else set()
+    assert {name for name, outcome in outcomes.items() if outcome == "done"} == may
+    assert {outcome for name, outcome in outcomes.items() if name not in may} == {"PermissionError"}
