@@ -16,7 +16,7 @@ from edgeagent.engine.admission import Admission
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.context_room import output_room
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
-from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled
+from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled, without_drafts
 from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
 from edgeagent.engine.side_prefill import ALONE_S, SidePrefill
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
@@ -56,9 +56,7 @@ class Engine:
         model's trained context in tokens; 0 if unknown. `adapters`: identities that sequences may use. `open_side`
         makes contexts that compute long prompts beside streams (see side_prefill); None: there are none.
         """
-        self._num_trained = num_trained
-        self._runner = runner
-        self._clock = clock
+        self._runner, self._num_trained, self._clock = runner, num_trained, clock
         self.max_running = min(max_running, runner.max_batch)  # each running sequence has a token in every batch
         """The most sequences that run at a time."""
         self._prefixes = prefixes or PrefixStore(runner, clock=clock)
@@ -69,8 +67,7 @@ class Engine:
         )
         self._costs = StepCosts(runner, self._prefixes, itl_budget_s)
         self._admission = Admission(runner, self._prefixes, clock)
-        self._itl_budget_s = itl_budget_s
-        self._restore_budget_s = itl_budget_s * _RESTORE_SHARE
+        self._itl_budget_s, self._restore_budget_s = itl_budget_s, itl_budget_s * _RESTORE_SHARE
         drafters = (drafters or Drafters()).within(runner.max_drafts, are_even=runner.memory_kind not in CUTTABLE)
         self._stores = [self._prefixes] if drafters.model is None else [self._prefixes, drafters.model.prefixes]
         self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock)
@@ -280,18 +277,23 @@ class Engine:
         return sum(prefixes.purge(part) for prefixes in self._stores for part in parts)
 
     def _plan(self) -> list[Work]:
-        """Return the next batch, with cells reserved for it. Preempt the least urgent sequences if cells are short."""
+        """Return the next batch, with cells reserved for it. If they are short, drop drafts, then preempt sequences."""
         while self._running:
             num_cells = self._prefixes.num_cells_used
             ready = [sequence for sequence in self._running.values() if sequence.restoring is None]
             running = self._side.share(ready, num_cells)
+            self.proposals.is_first_awaited = any(not sequence.is_decoding for sequence in self._running.values())
             works = self._turns.plan(running, self._scheduler, self.proposals, num_cells, int(self._side.has_turn))
-            if self._prefixes.reserve(sum(work.num_tokens + len(work.drafts) for work in works)):
+            if self._reserve(works):
                 return works
-            # A single sequence always fits: its length, drafts included, is at most the number of cells.
-            assert len(self._running) > 1
+            if self.proposals.withdraw() and self._reserve(works := without_drafts(works)):
+                return works
+            assert len(self._running) > 1, "one sequence always fits: it is no longer than the number of cells"
             self._preempt_last()
         return []
+
+    def _reserve(self, works: Items[Work]) -> bool:
+        return self._prefixes.reserve(sum(work.num_tokens + len(work.drafts) for work in works))
 
     def _take_side_chunks(self) -> list[Output]:
         """Pause the side context and copy its chunks into the cells. Return outputs if the request reports progress."""
@@ -306,17 +308,15 @@ class Engine:
         restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
         if self._side.sequence is not None:
             self._side.wait_alone(_LOAD_WAIT_S if restorings else ALONE_S)
-            return
-        if self._running:
+        elif self._running:
             self._prefixes.wait_for_blocks(restorings, _LOAD_WAIT_S)
-            return
-        for work in self._idle_work:
-            work.run_idle()
+        else:
+            for work in self._idle_work:
+                work.run_idle()
 
     def _verify_all(self, works: Items[Work], started_s: float) -> list[Output]:
         """Verify drafts and sample next tokens. Return the batch's outputs. `started_s`: when its decode began."""
-        outputs = []
-        row = 0
+        outputs, row = list[Output](), 0
         for work in works:
             sequence = work.sequence
             if sequence.marks.prefill_s == 0.0:

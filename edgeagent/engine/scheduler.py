@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
@@ -94,6 +94,11 @@ def _work(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> 
     num_sampled = 1 + len(drafts) if completes else 0
     num_logits = num_tokens + len(drafts) if sequence.is_scoring else num_sampled
     return Work(sequence, num_tokens, drafts, num_logits, num_logits - num_sampled)
+
+
+def without_drafts(works: Items[Work]) -> list[Work]:
+    """Return the works of a batch without their drafts."""
+    return [replace(work, drafts=(), num_logits=work.num_logits - len(work.drafts)) for work in works]
 
 
 def rank(sequence: Sequence) -> int:

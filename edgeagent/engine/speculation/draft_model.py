@@ -105,6 +105,11 @@ class DraftModel:
         num_missing = self.num_missing(sequence) or 0
         return (self.costs.prefill_s(num_missing, draft.num_agreed) or 0.0) if num_missing > _FEW else 0.0
 
+    def is_level(self, sequence: Sequence) -> bool:
+        """Whether the draft model can draft for a sequence at once: it lacks at most a few of its tokens."""
+        draft, num_missing = self._drafts.get(sequence.id), self.num_missing(sequence)
+        return draft is not None and draft.restoring is None and num_missing is not None and num_missing <= _FEW
+
     def num_missing(self, sequence: Sequence) -> int | None:
         """Return how many tokens of a sequence, except its last one, the draft model has still to compute.
 

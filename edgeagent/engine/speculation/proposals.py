@@ -99,6 +99,9 @@ class Proposals:
         self.tally = Tally()
         self._clock = clock
         self._draft_s, self._num_accepted = 0.0, 0  # of this step
+        self._has_proposed = False  # in this step
+        self.is_first_awaited = False
+        """Whether a request waits for its first token. The draft model then computes no prompts: that would delay it."""
         self.has_drafted = False
         """Whether the latest step had drafts."""
 
@@ -126,10 +129,18 @@ class Proposals:
         proposals = self._proposed(running, num_cells)
         if self._drafters.are_even and proposals:
             proposals = self._cut_even(proposals, [sequence.id for sequence in running if sequence.is_decoding])
+        self._has_proposed = bool(proposals)
         states = (self._states.get(sequence.id) for sequence in running)
         self.has_drafted = any(state is not None and state.source for state in states)
         self._draft_s = self._clock() - started_s
         return proposals
+
+    def withdraw(self) -> bool:
+        """Forget the proposals of the latest call of `propose`. Return whether there were any."""
+        for state in self._states.values():
+            state.source, state.ending = "", None
+        had_any, self._has_proposed, self.has_drafted = self._has_proposed, False, False
+        return had_any
 
     def _proposed(self, running: Items[Sequence], num_cells: int) -> dict[str, tuple[int, ...]]:
         # A sequence close to its length limit gets no more drafts than it has room for.
@@ -151,7 +162,8 @@ class Proposals:
                 self._states[sequence.id] = _State()
                 self._rest = 0
         free = [sequence for sequence in decoding if sequence.id not in forced and sequence.spec.draft_tokens != 0]
-        if not free:
+        # If a sequence gets no tokens, and all must get equally many, none gets any.
+        if not free or (self._drafters.are_even and len(free) + len(forced) < len(rooms)):
             return forced
         num_tokens = len(rooms) + sum(map(len, forced.values()))
         depth = sum(sequence.num_computed for sequence in free) / len(free)
@@ -362,7 +374,7 @@ class Proposals:
 
     def _ask_model(self, sequence: Sequence, max_tokens: int, steps_s: Items[float]) -> list[Candidate]:
         """Return the draft model's offer, if there is one. It has none while `catch_up_s` is infinite."""
-        if self._drafters.model is None:
+        if self._drafters.model is None or (self.is_first_awaited and not self._drafters.model.is_level(sequence)):
             return []
         catch_up_s = self._drafters.model.catch_up_s(sequence)
         acceptance = self._acceptance(sequence, MODEL)

@@ -1,0 +1,163 @@
+"""Drafts take nothing from other requests: no cells, no time before a first token, no work that nobody uses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.runner import Logits, Slice
+from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.confidence import Ending
+from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.speculation.ngram import NgramDrafter
+from edgeagent.engine.speculation.proposals import Drafters, Proposals
+from tests.engine.speculation.test_proposals import ScriptedDraft, decoding, tiles
+from tests.engine.support import END, greedy
+from tests.fakes import ALWAYS, FakeClock, FakeRunner, warm_costs
+
+
+class Periodic(FakeRunner):
+    """A model that repeats the text of seven tokens ago, except every fourth token, and ends texts of `end` tokens."""
+
+    end = 0
+
+    def _logits_after(self, prefix: list[int]) -> Logits:
+        logits = np.zeros(self.num_vocab, np.float32)
+        token = prefix[-7] if len(prefix) % 4 else (prefix[-7] + 7 * len(prefix)) % 43 + 6
+        logits[END if len(prefix) >= self.end else token] = 9.0
+        return logits
+
+
+@pytest.mark.parametrize(("num_streams", "num_prompt", "num_output"), [(2, 100, 27), (2, 80, 46), (4, 48, 15)])
+@pytest.mark.parametrize("draft_tokens", [0, 16])
+def test_nobody_is_preempted_for_drafts(num_streams: int, num_prompt: int, num_output: int, draft_tokens: int) -> None:
+    """All texts together just fit into 256 cells. They nearly repeat themselves, so there are long drafts."""
+    runner = Periodic(num_cells=256)
+    runner.end = num_prompt + num_output
+    costs = warm_costs(runner.max_batch)
+    drafters = Drafters(None, NgramDrafter(), planning_share=ALWAYS)
+    engine = Engine(runner, max_running=4, drafters=drafters, prefixes=PrefixStore(runner, costs=costs))
+    prompts = [
+        [stream + 1, *((place * 3 + stream * 5) % 40 + 6 for place in range(num_prompt - 1))]
+        for stream in range(num_streams)
+    ]
+    sequences = [
+        engine.add(SequenceSpec(f"s{stream}", prompt, greedy(), draft_tokens=draft_tokens))
+        for stream, prompt in enumerate(prompts)
+    ]
+    ended, num_steps = set[str](), 0
+    while engine.num_live:
+        ended |= {output.sequence.id for output in engine.step() if output.is_last}
+        num_steps += 1
+        assert all(sequence.seq_id is not None or sequence.id in ended for sequence in sequences), num_steps
+    assert [len(sequence.tokens) for sequence in sequences] == [runner.end] * num_streams
+    assert (sum(sequence.num_accepted for sequence in sequences) > 0) == (draft_tokens > 0)
+
+
+class Timed(FakeRunner):
+    """A runner whose batches take time on a clock."""
+
+    clock: FakeClock
+    base_s = token_s = 0.0
+
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
+        self.clock.advance(self.base_s + self.token_s * sum(len(part.tokens) for part in slices))
+        super().decode(slices, min_tokens)
+
+    def costs(self) -> CostModel:
+        costs = CostModel(self.max_batch)
+        for size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            costs.observe(StepShape.alone(size, 0), self.base_s + self.token_s * size)
+        return costs
+
+
+def timed(clock: FakeClock, base_s: float, token_s: float) -> Timed:
+    runner = Timed(num_cells=4096, max_batch=512, max_outputs=512, end_token=-1)
+    runner.clock, runner.base_s, runner.token_s = clock, base_s, token_s
+    return runner
+
+
+def test_a_first_token_does_not_wait_for_the_draft_model_to_read_another_prompt() -> None:
+    clock = FakeClock()
+    target, draft = timed(clock, 0.02, 0.001), timed(clock, 0.003, 0.0004)
+    model = DraftModel(draft, PrefixStore(draft, costs=draft.costs(), clock=clock), clock)
+    engine = Engine(
+        target,
+        max_running=4,
+        drafters=Drafters(model, max_tokens=4, planning_share=ALWAYS),
+        prefixes=PrefixStore(target, costs=target.costs(), clock=clock),
+        clock=clock,
+    )
+    chance = random.Random(1)
+    first = engine.add(
+        SequenceSpec("a", [chance.randint(1, 49) for _ in range(1500)], greedy(), max_tokens=300, draft_tokens=4)
+    )
+    while not first.num_output:
+        engine.step()
+    second = engine.add(SequenceSpec("b", [chance.randint(1, 49) for _ in range(300)], greedy(), max_tokens=4))
+    num_before = draft.num_tokens_computed
+    while not second.num_output:
+        engine.step()
+    assert draft.num_tokens_computed == num_before
+    while engine.num_live and not first.num_drafted:
+        engine.step()
+    assert first.num_drafted and draft.num_tokens_computed - num_before >= first.num_prompt
+
+
+class Counting(ScriptedDraft):
+    """Counts the tokens that it drafts."""
+
+    num_drafted = 0
+
+    def draft(
+        self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
+    ) -> dict[str, tuple[int, ...]]:
+        drafts = super().draft(counts, endings)
+        self.num_drafted += sum(map(len, drafts.values()))
+        return drafts
+
+
+@pytest.mark.parametrize("why", ["its client wants none", "it has no room"])
+def test_nothing_is_drafted_if_all_must_get_equally_many_and_one_gets_none(why: str) -> None:
+    costs, now_s, draft = CostModel(512), 0.0, Counting(0.002)
+    for size in (1, 2, 4, 8, 16):
+        costs.observe(StepShape.alone(size, 0), tiles(size))
+    proposals = Proposals(Drafters(draft, are_even=True), costs, clock=lambda: now_s)
+    free, bound = decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")
+    if why == "it has no room":
+        bound.max_length = len(bound.tokens) + 1
+    else:
+        bound.spec = replace(bound.spec, draft_tokens=0)
+    for _ in range(200):
+        assert proposals.propose([free, bound]) == {}
+        for sequence in (free, bound) if bound.spec.draft_tokens == 0 else (free,):
+            sequence.tokens.append(1)
+            sequence.num_computed += 1
+        now_s += tiles(2)
+    assert draft.num_drafted == 0
+    assert any(proposals.propose([free]) for _ in range(20)) and draft.num_drafted
+
+
+def test_withdrawn_drafts_are_not_counted() -> None:
+    costs = CostModel(512)
+    for size in (1, 2, 4, 8, 16):
+        costs.observe(StepShape.alone(size, 0), tiles(size))
+    proposals = Proposals(Drafters(ScriptedDraft(0.002), planning_share=ALWAYS), costs)
+    sequence = decoding([5, 6, 7])
+    sequence.spec = replace(sequence.spec, draft_tokens=4)
+    assert not proposals.withdraw()
+    assert proposals.propose([sequence], len(sequence.tokens)) and proposals.has_drafted
+    assert proposals.withdraw() and not proposals.has_drafted
+    assert not proposals.withdraw()
+    proposals.observe(sequence, 0, 0)
+    assert (sequence.num_drafted, proposals.tally.counts()) == (0, ())
