@@ -70,7 +70,7 @@ class Engine:
         self._itl_budget_s, self._restore_budget_s = itl_budget_s, itl_budget_s * _RESTORE_SHARE
         drafters = (drafters or Drafters()).within(runner.max_drafts, are_even=runner.memory_kind not in CUTTABLE)
         self._stores = [self._prefixes] if drafters.model is None else [self._prefixes, drafters.model.prefixes]
-        self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock)
+        self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock, runner.is_end)
         """Proposes drafts, and records how many of their tokens are accepted."""
         self._verifier = Verifier(runner, self._prefixes, self.proposals, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.

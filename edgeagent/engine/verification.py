@@ -96,12 +96,13 @@ class Verifier:
         After each drawn token, the next one is drawn only if the draft had the same token.
         """
         sequence, sampler = work.sequence, work.sequence.spec.sampler
-        num_accepted = 0
-        reason = None
+        num_accepted, reason, has_ended = 0, None, False
         for index in range(1 + len(work.drafts)):
             sampled = sampler.sample(self._runner.logits(row + index))
+            is_accepted = index < len(work.drafts) and work.drafts[index] == sampled.token
             if self._runner.is_end(sampled.token):
-                reason = FinishReason.STOP
+                reason, has_ended = FinishReason.STOP, is_accepted
+                num_accepted += is_accepted
                 break
             sampler.accept(sampled.token)
             sequence.tokens.append(sampled.token)
@@ -111,7 +112,7 @@ class Verifier:
             if len(sequence.tokens) >= sequence.max_length:
                 reason = FinishReason.LENGTH
                 break
-            if index == len(work.drafts) or work.drafts[index] != sampled.token:
+            if not is_accepted:
                 break
             num_accepted += 1
             self._advance(sequence, (sampled.token,))
@@ -120,7 +121,7 @@ class Verifier:
         if sequence.marks.first_token_s == 0.0:
             sequence.marks.first_token_s = sequence.marks.last_token_s
         if work.drafts:
-            self._proposals.observe(sequence, len(work.drafts), num_accepted)
+            self._proposals.observe(sequence, len(work.drafts), num_accepted, has_ended=has_ended)
             self.rewind(sequence)
         return reason
 

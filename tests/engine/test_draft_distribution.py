@@ -15,6 +15,7 @@ from edgeagent.engine.sampling.params import ResolvedSampling
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import proposals
+from edgeagent.engine.speculation.allocation import Offer
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
@@ -31,9 +32,12 @@ MOST = 59.7
 @pytest.fixture(autouse=True)
 def _always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft in each step, whether or not it pays."""
-    monkeypatch.setattr(
-        proposals, "allocate", lambda offers, *_: ([min(3, len(offer.chances)) for offer in offers], 2.0)
-    )
+
+    def allocate(offers: Items[Offer], *_: object) -> tuple[list[int], float]:
+        counts = [min(3, len(offer.chances)) for offer in offers]
+        return counts, 2.0 if any(counts) else 1.0
+
+    monkeypatch.setattr(proposals, "allocate", allocate)
 
 
 class Chain(FakeRunner):

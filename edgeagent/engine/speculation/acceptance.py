@@ -18,6 +18,8 @@ _NUM_KNOWN = 15
 # Each new draft multiplies the weight of earlier drafts by this: within its sequence, and across sequences.
 _SEQUENCE_MEMORY = 0.94
 _SHARED_MEMORY = 0.99
+# After this many drafts of a source for other sequences, the chances of a sequence are computed again.
+_DRAFTS_PER_UPDATE = 8
 # A prior has the weight of this many verified tokens. With lighter ones, two or three unlucky drafts at the beginning
 # of a sequence would end its drafts.
 _WEIGHT_OF_FIRST_RATE = 4.0  # for the rate of a source
@@ -53,6 +55,8 @@ class SharedAcceptance:
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
+        self.num_drafts = 0
+        """How many drafts were added."""
         self._counts = _Counts.of(max_tokens)
 
     @property
@@ -104,6 +108,7 @@ class SharedAcceptance:
 
     def add(self, num_judged: int, num_stood: int) -> None:
         """Add the result of one draft: the numbers of its tokens that were verified and accepted."""
+        self.num_drafts += 1
         self._counts.add(num_judged, num_stood, _SHARED_MEMORY)
 
 
@@ -116,6 +121,7 @@ class Acceptance:
     is_judged: bool = False  # a draft of this sequence was verified
     _counts: _Counts = field(init=False)
     _chances: tuple[float, ...] | None = None
+    _num_shared_drafts: int = 0  # when the chances were computed
 
     def __post_init__(self) -> None:
         self._counts = _Counts.of(self.shared.max_tokens)
@@ -123,8 +129,8 @@ class Acceptance:
     @property
     def chances(self) -> tuple[float, ...]:
         """For each position of a draft, the chance that the token and all tokens before it are accepted."""
-        if self._chances is None:
-            self._chances = self._cumulated()
+        if self._chances is None or self.shared.num_drafts >= self._num_shared_drafts + _DRAFTS_PER_UPDATE:
+            self._chances, self._num_shared_drafts = self._cumulated(), self.shared.num_drafts
         return self._chances
 
     def observe(self, num_drafted: int, num_stood: int) -> None:

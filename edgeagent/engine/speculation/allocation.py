@@ -115,6 +115,32 @@ def _best_count(
     return best, num_best
 
 
+def limit_counts(
+    counts: list[int], places: Items[int], offers: Items[Offer], target_s: Items[float], budget_s: float
+) -> None:
+    """Lower the largest of the counts at `places` until streams without drafts are not slowed too much.
+
+    `counts[i]`: how many tokens to draft for `offers[i]`. For the others see `allocate`.
+    """
+    max_s = min(target_s[0] / _MIN_SHARE, longest_s(target_s, budget_s))
+    while _step_s(counts, offers, target_s) > max_s:
+        largest = max(places, key=lambda place: counts[place])
+        if not counts[largest]:
+            break
+        counts[largest] -= 1
+
+
+def _step_s(counts: Items[int], offers: Items[Offer], target_s: Items[float]) -> float:
+    """Return the expected seconds of a step in which `counts[i]` tokens are drafted for `offers[i]`."""
+    if sum(counts) >= len(target_s):
+        return math.inf
+    lengths = [(count, offer) for count, offer in zip(counts, offers, strict=True) if count and offer.step_s]
+    draft_s = lengths[0][1].start_s if lengths else 0.0
+    for position in range(max((count for count, _ in lengths), default=0)):
+        draft_s += lengths[0][1].step_s[sum(count > position for count, _ in lengths)]
+    return target_s[sum(counts)] + draft_s
+
+
 def longest_s(target_s: Items[float], budget_s: float) -> float:
     """Return how long a step with drafts may take: the longer of `budget_s` and three times a step without drafts."""
     return max(budget_s, _MAX_STRETCH * target_s[0])

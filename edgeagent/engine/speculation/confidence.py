@@ -154,14 +154,14 @@ class Ending:
             del self.probabilities[num_tokens:]
             self.is_early = False
 
-    def goes_on(self, logits: Logits, token: int) -> bool:
+    def goes_on(self, logits: Logits, token: int, *, is_end: bool = False) -> bool:
         """Record the token that was just drafted. Return whether to draft another one.
 
-        `token` must be the likeliest one of `logits`.
+        `token` must be the likeliest one of `logits`. If it `is_end`, it ends the answer, so nothing can follow.
         """
         probability = self._confidence.probability(logits, token)
         self._chance *= self._confidence.chance(probability)
         number = len(self.probabilities)
         self.probabilities.append(probability)
-        self.is_early = number < len(self._needs) and self._chance < self._needs[number]
-        return not self.is_early
+        self.is_early = not is_end and number < len(self._needs) and self._chance < self._needs[number]
+        return not self.is_early and not is_end

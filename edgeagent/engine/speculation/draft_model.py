@@ -262,15 +262,18 @@ class DraftModel:
         proposals: dict[str, list[int]] = {name: [] for name, _ in going_on}
         while going_on:
             started_s = self._clock()
-            num_rows, unsure = len(going_on), set()
+            num_rows, over = len(going_on), set()
             for row, (name, _) in enumerate(going_on):
                 logits = self._runner.logits(row)
                 token = int(logits.argmax())
                 proposals[name].append(token)
-                if name in endings and not endings[name].goes_on(logits, token):
-                    unsure.add(name)
+                goes_on = not (is_end := self._runner.is_end(token))
+                if name in endings:
+                    goes_on = endings[name].goes_on(logits, token, is_end=is_end)
+                if not goes_on:
+                    over.add(name)
             going_on = [
-                (name, draft) for name, draft in going_on if name not in unsure and len(proposals[name]) < wanted[name]
+                (name, draft) for name, draft in going_on if name not in over and len(proposals[name]) < wanted[name]
             ]
             self._pick_s += _WEIGHT * ((self._clock() - started_s) / num_rows - self._pick_s)
             slices = []

@@ -15,21 +15,20 @@ from dataclasses import dataclass, field, replace
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance, SharedAcceptance
-from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, best_rate, longest_s
+from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance
+from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, limit_counts, longest_s
 from edgeagent.engine.speculation.answer_lengths import AnswerLengths
-from edgeagent.engine.speculation.confidence import Confidence, DraftPlan, Ending
+from edgeagent.engine.speculation.confidence import DraftPlan, Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.speculation.experience import Experience
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.planning_time import PlanningTime
+from edgeagent.engine.speculation.step_times import StepTimes
 from edgeagent.engine.speculation.tally import Tally
-from edgeagent.engine.speculation.trials import Candidate, Trials
-from edgeagent.types.choices import DraftRecord
+from edgeagent.engine.speculation.trials import Candidate, Trial, Trials, best_first
 
 # One of this many steps has no drafts, so that the cost of a step without drafts stays known.
 _PLAIN_EVERY = 128
-# Measured times change slowly, so they are looked up again only after this many steps.
-_STEPS_PER_LOOKUP = 16
 # While no draft pays, check again only after this many steps, or when a text begins to repeat itself.
 _REST = 8
 # Sources by the least length of a match in a sequence's own text: after a longer match, more tokens are accepted.
@@ -80,58 +79,49 @@ class Proposals:
         costs: CostModel,
         itl_budget_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
+        is_end: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """`costs` are those of the target's steps. `itl_budget_s` bounds a step with drafts (allocation.longest_s)."""
+        """`costs` are those of the target's steps. `itl_budget_s` bounds a step with drafts (allocation.longest_s).
+
+        `is_end` says whether a token ends the answer.
+        """
         self._itl_budget_s = itl_budget_s
+        self._is_end = is_end
         self._drafters = drafters
-        self._costs = costs
         self._max_tokens = min(drafters.max_tokens, MAX_DRAFTED)
         self._has_sources = self._max_tokens > 0 and (drafters.model is not None or drafters.ngrams is not None)
-        self._shared: dict[tuple[str, str], SharedAcceptance] = {}  # by source and kind of sampler
-        self._confidence: dict[str, Confidence] = {}  # in the draft model's probabilities, by kind of sampler
+        self.experience = Experience(self._max_tokens)
+        """What verified drafts have shown about the sources."""
         self._states: dict[str, _State] = {}
-        self._num_steps = self._looked_up_at = self._planned_at = 0
+        self._times = StepTimes(costs, drafters.model, self._max_tokens)
+        self._num_steps = self._planned_at = 0
         self._planning = PlanningTime(drafters.planning_share)
         self._trials = Trials()
         self._answer_lengths = AnswerLengths()
         self._rest = 0  # steps during which the draft model is not asked
-        self._times: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
         self.tally = Tally()
         self._clock = clock
         self._draft_s, self._num_accepted = 0.0, 0  # of this step
-        self._has_proposed = False  # in this step
+        self._has_proposed = self._has_computed = False  # in this step; `_has_computed`: the draft model
         self.is_first_awaited = False
-        """Whether a request waits for its first token. The draft model then computes no prompts: that would delay it."""
+        """Whether a request waits for its first token. The draft model then reads no prompt, which would delay it."""
         self.has_drafted = False
-        """Whether the latest step had drafts."""
+        """Whether the latest step had drafts, or the draft model computed beside it."""
 
     @property
     def draft_model(self) -> DraftModel | None:
         """The draft model, if there is one."""
         return self._drafters.model
 
-    def records(self) -> tuple[DraftRecord, ...]:
-        """Return how often drafts were accepted, for `learn` in a later process."""
-        return tuple(
-            DraftRecord(source, sampler, *map(tuple, shared.counts()))
-            for (source, sampler), shared in self._shared.items()
-        )
-
-    def learn(self, records: Items[DraftRecord]) -> None:
-        """Start with the records of an earlier process."""
-        for each in records:
-            shared = self._shared.setdefault((each.source, each.sampler), SharedAcceptance(self._max_tokens))
-            shared.begin_with(each.judged, each.stood)
-
     def propose(self, running: Items[Sequence], num_cells: int = 0) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id, for decoding sequences only. `num_cells` of the cache are in use."""
-        started_s, self._num_accepted = self._clock(), 0
+        started_s, self._num_accepted, self._has_computed = self._clock(), 0, False
         proposals = self._proposed(running, num_cells)
         if self._drafters.are_even and proposals:
             proposals = self._cut_even(proposals, [sequence.id for sequence in running if sequence.is_decoding])
         self._has_proposed = bool(proposals)
         states = (self._states.get(sequence.id) for sequence in running)
-        self.has_drafted = any(state is not None and state.source for state in states)
+        self.has_drafted = self._has_computed or any(state is not None and state.source for state in states)
         self._draft_s = self._clock() - started_s
         return proposals
 
@@ -139,7 +129,7 @@ class Proposals:
         """Forget the proposals of the latest call of `propose`. Return whether there were any."""
         for state in self._states.values():
             state.source, state.ending = "", None
-        had_any, self._has_proposed, self.has_drafted = self._has_proposed, False, False
+        had_any, self._has_proposed, self.has_drafted = self._has_proposed, False, self._has_computed
         return had_any
 
     def _proposed(self, running: Items[Sequence], num_cells: int) -> dict[str, tuple[int, ...]]:
@@ -180,17 +170,21 @@ class Proposals:
                 state.ending.cut(least)
         return {name: tokens[:least] for name, tokens in proposals.items()} if least else {}
 
-    def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
-        """Note how many of a sequence's proposals were accepted; a grammar's proposals do not count as drafts."""
+    def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int, *, has_ended: bool = False) -> None:
+        """Note how many of a sequence's proposals were accepted; a grammar's proposals do not count as drafts.
+
+        `has_ended`: the last accepted one ended the answer. Those after it were not compared.
+        """
         state = self._states.get(sequence.id)
         if state is not None and state.source:
             sequence.num_drafted += num_proposed
             sequence.num_accepted += num_accepted
-            self._num_accepted += num_accepted
-            self.tally.add_draft(state.source, num_proposed, num_accepted)
-            ending, num_judged = state.ending, num_proposed
+            # A step without drafts would also have shown the end.
+            self._num_accepted += num_accepted - has_ended
+            self.tally.add_draft(state.source, num_proposed, num_accepted, has_ended=has_ended)
+            ending, num_judged = state.ending, num_accepted if has_ended else num_proposed
             if ending is not None:
-                self._confidence_of(sequence).observe(ending.probabilities, num_accepted)
+                self.experience.confidence(sequence.spec.sampler.kind).observe(ending.probabilities, num_accepted)
                 num_judged += ending.is_early  # the place after an early end counts as refused
             state.acceptances[state.source].observe(num_judged, num_accepted)
 
@@ -221,31 +215,29 @@ class Proposals:
         found = [self._find_ngram(sequence, min(rooms[sequence.id], self._max_tokens)) for sequence in free]
         if is_resting and not any(found) and not is_fixed:
             return {}
-        target_s, steps_s = self._look_up(plain, len(free))
+        target_s, steps_s = self._times.look_up(plain, len(free), self._planning.plan_s, self._num_steps)
         candidates = []
         for sequence, ngram in zip(free, found, strict=True):
             offers = [*ngram, *self._ask_model(sequence, min(rooms[sequence.id], self._max_tokens), steps_s)]
-            if len(offers) > 1:
-                offers.sort(key=lambda each: -best_rate(each.offer, target_s, len(rooms)))
-            candidates += offers[:1]
+            candidates += best_first(offers, target_s, len(rooms))[:1]
+        behind = [candidate.sequence for candidate in candidates if candidate.catch_up_s]
         counts, gain = self._choose(candidates, target_s, len(rooms))
         if is_fixed:
-            self._fix(candidates, counts)
-            gain = 0.0
+            self._fix(candidates, counts, target_s, len(rooms))
+            for sequence in behind:
+                self._states[sequence.id].is_awaited |= bool(sequence.spec.draft_tokens)
         if self._drafters.are_even:
             counts = [min(counts, default=0) if len(candidates) == len(free) else 0] * len(counts)
         proposals: dict[str, tuple[int, ...]] = {}
-        guesses: list[tuple[Sequence, int]] = []
+        guesses = [(sequence, 0) for sequence in behind if self._states[sequence.id].is_awaited]
         for candidate, count in zip(candidates, counts, strict=True):
             state = self._states[candidate.sequence.id]
-            if candidate.catch_up_s:
-                if state.is_awaited:
-                    guesses.append((candidate.sequence, 0))
-            elif count:
-                state.source, state.is_awaited = candidate.source, False
+            if count and not candidate.catch_up_s:
+                state.source = candidate.source
                 if candidate.tokens:
                     proposals[candidate.sequence.id] = candidate.tokens[:count]
                 else:
+                    state.is_awaited = False
                     guesses.append((candidate.sequence, count))
         is_restoring = self._drafters.model is not None and self._drafters.model.is_restoring
         goes_on = bool(proposals or guesses or is_restoring)
@@ -256,95 +248,94 @@ class Proposals:
             guesses = self._end_early(guesses, plan)
             endings = {sequence.id: ending for sequence, _ in guesses if (ending := self._states[sequence.id].ending)}
             proposals |= self._drafters.model.draft(guesses, endings)
+            self._has_computed = True
         if not goes_on:
             self._rest = _REST
         return proposals
-
-    def _look_up(self, plain: StepShape, num_free: int) -> tuple[list[float], list[float]]:
-        """Return two lists of expected seconds: of a target step with n draft tokens, and of a draft step.
-
-        Item n of the second list is for n sequences. That list is empty without a draft model. Each target step with
-        drafts includes the time of planning them. Before the first measurement, all target steps count as 1 s.
-        """
-        if self._num_steps - self._looked_up_at >= _STEPS_PER_LOOKUP:
-            self._times.clear()
-            self._looked_up_at = self._num_steps
-        known = self._times.get((plain.num_tokens, num_free))
-        if known is None:
-            most = min(MAX_DRAFTED, self._max_tokens * num_free)
-            # Before the first measurement, all lengths count as equally expensive.
-            depth = plain.num_pairs / plain.num_tokens
-            target_s = self._costs.compare(plain, range(most + 1), depth) or [1.0] * (most + 1)
-            target_s[1:] = [step_s + self._planning.plan_s for step_s in target_s[1:]]
-            model = self._drafters.model
-            known = target_s, [] if model is None else model.steps_s(num_free, int(depth))
-            self._times[plain.num_tokens, num_free] = known
-        return known
 
     def _end_early(self, guesses: Items[tuple[Sequence, int]], plan: DraftPlan) -> list[tuple[Sequence, int]]:
         """Let drafts end early where the draft model is unsure (see DraftPlan); return `guesses` with new lengths."""
         num_drafting, found = sum(count > 0 for _, count in guesses), []
         for sequence, count in guesses:
             if count:
-                confidence, room = self._confidence_of(sequence), sequence.max_length - len(sequence.tokens) - 1
-                needs = plan.needs(confidence.rate, count, num_drafting, room) if confidence.is_known else []
+                confidence = self.experience.confidence(sequence.spec.sampler.kind)
+                is_planned = plan.gain > 0.0 and not sequence.spec.draft_tokens
+                needs: list[float] = []
+                if is_planned and confidence.is_known:
+                    room = sequence.max_length - len(sequence.tokens) - 1
+                    needs = plan.needs(confidence.rate, count, num_drafting, room)
+                    count = max(count, len(needs) + 1)
+                elif is_planned:
+                    count = min(count, NUM_FIRST)
                 self._states[sequence.id].ending = Ending(confidence, needs)
-                is_unknown = plan.gain and not confidence.is_known
-                count = min(count, NUM_FIRST) if is_unknown else max(count, len(needs) + 1)
             found.append((sequence, count))
         return found
 
-    def _confidence_of(self, sequence: Sequence) -> Confidence:
-        return self._confidence.setdefault(sequence.spec.sampler.kind, Confidence())
-
     def _choose(
-        self, candidates: Items[Candidate], target_s: Items[float], num_sequences: int
+        self, candidates: list[Candidate], target_s: Items[float], num_sequences: int
     ) -> tuple[list[int], float]:
         """Return how many tokens each candidate may draft in this step, and the factor by which that raises the rate.
 
-        The rate is in tokens per second. The factor is 0 if there are no drafts, or if they are a trial.
+        The rate is in tokens per second. The factor is 0 if there are no drafts, or if they are a trial. A candidate
+        whose source is behind, or another source is to be tried, is replaced by the other source of its sequence.
         """
         if self._num_steps % _PLAIN_EVERY == 0:
             return [0] * len(candidates), 0.0
-        counts, gain = allocate(
-            [candidate.offer for candidate in candidates], target_s, num_sequences, self._itl_budget_s
-        )
+        offers = [candidate.offer for candidate in candidates]
+        counts, gain = allocate(offers, target_s, num_sequences, self._itl_budget_s)
         if any(candidate.catch_up_s for candidate in candidates):
-            self._decide_catching_up(candidates, counts, target_s[0] * (1.0 - 1.0 / gain))
-            offers = [_NOTHING if candidate.catch_up_s else candidate.offer for candidate in candidates]
+            best, counts_of_best, best_gain = list(candidates), counts, gain
+            for index, candidate in enumerate(best):
+                if candidate.catch_up_s:
+                    offers[index] = _NOTHING
+                    if candidate.other is not None:
+                        candidates[index], offers[index] = candidate.other, candidate.other.offer
             counts, gain = allocate(offers, target_s, num_sequences, self._itl_budget_s)
+            self._decide_catching_up(best, counts_of_best, target_s[0] * (1.0 / gain - 1.0 / best_gain))
         for candidate, count in zip(candidates, counts, strict=True):
-            candidate.acceptance.num_idle_steps = 0 if count else candidate.acceptance.num_idle_steps + 1
+            candidate.note_step(count)
         trial = self._trials.of_unknown(candidates, target_s, num_sequences)
+        trial = trial or self._trials.of_other(candidates, target_s, num_sequences)
         if trial is None and not any(counts):
             num_plain_steps = self._num_steps - self._planned_at
             trial = self._trials.next(candidates, target_s, num_sequences, num_plain_steps)
         if trial is None:
             return counts, gain if any(counts) else 0.0
-        self._try(candidates, counts, *trial)
+        index = next(place for place, each in enumerate(candidates) if each.sequence is trial.candidate.sequence)
+        self._try(candidates, counts, index, trial)
         return counts, 0.0
 
-    def _try(self, candidates: Items[Candidate], counts: list[int], index: int, count: int) -> None:
-        """Change `counts` so that the candidate at `index` drafts up to `count` tokens in this step.
+    def _try(self, candidates: list[Candidate], counts: list[int], index: int, trial: Trial) -> None:
+        """Change `candidates` and `counts` so that the trial is made at `index` in this step.
 
-        If the draft model lacks tokens of the candidate's sequence, it catches up first, and `counts` does not change.
-        If all sequences of a step must get equally many tokens, try all candidates, not only this one.
+        If the draft model lacks tokens of its sequence, it catches up first, and `counts` does not change. If all
+        sequences of a step must get equally many tokens, try all candidates, not only this one.
         """
-        tried = candidates if self._drafters.are_even else [candidates[index]]
+        candidates[index] = trial.candidate
+        tried = candidates if self._drafters.are_even else [trial.candidate]
         if behind := [each for each in tried if each.catch_up_s]:
             for each in behind:
                 self._states[each.sequence.id].is_awaited = True
             return
         for place, each in enumerate(candidates):
             if place == index or self._drafters.are_even:
-                counts[place], each.acceptance.num_idle_steps = min(count, len(each.offer.chances)), 0
+                counts[place], each.acceptance.num_idle_steps = min(trial.count, len(each.offer.chances)), 0
 
-    def _fix(self, candidates: Items[Candidate], counts: list[int]) -> None:
-        """Set `counts` of the sequences whose clients asked for a number of draft tokens."""
-        for index, candidate in enumerate(candidates):
-            if asked := candidate.sequence.spec.draft_tokens:
-                counts[index] = min(asked, len(candidate.offer.chances))
-                self._states[candidate.sequence.id].is_awaited = candidate.catch_up_s > 0.0
+    def _fix(self, candidates: Items[Candidate], counts: list[int], target_s: Items[float], num_sequences: int) -> None:
+        """Set `counts` of the sequences whose clients asked for a number of draft tokens.
+
+        They get fewer if other streams would become too slow.
+        """
+        asked = {
+            index: min(candidate.sequence.spec.draft_tokens, len(candidate.offer.chances))
+            for index, candidate in enumerate(candidates)
+            if candidate.sequence.spec.draft_tokens and not candidate.catch_up_s
+        }
+        for index, count in asked.items():
+            counts[index] = count
+        if len(asked) < num_sequences:
+            offers = [candidate.offer for candidate in candidates]
+            limit_counts(counts, list(asked), offers, target_s, self._itl_budget_s)
 
     def _decide_catching_up(self, candidates: Items[Candidate], counts: Items[int], saved_s: float) -> None:
         """Choose the sequences for which the draft model should catch up, so that it can draft for them.
@@ -368,6 +359,8 @@ class Proposals:
         tokens, length = self._drafters.ngrams.find(sequence, max_tokens)
         if not tokens:
             return []
+        end = next((place for place, token in enumerate(tokens) if self._is_end(token)), len(tokens))
+        tokens = tokens[: end + 1]
         source = next(name for least, name in _NGRAM_SOURCES if length >= least)
         acceptance = self._acceptance(sequence, source)
         return [Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens)]
@@ -384,9 +377,7 @@ class Proposals:
     def _acceptance(self, sequence: Sequence, source: str) -> Acceptance:
         known = self._states[sequence.id].acceptances
         if source not in known:
-            kind = (source, sequence.spec.sampler.kind)
-            shared = self._shared.setdefault(kind, SharedAcceptance(self._max_tokens))
-            known[source] = Acceptance(shared)
+            known[source] = self.experience.of_sequence(source, sequence.spec.sampler.kind)
         return known[source]
 
     def _forced(self, sequence: Sequence) -> tuple[int, ...]:

@@ -26,7 +26,10 @@ class Tally:
 
     @property
     def gain(self) -> float:
-        """The factor by which drafts raised the tokens per second of steps with drafts; 0 if there was no such step."""
+        """The factor by which drafts raised the tokens per second; 0 if there were none.
+
+        Steps count in which there were drafts, or the draft model computed.
+        """
         return self._without_s / self._taken_s if self._taken_s else 0.0
 
     def counts(self) -> tuple[DraftCounts, ...]:
@@ -36,20 +39,21 @@ class Tally:
             for name, source in tuple(self._sources.items())
         )
 
-    def add_draft(self, name: str, num_drafted: int, num_stood: int) -> None:
+    def add_draft(self, name: str, num_drafted: int, num_stood: int, *, has_ended: bool = False) -> None:
         """Count one draft, of which `num_stood` tokens were accepted.
 
-        Tokens after the first refused one count as not verified.
+        Tokens after the first refused one count as not verified, as do those after an accepted one that `has_ended`
+        the answer.
         """
         source = self._sources.setdefault(name, _Source())
         _add(source.chosen, num_drafted)
-        for position in range(min(num_drafted, num_stood + 1)):
+        for position in range(num_stood if has_ended else min(num_drafted, num_stood + 1)):
             _add(source.judged, position)
             if position < num_stood:
                 _add(source.stood, position)
 
     def add_step(self, num_sequences: int, num_accepted: int, taken_s: float, plain_s: float) -> None:
-        """Count a step with drafts, in which all sequences decode.
+        """Count a step with drafts, or beside which the draft model computed, and in which all sequences decode.
 
         `taken_s`: how long the step and its drafting took. `plain_s`: how long the step would take without drafts,
         with one token for each sequence.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from types import MappingProxyType
@@ -81,6 +81,14 @@ class Timed(FakeRunner):
         return costs
 
 
+def measured(target_s: Callable[[int], float]) -> CostModel:
+    """Return the costs of a target with these step times."""
+    costs = CostModel(512)
+    for size in (1, 2, 4, 8, 16):
+        costs.observe(StepShape.alone(size, 0), target_s(size))
+    return costs
+
+
 def timed(clock: FakeClock, base_s: float, token_s: float) -> Timed:
     runner = Timed(num_cells=4096, max_batch=512, max_outputs=512, end_token=-1)
     runner.clock, runner.base_s, runner.token_s = clock, base_s, token_s
@@ -129,10 +137,8 @@ class Counting(ScriptedDraft):
 
 @pytest.mark.parametrize("why", ["its client wants none", "it has no room"])
 def test_nothing_is_drafted_if_all_must_get_equally_many_and_one_gets_none(why: str) -> None:
-    costs, now_s, draft = CostModel(512), 0.0, Counting(0.002)
-    for size in (1, 2, 4, 8, 16):
-        costs.observe(StepShape.alone(size, 0), tiles(size))
-    proposals = Proposals(Drafters(draft, are_even=True), costs, clock=lambda: now_s)
+    now_s, draft = 0.0, Counting(0.002)
+    proposals = Proposals(Drafters(draft, are_even=True), measured(tiles), clock=lambda: now_s)
     free, bound = decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")
     if why == "it has no room":
         bound.max_length = len(bound.tokens) + 1
@@ -149,15 +155,32 @@ def test_nothing_is_drafted_if_all_must_get_equally_many_and_one_gets_none(why: 
 
 
 def test_withdrawn_drafts_are_not_counted() -> None:
-    costs = CostModel(512)
-    for size in (1, 2, 4, 8, 16):
-        costs.observe(StepShape.alone(size, 0), tiles(size))
-    proposals = Proposals(Drafters(ScriptedDraft(0.002), planning_share=ALWAYS), costs)
+    proposals = Proposals(Drafters(ScriptedDraft(0.002), planning_share=ALWAYS), measured(tiles))
     sequence = decoding([5, 6, 7])
     sequence.spec = replace(sequence.spec, draft_tokens=4)
     assert not proposals.withdraw()
     assert proposals.propose([sequence], len(sequence.tokens)) and proposals.has_drafted
-    assert proposals.withdraw() and not proposals.has_drafted
+    assert proposals.withdraw() and proposals.has_drafted, "the draft model has computed, so the step counts"
     assert not proposals.withdraw()
     proposals.observe(sequence, 0, 0)
     assert (sequence.num_drafted, proposals.tally.counts()) == (0, ())
+
+
+@pytest.mark.parametrize(("asked", "most"), [((16, 0), 1), ((16, None), 1), ((16, 16), 16)])
+def test_a_client_that_asks_for_drafts_slows_no_other_stream(asked: tuple[int | None, ...], most: int) -> None:
+    """A step of 17 tokens takes many times as long as one of 2. Streams that all asked for drafts get them."""
+    proposals = Proposals(Drafters(ScriptedDraft(0.0001)), measured(lambda size: 0.010 * size))
+    sequences = [decoding([5, 6, 7], name) for name in "ab"]
+    for sequence, number in zip(sequences, asked, strict=True):
+        sequence.spec = replace(sequence.spec, draft_tokens=number)
+    lengths = [sum(map(len, proposals.propose(sequences).values())) for _ in range(20)]
+    assert max(lengths) <= most * len(sequences)
+    assert (min(lengths) == 32) == (most == 16)
+
+
+def test_a_step_beside_which_the_draft_model_catches_up_counts_as_a_step_with_drafts() -> None:
+    proposals = Proposals(Drafters(ScriptedDraft(0.001, catch_up_s=5.0)), CostModel(64))
+    sequence = decoding([5, 6, 7])
+    assert proposals.propose([sequence]) == {} and not proposals.has_drafted
+    sequence.spec = replace(sequence.spec, draft_tokens=2)
+    assert proposals.propose([sequence]) == {} and proposals.has_drafted

@@ -199,7 +199,10 @@ def tile_of_four(num_tokens: int) -> float:
 
 def test_two_unlucky_first_drafts_do_not_end_drafting() -> None:
     machine = Machine(tile_of_four, 0.0, ScriptedDraft(0.0027))
-    while machine.proposals._shared == {} or sum(next(iter(machine.proposals._shared.values())).counts()[0]) < 2:
+    while (
+        machine.proposals.experience._shared == {}
+        or sum(next(iter(machine.proposals.experience._shared.values())).counts()[0]) < 2
+    ):
         machine.run(1)
     machine.rate = 0.78
     assert sum(map(bool, machine.run(60))) > 30
@@ -252,7 +255,7 @@ def known(proposals: Proposals) -> Proposals:
     """Return the proposals after drafts of n-grams that were accepted in an earlier process."""
     counts = (20.0,) * 16
     kind = decoding([1]).spec.sampler.kind
-    proposals.learn([DraftRecord(source, kind, counts, counts) for _, source in _NGRAM_SOURCES])
+    proposals.experience.learn([DraftRecord(source, kind, counts, counts) for _, source in _NGRAM_SOURCES])
     return proposals
 
 
@@ -305,7 +308,7 @@ def test_a_refused_token_ends_the_trials_of_an_unknown_source() -> None:
     sequence = decoding([5, 6, 7])
     assert len(proposals.propose([sequence])["a"]) == 3
     proposals.observe(sequence, 3, 0)
-    assert proposals._shared[next(iter(proposals._shared))].num_to_try == 0
+    assert proposals.experience._shared[next(iter(proposals.experience._shared))].num_to_try == 0
 
 
 def test_a_text_that_repeats_itself_needs_no_draft_model() -> None:
@@ -325,7 +328,7 @@ def test_a_sequence_gets_no_more_than_it_has_room_for() -> None:
 
 
 def test_as_many_are_drafted_as_a_request_asks_for() -> None:
-    proposals = still(Drafters(ScriptedDraft(9.0)), CostModel(64))  # drafting never pays
+    proposals = still(Drafters(ScriptedDraft(0.05)), CostModel(64))  # the target's steps take 1 s
     sequences = [decoding([5, 6, 7], name) for name in "abc"]
     for sequence, asked in zip(sequences, (3, 0, None), strict=True):
         sequence.spec = replace(sequence.spec, draft_tokens=asked)

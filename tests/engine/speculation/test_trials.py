@@ -11,7 +11,7 @@ from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance, SharedAcceptance
 from edgeagent.engine.speculation.allocation import Offer
-from edgeagent.engine.speculation.trials import Candidate, Trials
+from edgeagent.engine.speculation.trials import Candidate, Trial, Trials
 
 TARGET_S = [0.010, *(0.011 + 0.0001 * number for number in range(64))]
 
@@ -36,17 +36,16 @@ def test_an_unknown_source_is_tried_at_once_and_longer_while_all_stands() -> Non
     trials, shared = Trials(), unknown()
     lengths = []
     while (trial := trials.of_unknown([candidate(shared)], TARGET_S, 1)) is not None:
-        index, count = trial
-        assert index == 0
-        lengths.append(count)
-        shared.add(count, count)
+        lengths.append(trial.count)
+        shared.add(trial.count, trial.count)
     assert lengths == [3, 7, 15]
 
 
 def test_a_source_with_refused_tokens_is_tried_while_it_may_pay() -> None:
     shared, num_trials = refused(), 0
     half_as_long_again = [0.018, *[0.028] * 16]
-    while Trials().of_unknown([candidate(shared)], half_as_long_again, 1) == (0, NUM_FIRST):
+    while (trial := Trials().of_unknown([candidate(shared)], half_as_long_again, 1)) is not None:
+        assert trial.count == NUM_FIRST
         shared.add(1, 0)
         num_trials += 1
     assert 2 <= num_trials <= 7
@@ -96,7 +95,7 @@ def test_a_sequence_without_any_draft_comes_first_else_the_one_that_waits_longes
         while (trial := trials.next(each, TARGET_S, 1, 1)) is None:
             pass
         order.append(trial)
-    assert order == [(2, NUM_FIRST), (1, NUM_FIRST)]
+    assert order == [Trial(new, NUM_FIRST), Trial(waiting, NUM_FIRST)]
 
 
 def test_nothing_that_cannot_pay_is_tried() -> None:

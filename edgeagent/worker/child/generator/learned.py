@@ -51,7 +51,7 @@ class Lessons:
     def teach_engine(self, engine: Engine) -> None:
         """Initialise an engine's acceptance rates with earlier ones, if they are of the same draft model."""
         if self._earlier.draft == self._draft:
-            engine.proposals.learn(self._earlier.records)
+            engine.proposals.experience.learn(self._earlier.records)
 
     def to_keep(self, engine: Engine) -> bytes:
         """Return the calibration together with what the engine has learned until now."""
@@ -60,7 +60,7 @@ class Lessons:
             times=_times(engine.cost_model),
             draft=self._draft,
             draft_times=() if model is None else _times(model.costs),
-            records=engine.proposals.records(),
+            records=engine.proposals.experience.records(),
         )
         return msgspec.json.encode(structs.replace(self._kept, learned=learned, work=engine.cost_model.work.sums()))
 

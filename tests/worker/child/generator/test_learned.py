@@ -48,12 +48,12 @@ def test_costs_and_drafts_begin_with_what_an_earlier_worker_learnt(load: Load) -
         first.engine.cost_model.observe(StepShape.alone(96, 0), 1.5)
     first.engine.cost_model.work.note(StepShape.alone(96, 0), 1.5)
     record = DraftRecord(MODEL, "greedy", (9.0, 8.0, 0.0, 0.0), (9.0, 4.0, 0.0, 0.0))
-    first.engine.proposals.learn([record])
+    first.engine.proposals.experience.learn([record])
     kept = first.to_keep
     first.close()
     second = begin(load, kept)
     assert second.engine.cost_model.predict(StepShape.alone(96, 0)) == pytest.approx(1.5, rel=0.2)
-    assert record in second.engine.proposals.records()
+    assert record in second.engine.proposals.experience.records()
     assert second.engine.cost_model.work.sums() == (StepSums("prompt", 1.0, 96.0, 0.0, 0.0, 1.5),)
     second.close()
 
@@ -104,13 +104,13 @@ def test_what_requests_taught_replaces_the_calibration() -> None:
 def test_another_draft_is_expected_nothing_of(load: Load, tmp_path: Path) -> None:
     assert load.draft_path is not None
     first = begin(load)
-    first.engine.proposals.learn([DraftRecord(MODEL, "greedy", (9.0,), (9.0,))])
+    first.engine.proposals.experience.learn([DraftRecord(MODEL, "greedy", (9.0,), (9.0,))])
     kept = first.to_keep
     first.close()
     other = tmp_path / "other.gguf"
     other.write_bytes(Path(load.draft_path).read_bytes())
     second = begin(msgspec.structs.replace(load, draft_path=str(other)), kept)
-    assert second.engine.proposals.records() == ()
+    assert second.engine.proposals.experience.records() == ()
     second.close()
 
 

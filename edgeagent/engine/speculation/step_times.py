@@ -1,0 +1,44 @@
+"""Looks up how long steps with drafts would take, and remembers the answers for a few steps."""
+
+from __future__ import annotations
+
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.speculation.allocation import MAX_DRAFTED
+from edgeagent.engine.speculation.draft_model import DraftModel
+
+# Measured times change slowly, so they are looked up again only after this many steps.
+_STEPS_PER_LOOKUP = 16
+
+
+class StepTimes:
+    """The expected seconds of the target's steps with drafts, and of the draft model's steps."""
+
+    def __init__(self, costs: CostModel, model: DraftModel | None, max_tokens: int) -> None:
+        """`costs` are those of the target's steps. `max_tokens`: the most tokens of a draft."""
+        self._costs, self._model, self._max_tokens = costs, model, max_tokens
+        self._looked_up_at = 0
+        self._times: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
+
+    def look_up(
+        self, plain: StepShape, num_free: int, plan_s: float, num_steps: int
+    ) -> tuple[list[float], list[float]]:
+        """Return two lists of expected seconds: of a target step with n draft tokens, and of a draft step.
+
+        Item n of the second list is for n sequences. That list is empty without a draft model. Each target step with
+        drafts includes `plan_s`, the time of planning them. Before the first measurement, all target steps count as
+        1 s. `plain`: the shape of the step without drafts. `num_steps`: how many steps there were.
+        """
+        if num_steps - self._looked_up_at >= _STEPS_PER_LOOKUP:
+            self._times.clear()
+            self._looked_up_at = num_steps
+        known = self._times.get((plain.num_tokens, num_free))
+        if known is None:
+            most = min(MAX_DRAFTED, self._max_tokens * num_free)
+            # Before the first measurement, all lengths count as equally expensive.
+            depth = plain.num_pairs / plain.num_tokens
+            target_s = self._costs.compare(plain, range(most + 1), depth) or [1.0] * (most + 1)
+            target_s[1:] = [step_s + plan_s for step_s in target_s[1:]]
+            known = target_s, [] if self._model is None else self._model.steps_s(num_free, int(depth))
+            self._times[plain.num_tokens, num_free] = known
+        return known

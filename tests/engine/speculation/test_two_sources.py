@@ -1,0 +1,111 @@
+"""Two sources for one sequence: each drafts when it is better, and none is forgotten."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from edgeagent.engine.speculation.acceptance import Acceptance, SharedAcceptance
+from edgeagent.engine.speculation.proposals import _NGRAM_SOURCES, MODEL, Drafters, Proposals
+from edgeagent.types.choices import DraftRecord
+from tests.engine.speculation.test_never_costs import measured
+from tests.engine.speculation.test_proposals import Repeating, ScriptedDraft, decoding, tiles
+from tests.fakes import ALWAYS
+
+
+def records(**rates: float) -> list[DraftRecord]:
+    """Return records of many drafts of the model and of n-grams, of which these shares were accepted."""
+    sources = {"model": [MODEL], "ngrams": [source for _, source in _NGRAM_SOURCES]}
+    found = []
+    for name, rate in rates.items():
+        judged = tuple(40.0 * rate**position for position in range(16))
+        stood = tuple(rate * count for count in judged)
+        found += [DraftRecord(source, decoding([1]).spec.sampler.kind, judged, stood) for source in sources[name]]
+    return found
+
+
+@dataclass
+class Text:
+    """Two sources that draft for one stream; each source's tokens are accepted at a rate of its own."""
+
+    rates: dict[str, float]
+    draft: ScriptedDraft | None = None
+    now_s: float = 0.0
+    used: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.costs = measured(tiles)
+        drafters = Drafters(self.draft, Repeating({"a": 16}), planning_share=ALWAYS)
+        self.proposals = Proposals(drafters, self.costs, clock=lambda: self.now_s)
+        self.sequence = decoding([5, 6, 7])
+        self.chance = random.Random(3)
+
+    def rate(self, num_steps: int) -> float:
+        """Run steps; return their rate in tokens per second."""
+        began_s, num_tokens = self.now_s, 0
+        for _ in range(num_steps):
+            drafts = self.proposals.propose([self.sequence]).get("a", ())
+            source = self.proposals._states["a"].source
+            self.used[source] += 1
+            stood = 0
+            while stood < len(drafts) and self.chance.random() < self.rates["model" if source == MODEL else "ngrams"]:
+                stood += 1
+            if drafts:
+                self.proposals.observe(self.sequence, len(drafts), stood)
+            self.sequence.num_computed += 1 + stood
+            self.sequence.tokens.extend([1] * (1 + stood))
+            self.sequence.max_length += 1 + stood
+            self.now_s += tiles(1 + len(drafts)) + (source == MODEL) * len(drafts) * 0.003
+            num_tokens += 1 + stood
+        return num_tokens / (self.now_s - began_s)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.8, 0.9])
+def test_a_draft_model_that_is_behind_takes_no_drafts_from_the_text(share: float) -> None:
+    """The model would be better, but catching up for a minute is not worth it."""
+    alone, beside = (Text({"model": 0.95, "ngrams": share}, draft) for draft in (None, ScriptedDraft(0.0005, 60.0)))
+    for text in (alone, beside):
+        text.proposals.experience.learn(records(model=0.95, ngrams=share))
+    assert beside.rate(200) == pytest.approx(alone.rate(200), rel=0.02)
+    assert beside.used[MODEL] == 0 and beside.draft is not None and beside.draft.num_catch_ups == 0
+
+
+def test_the_text_drafts_while_the_draft_model_catches_up() -> None:
+    draft = ScriptedDraft(0.0005, 0.01)
+    text = Text({"model": 0.95, "ngrams": 0.6}, draft)
+    text.proposals.experience.learn(records(model=0.95, ngrams=0.6))
+    text.rate(10)
+    num_catch_ups = draft.num_catch_ups
+    assert num_catch_ups >= 9 and text.used[MODEL] == text.used[""] == 0
+    draft.missing_s = 0.0
+    text.rate(10)
+    assert text.used[MODEL] == 10 and draft.num_catch_ups == num_catch_ups
+
+
+def test_a_source_that_became_better_is_found_beside_one_that_pays() -> None:
+    text = Text({"model": 0.8, "ngrams": 0.98}, ScriptedDraft(0.003))
+    text.proposals.experience.learn(records(model=0.8, ngrams=0.1))
+    text.rate(1000)
+    before = text.used[MODEL]
+    text.rate(200)
+    assert text.used[MODEL] - before <= 4
+
+
+def test_the_other_source_takes_few_steps() -> None:
+    text = Text({"model": 0.9, "ngrams": 0.05}, ScriptedDraft(0.003))
+    text.proposals.experience.learn(records(model=0.9, ngrams=0.05))
+    text.rate(2000)
+    assert text.used[MODEL] >= 0.97 * 2000
+
+
+def test_a_sequence_hears_what_others_have_shown() -> None:
+    shared = SharedAcceptance(16)
+    shared.begin_with([20.0] * 3, [2.0] * 3)
+    silent, busy = Acceptance(shared), Acceptance(shared)
+    assert silent.chances[0] < 0.2
+    for _ in range(200):
+        busy.observe(3, 3)
+    assert silent.chances[0] > 0.9
