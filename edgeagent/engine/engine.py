@@ -119,7 +119,7 @@ class Engine:
             num_cells_used=self._prefixes.num_cells_used,
             prefill_tokens_per_s=self._costs.rates[0],
             token_s=self._costs.rates[1],
-            step_error=self.cost_model.error,
+            step_errors=tuple(prefixes.costs.error for prefixes in self._stores),
             drafts=self.proposals.tally.counts(),
             draft_gain=self.proposals.tally.gain,
             num_side_bytes=self._side.num_bytes,

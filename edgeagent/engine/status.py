@@ -22,7 +22,7 @@ class EngineStatus:
     num_cells_used: int
     prefill_tokens_per_s: float
     token_s: float
-    step_error: PredictionError | None
+    step_errors: tuple[PredictionError | None, ...]  # of the model's steps, and of its draft model's if it has one
     drafts: tuple[DraftCounts, ...]
     draft_gain: float
     num_side_bytes: int  # bytes of memory that a side context may take

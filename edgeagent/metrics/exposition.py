@@ -29,8 +29,17 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
         "The 95th percentile of the same error.",
         lambda worker: worker.step_error_p95,
     ),
+    "edgeagent_draft_step_prediction_error_median": (
+        "The same median for the draft model's steps; 0 without a draft model.",
+        lambda worker: worker.draft_step_error_median,
+    ),
+    "edgeagent_draft_step_prediction_error_p95": (
+        "The 95th percentile for the draft model's steps.",
+        lambda worker: worker.draft_step_error_p95,
+    ),
     "edgeagent_draft_gain": (
-        "The token rate of steps with drafts, relative to the rate without drafts; 0 if no step had drafts.",
+        "The token rate of steps with drafts, or beside which the draft model computed, relative to the rate without "
+        "drafts; 0 if there was no such step.",
         lambda worker: worker.draft_gain,
     ),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
@@ -110,8 +119,8 @@ def _draft_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
         "edgeagent_drafts", "Drafts by source and number of tokens.", labels=["model", "source", "length"]
     )
     tokens = CounterMetricFamily(
-        "edgeagent_judged_draft_tokens",
-        "Draft tokens that the target judged, by source, position from 1, and whether it accepted them.",
+        "edgeagent_verified_draft_tokens",
+        "Draft tokens that the target verified, by source, position from 1, and whether it accepted them.",
         labels=["model", "source", "position", "accepted"],
     )
     for model in models:
@@ -120,10 +129,10 @@ def _draft_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
             for length, count in enumerate(draft.num_chosen):
                 if length:
                     lengths.add_metric([*labels, str(length)], count)
-            stood = [*draft.num_stood, *[0] * len(draft.num_judged)]
-            for position, judged in enumerate(draft.num_judged):
-                tokens.add_metric([*labels, str(position + 1), "true"], stood[position])
-                tokens.add_metric([*labels, str(position + 1), "false"], judged - stood[position])
+            accepted = [*draft.num_accepted, *[0] * len(draft.num_verified)]
+            for position, verified in enumerate(draft.num_verified):
+                tokens.add_metric([*labels, str(position + 1), "true"], accepted[position])
+                tokens.add_metric([*labels, str(position + 1), "false"], verified - accepted[position])
     yield from (lengths, tokens)
 
 

@@ -64,12 +64,12 @@ class StepSums(Struct, frozen=True, array_like=True):
 
 
 class DraftRecord(Struct, frozen=True):
-    """Counts of verified (`judged`) and accepted (`stood`) draft tokens by position, for one source and sampler."""
+    """Counts of verified and of accepted draft tokens by position, for one source and one kind of sampler."""
 
     source: Name
     sampler: Name
-    judged: Counts
-    stood: Counts
+    verified: Counts
+    accepted: Counts
 
 
 class Learned(Struct, frozen=True):

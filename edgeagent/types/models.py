@@ -98,14 +98,14 @@ class CacheStatus(Struct, frozen=True):
 class DraftCounts(Struct, frozen=True):
     """Counts of the drafts of one source since the start.
 
-    `num_chosen` counts drafts by length, from 0. `num_judged` counts the verified tokens by position. `num_stood`
+    `num_chosen` counts drafts by length, from 0. `num_verified` counts the verified tokens by position. `num_accepted`
     counts the accepted ones. Tokens after a rejected one are not verified.
     """
 
     source: str
     num_chosen: tuple[int, ...] = ()
-    num_judged: tuple[int, ...] = ()
-    num_stood: tuple[int, ...] = ()
+    num_verified: tuple[int, ...] = ()
+    num_accepted: tuple[int, ...] = ()
 
 
 class WorkerStatus(Struct, frozen=True):
@@ -142,9 +142,13 @@ class WorkerStatus(Struct, frozen=True):
     step_error_p95: float = 0.0
     """The median and the 95th percentile of recent errors of predicted step times, as shares of the measured times.
     0 if too few steps were measured."""
+    draft_step_error_median: float = 0.0
+    draft_step_error_p95: float = 0.0
+    """The same for the steps of the draft model; 0 without one."""
     drafts: tuple[DraftCounts, ...] = ()
     draft_gain: float = 0.0
-    """The token rate of steps with drafts, relative to the rate without drafts; 0 if no step had drafts."""
+    """The token rate of steps with drafts, or beside which the draft model computed, relative to the rate without
+    drafts; 0 if there was no such step."""
     num_threads: int = 0
     rss_bytes: int = 0
     own_bytes: int = 0

@@ -1,4 +1,4 @@
-"""`edgeagent bench` against the real daemon and the bundled model: every number is present. None is judged."""
+"""`edgeagent bench` against the real daemon and the bundled model: every number is present. None is verified."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def test_whatever_is_drafted_the_answers_stay(path: Path, config: EngineConfig, 
     model = Model(path, config)
     naive, oracle, below = Naive(model, config), Oracle(model, config, rule), FakeTier()
     known: list[list[int]] = []
-    judged = stood = 0
+    verified = accepted = 0
     for seed in range(2):
         runner = Watched(model, config, num_back=DEPTH)
         blocks = make_blocks(model.memory_kind, config, Keyring(b"", SECRET), below)
@@ -311,12 +311,12 @@ def test_whatever_is_drafted_the_answers_stay(path: Path, config: EngineConfig, 
         assert len(asked) > 8
         check(asked, naive, EXACT_FLOOR if config is EXACT else FLOOR)
         counts = engine.proposals.tally.counts()
-        judged += sum(sum(count.num_judged) for count in counts)
-        stood += sum(sum(count.num_stood) for count in counts)
+        verified += sum(sum(count.num_verified) for count in counts)
+        accepted += sum(sum(count.num_accepted) for count in counts)
         engine.close()
         runner.close()
-    assert judged > 50
-    assert {"right": stood > 0.8 * judged, "wrong": stood == 0, "mixed": 0.4 < stood / judged < 0.9}[rule]
+    assert verified > 50
+    assert {"right": accepted > 0.8 * verified, "wrong": accepted == 0, "mixed": 0.4 < accepted / verified < 0.9}[rule]
     assert below.num_reads > 0
     for each in (naive, oracle, model):
         each.close()

@@ -55,7 +55,7 @@ def test_what_drafts_have_shown() -> None:
     assert 'length="0"' not in text
     for position, accepted, count in (("1", "true", 2), ("1", "false", 1), ("2", "true", 0), ("2", "false", 2)):
         labels = f'accepted="{accepted}",model="m",position="{position}",source="ngram"'
-        assert f"edgeagent_judged_draft_tokens_total{{{labels}}} {count}.0" in text
+        assert f"edgeagent_verified_draft_tokens_total{{{labels}}} {count}.0" in text
 
 
 def test_how_remotes_stand() -> None:

@@ -55,20 +55,22 @@ class TierReport(Shape):
 class DraftReport(Shape):
     """A source of drafts. `num_chosen[n]`: how many drafts of n tokens were made.
 
-    `num_judged[i]` and `num_stood[i]`: how many draft tokens at position i were verified, and how many were accepted.
+    `num_verified[i]` and `num_accepted[i]`: how many draft tokens at position i were verified, and how many accepted.
     """
 
     source: str
     num_chosen: list[int]
-    num_judged: list[int]
-    num_stood: list[int]
+    num_verified: list[int]
+    num_accepted: list[int]
 
 
 class WorkerReport(Shape):
     """The state of a model's process.
 
     `step_error_median` and `step_error_p95`: recent errors of predicted step times, as shares of the measured times.
-    `draft_gain`: the token rate of steps with drafts, relative to the rate without; 0 if no step had drafts.
+    `draft_step_error_median` and `draft_step_error_p95`: those of the draft model's steps; 0 without one.
+    `draft_gain`: the token rate of steps with drafts, or beside which the draft model computed, relative to the rate
+    without; 0 if there was no such step.
     """
 
     num_running: int
@@ -85,6 +87,8 @@ class WorkerReport(Shape):
     tokens_per_second: float
     step_error_median: float
     step_error_p95: float
+    draft_step_error_median: float
+    draft_step_error_p95: float
     drafts: list[DraftReport]
     draft_gain: float
     num_threads: int
@@ -324,6 +328,8 @@ def _worker(worker: WorkerStatus) -> WorkerReport:
         tokens_per_second=round(worker.tokens_per_second, 3),
         step_error_median=round(worker.step_error_median, 4),
         step_error_p95=round(worker.step_error_p95, 4),
+        draft_step_error_median=round(worker.draft_step_error_median, 4),
+        draft_step_error_p95=round(worker.draft_step_error_p95, 4),
         drafts=[shaped(DraftReport, draft) for draft in worker.drafts],
         draft_gain=round(worker.draft_gain, 3),
         memory_cache=None if worker.memory_cache is None else _cache(worker.memory_cache),

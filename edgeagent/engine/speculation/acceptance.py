@@ -30,24 +30,24 @@ _WEIGHT_AT_POSITION = 12.0  # for the rate of a sequence at one position
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of tokens by their position in a draft: those that were verified (`judged`), and those accepted (`stood`).
+    """Counts of tokens by their position in a draft: those that were verified, and those that were accepted.
 
     Tokens of older drafts count less, so the counts are not integers.
     """
 
-    judged: list[float]
-    stood: list[float]
+    verified: list[float]
+    accepted: list[float]
 
     @classmethod
     def of(cls, length: int) -> _Counts:
         return cls([0.0] * length, [0.0] * length)
 
-    def add(self, num_judged: int, num_stood: int, memory: float) -> None:
-        self.judged = [count * memory for count in self.judged]
-        self.stood = [count * memory for count in self.stood]
-        for position in range(num_judged):
-            self.judged[position] += 1.0
-            self.stood[position] += position < num_stood
+    def add(self, num_verified: int, num_accepted: int, memory: float) -> None:
+        self.verified = [count * memory for count in self.verified]
+        self.accepted = [count * memory for count in self.accepted]
+        for position in range(num_verified):
+            self.verified[position] += 1.0
+            self.accepted[position] += position < num_accepted
 
 
 class SharedAcceptance:
@@ -65,15 +65,15 @@ class SharedAcceptance:
 
         As long as all tokens were accepted, each draft is about twice as long as the one before.
         """
-        num_known = sum(judged > 0 for judged in self._counts.judged)
-        if num_known >= min(_NUM_KNOWN, self.max_tokens) or self._counts.stood != self._counts.judged:
+        num_known = sum(verified > 0 for verified in self._counts.verified)
+        if num_known >= min(_NUM_KNOWN, self.max_tokens) or self._counts.accepted != self._counts.verified:
             return 0
         return min(self.max_tokens, max(NUM_FIRST, 2 * num_known + 1))
 
     @property
     def rate(self) -> float:
         """The share of all verified tokens that were accepted. With few tokens it is close to an assumed rate."""
-        return _blend(sum(self._counts.stood), sum(self._counts.judged), _FIRST_RATE, _WEIGHT_OF_FIRST_RATE)
+        return _blend(sum(self._counts.accepted), sum(self._counts.verified), _FIRST_RATE, _WEIGHT_OF_FIRST_RATE)
 
     @property
     def likely_rate(self) -> float:
@@ -81,35 +81,35 @@ class SharedAcceptance:
 
         It is one standard deviation above `rate`, which is the mean of a beta distribution.
         """
-        num_judged = sum(self._counts.judged)
-        if num_judged >= _NUM_KNOWN:
+        num_verified = sum(self._counts.verified)
+        if num_verified >= _NUM_KNOWN:
             return self.rate
-        deviation = math.sqrt(self.rate * (1.0 - self.rate) / (num_judged + _WEIGHT_OF_FIRST_RATE + 1.0))
+        deviation = math.sqrt(self.rate * (1.0 - self.rate) / (num_verified + _WEIGHT_OF_FIRST_RATE + 1.0))
         return min(1.0, self.rate + deviation)
 
     def rates(self) -> list[float]:
         """Return the acceptance rate at each position of a draft, given that all tokens before it were accepted."""
         rate = self.rate
         return [
-            _blend(stood, judged, rate, _WEIGHT_OF_RATE)
-            for stood, judged in zip(self._counts.stood, self._counts.judged, strict=True)
+            _blend(accepted, verified, rate, _WEIGHT_OF_RATE)
+            for accepted, verified in zip(self._counts.accepted, self._counts.verified, strict=True)
         ]
 
     def counts(self) -> tuple[list[float], list[float]]:
         """Return two lists by position: the counts of verified and of accepted tokens. Older tokens count less."""
-        return list(self._counts.judged), list(self._counts.stood)
+        return list(self._counts.verified), list(self._counts.accepted)
 
-    def begin_with(self, judged: Items[float], stood: Items[float]) -> None:
+    def begin_with(self, verified: Items[float], accepted: Items[float]) -> None:
         """Start with the counts of an earlier process."""
-        for position, (num_judged, num_stood) in enumerate(zip(judged, stood, strict=False)):
+        for position, (num_verified, num_accepted) in enumerate(zip(verified, accepted, strict=False)):
             if position < self.max_tokens:
-                self._counts.judged[position] = num_judged
-                self._counts.stood[position] = min(num_stood, num_judged)
+                self._counts.verified[position] = num_verified
+                self._counts.accepted[position] = min(num_accepted, num_verified)
 
-    def add(self, num_judged: int, num_stood: int) -> None:
+    def add(self, num_verified: int, num_accepted: int) -> None:
         """Add the result of one draft: the numbers of its tokens that were verified and accepted."""
         self.num_drafts += 1
-        self._counts.add(num_judged, num_stood, _SHARED_MEMORY)
+        self._counts.add(num_verified, num_accepted, _SHARED_MEMORY)
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class Acceptance:
 
     shared: SharedAcceptance
     num_idle_steps: int = 0  # since the last draft
-    is_judged: bool = False  # a draft of this sequence was verified
+    has_verified: bool = False  # a draft of this sequence was verified
     _counts: _Counts = field(init=False)
     _chances: tuple[float, ...] | None = None
     _num_shared_drafts: int = 0  # when the chances were computed
@@ -133,27 +133,29 @@ class Acceptance:
             self._chances, self._num_shared_drafts = self._cumulated(), self.shared.num_drafts
         return self._chances
 
-    def observe(self, num_drafted: int, num_stood: int) -> None:
-        """Record that `num_stood` leading tokens of a draft were accepted and the next one, if any, was refused.
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        """Record that `num_accepted` leading tokens of a draft were accepted and the next one, if any, was refused.
 
         Tokens after the first refused one count as not verified.
         """
-        num_judged = min(num_drafted, num_stood + 1)
-        self.is_judged = True
-        self._counts.add(num_judged, num_stood, _SEQUENCE_MEMORY)
-        self.shared.add(num_judged, num_stood)
+        num_verified = min(num_drafted, num_accepted + 1)
+        self.has_verified = True
+        self._counts.add(num_verified, num_accepted, _SEQUENCE_MEMORY)
+        self.shared.add(num_verified, num_accepted)
         self._chances = None
 
     def _cumulated(self) -> tuple[float, ...]:
         expected = self.shared.rate
-        rate = _blend(sum(self._counts.stood), sum(self._counts.judged), expected, _WEIGHT_OF_SHARED)
+        rate = _blend(sum(self._counts.accepted), sum(self._counts.verified), expected, _WEIGHT_OF_SHARED)
         chances, chance = [], 1.0
         for position, shared in enumerate(self.shared.rates()):
             here = min(1.0, rate * shared / expected)
-            chance *= _blend(self._counts.stood[position], self._counts.judged[position], here, _WEIGHT_AT_POSITION)
+            chance *= _blend(
+                self._counts.accepted[position], self._counts.verified[position], here, _WEIGHT_AT_POSITION
+            )
             chances.append(chance)
         return tuple(chances)
 
 
-def _blend(stood: float, judged: float, expected: float, weight: float) -> float:
-    return (stood + weight * expected) / (judged + weight)
+def _blend(accepted: float, verified: float, expected: float, weight: float) -> float:
+    return (accepted + weight * expected) / (verified + weight)

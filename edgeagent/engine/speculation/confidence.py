@@ -32,19 +32,21 @@ class Confidence:
     """Estimates how often a drafted token is accepted from the probability that the draft model gave it."""
 
     def __init__(self) -> None:
-        self._judged = [0.0] * (len(_EDGES) + 1)
-        self._stood = [0.0] * (len(_EDGES) + 1)
+        self._verified = [0.0] * (len(_EDGES) + 1)
+        self._accepted = [0.0] * (len(_EDGES) + 1)
         self._buffer = np.empty(0, np.float32)
 
     @property
     def is_known(self) -> bool:
         """Whether enough drafts were verified for a good estimate."""
-        return sum(self._judged) >= _ENOUGH
+        return sum(self._verified) >= _ENOUGH
 
     @property
     def rate(self) -> float:
         """The share of all verified tokens that were accepted. With few tokens it is close to an assumed rate."""
-        return (sum(self._stood) + _WEIGHT_OF_FIRST_RATE * _FIRST_RATE) / (sum(self._judged) + _WEIGHT_OF_FIRST_RATE)
+        return (sum(self._accepted) + _WEIGHT_OF_FIRST_RATE * _FIRST_RATE) / (
+            sum(self._verified) + _WEIGHT_OF_FIRST_RATE
+        )
 
     def probability(self, logits: Logits, token: int) -> float:
         """Return the draft model's probability of `token`, which must be the likeliest one of `logits`."""
@@ -58,22 +60,22 @@ class Confidence:
         """Return the chance that a token with this probability is accepted, given that all before it are accepted."""
         index = bisect(_EDGES, probability)
         # Tokens with a larger probability are accepted at least as often as those with a smaller one.
-        of_less_likely = _blend(sum(self._stood[:index]), sum(self._judged[:index]), probability)
-        return _blend(self._stood[index], self._judged[index], max(probability, of_less_likely))
+        of_less_likely = _blend(sum(self._accepted[:index]), sum(self._verified[:index]), probability)
+        return _blend(self._accepted[index], self._verified[index], max(probability, of_less_likely))
 
-    def observe(self, probabilities: Items[float], num_stood: int) -> None:
-        """Record that `num_stood` leading tokens of a draft were accepted and the next one, if any, was refused.
+    def observe(self, probabilities: Items[float], num_accepted: int) -> None:
+        """Record that `num_accepted` leading tokens of a draft were accepted and the next one, if any, was refused.
 
         `probabilities`: those of the draft's tokens. Tokens after the first refused one are ignored.
         """
-        for position, probability in enumerate(probabilities[: num_stood + 1]):
+        for position, probability in enumerate(probabilities[: num_accepted + 1]):
             index = bisect(_EDGES, probability)
-            self._judged[index] = self._judged[index] * _MEMORY + 1.0
-            self._stood[index] = self._stood[index] * _MEMORY + (position < num_stood)
+            self._verified[index] = self._verified[index] * _MEMORY + 1.0
+            self._accepted[index] = self._accepted[index] * _MEMORY + (position < num_accepted)
 
 
-def _blend(stood: float, judged: float, expected: float) -> float:
-    return (stood + _WEIGHT_OF_EXPECTED * expected) / (judged + _WEIGHT_OF_EXPECTED)
+def _blend(accepted: float, verified: float, expected: float) -> float:
+    return (accepted + _WEIGHT_OF_EXPECTED * expected) / (verified + _WEIGHT_OF_EXPECTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +98,25 @@ class DraftPlan:
     gain: float
     max_s: float
 
-    def needs(self, stand_rate: float, count: int, num_drafting: int, room: int) -> list[float]:
+    def needs(self, acceptance_rate: float, count: int, num_drafting: int, room: int) -> list[float]:
         """Return the `needs` of Ending for a draft of `count` tokens; empty if `gain` is 0.
 
         A further token is worth its time if it does not lower the tokens per second of the whole step (the marginal
         value theorem). If there is only one stream, its draft may become longer than `count`, up to `room` tokens,
-        while the draft model is sure. `stand_rate`: how often a drafted token is accepted. `num_drafting`: how many
-        sequences draft.
+        while the draft model is sure. `acceptance_rate`: how often a drafted token is accepted. `num_drafting`: how
+        many sequences draft.
         """
         if not self.gain:
             return []
         rate = self.gain * self.num_sequences / max(self.target_s[0], 1e-9)
         if self.num_sequences == 1:
-            return self._needs_alone(rate, stand_rate, room)
+            return self._needs_alone(rate, acceptance_rate, room)
         # The costs are divided equally among the tokens.
         token_s = (self.target_s[self.num_drafted] - self.target_s[0]) / self.num_drafted
         token_s += self.steps_s[num_drafting] / num_drafting
-        return [rate * token_s / stand_rate] * (count - 1)
+        return [rate * token_s / acceptance_rate] * (count - 1)
 
-    def _needs_alone(self, rate: float, stand_rate: float, room: int) -> list[float]:
+    def _needs_alone(self, rate: float, acceptance_rate: float, room: int) -> list[float]:
         """Return `needs` if there is only one stream. `rate`: the tokens per second that the plan gives.
 
         Each element is the least chance at which any number of further tokens is worth its time.
@@ -126,7 +128,7 @@ class DraftPlan:
         for count in range(1, most):
             expected, share, least = 0.0, 1.0, math.inf
             for end in range(count + 1, most + 1):
-                share *= stand_rate
+                share *= acceptance_rate
                 expected += share
                 extra_s = (end - count) * step_s + target_s[end] - target_s[count]
                 least = min(least, rate * extra_s / expected)

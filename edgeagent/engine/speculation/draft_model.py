@@ -52,16 +52,16 @@ class _Draft:
     num_looked_at: int = 0  # full blocks up to this length are already marked for saving
     fed: list[int] = field(default_factory=list)
 
-    def num_stood(self, tokens: Items[int]) -> int:
+    def num_accepted(self, tokens: Items[int]) -> int:
         """Return how many leading tokens of `fed` equal the sequence's own tokens at these positions.
 
         The last of the sequence's `tokens` is not compared: it begins the next draft.
         """
         actual = tokens[self.num_agreed : len(tokens) - 1]
-        stood = 0
-        while stood < min(len(self.fed), len(actual)) and self.fed[stood] == actual[stood]:
-            stood += 1
-        return stood
+        accepted = 0
+        while accepted < min(len(self.fed), len(actual)) and self.fed[accepted] == actual[accepted]:
+            accepted += 1
+        return accepted
 
 
 class DraftModel:
@@ -116,7 +116,9 @@ class DraftModel:
         None if the draft model holds no state of the sequence.
         """
         draft = self._drafts.get(sequence.id)
-        return None if draft is None else len(sequence.tokens) - 1 - draft.num_agreed - draft.num_stood(sequence.tokens)
+        return (
+            None if draft is None else len(sequence.tokens) - 1 - draft.num_agreed - draft.num_accepted(sequence.tokens)
+        )
 
     def wait_for(self, sequence: Sequence) -> bool:
         """Return whether a sequence is being restored. If so, wait up to 5 ms for its next block."""
@@ -197,10 +199,10 @@ class DraftModel:
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
         if draft is None or not self._is_restored(draft):
             return None
-        stood = draft.num_stood(sequence.tokens)
+        accepted = draft.num_accepted(sequence.tokens)
         # The cells of drafted tokens were not recorded, so another sequence may have reserved them since.
-        if stood and self.prefixes.reserve(stood):
-            self.prefixes.append(draft.seq_id, draft.fed[:stood])
+        if accepted and self.prefixes.reserve(accepted):
+            self.prefixes.append(draft.seq_id, draft.fed[:accepted])
         draft.fed.clear()
         draft.num_agreed = self.prefixes.rewind(draft.seq_id)
         self._save_ends(sequence, draft)

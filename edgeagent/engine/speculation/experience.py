@@ -31,7 +31,7 @@ class Experience:
     def learn(self, records: Items[DraftRecord]) -> None:
         """Start with the records of an earlier process."""
         for each in records:
-            self.shared(each.source, each.sampler).begin_with(each.judged, each.stood)
+            self.shared(each.source, each.sampler).begin_with(each.verified, each.accepted)
 
     def shared(self, source: str, sampler: str) -> SharedAcceptance:
         """Return how often the drafts of a source are accepted, over all sequences with this kind of sampler."""

@@ -182,11 +182,11 @@ class Proposals:
             # A step without drafts would also have shown the end.
             self._num_accepted += num_accepted - has_ended
             self.tally.add_draft(state.source, num_proposed, num_accepted, has_ended=has_ended)
-            ending, num_judged = state.ending, num_accepted if has_ended else num_proposed
+            ending, num_verified = state.ending, num_accepted if has_ended else num_proposed
             if ending is not None:
                 self.experience.confidence(sequence.spec.sampler.kind).observe(ending.probabilities, num_accepted)
-                num_judged += ending.is_early  # the place after an early end counts as refused
-            state.acceptances[state.source].observe(num_judged, num_accepted)
+                num_verified += ending.is_early  # the place after an early end counts as refused
+            state.acceptances[state.source].observe(num_verified, num_accepted)
 
     def note_step(self, num_sequences: int, step_s: float, plain_s: float) -> None:
         """Record a step of `num_sequences` decoding sequences. `step_s`: its seconds without those of drafting.

@@ -13,8 +13,8 @@ from edgeagent.types import DraftCounts
 @dataclass(slots=True)
 class _Source:
     chosen: list[int] = field(default_factory=list)  # number of drafts by length
-    judged: list[int] = field(default_factory=list)  # number of verified tokens by position
-    stood: list[int] = field(default_factory=list)  # number of accepted tokens by position
+    verified: list[int] = field(default_factory=list)  # number of verified tokens by position
+    accepted: list[int] = field(default_factory=list)  # number of accepted tokens by position
 
 
 class Tally:
@@ -35,22 +35,22 @@ class Tally:
     def counts(self) -> tuple[DraftCounts, ...]:
         """Return the counts of each source. Any thread may call it."""
         return tuple(
-            DraftCounts(name, tuple(source.chosen), tuple(source.judged), tuple(source.stood))
+            DraftCounts(name, tuple(source.chosen), tuple(source.verified), tuple(source.accepted))
             for name, source in tuple(self._sources.items())
         )
 
-    def add_draft(self, name: str, num_drafted: int, num_stood: int, *, has_ended: bool = False) -> None:
-        """Count one draft, of which `num_stood` tokens were accepted.
+    def add_draft(self, name: str, num_drafted: int, num_accepted: int, *, has_ended: bool = False) -> None:
+        """Count one draft, of which `num_accepted` tokens were accepted.
 
         Tokens after the first refused one count as not verified, as do those after an accepted one that `has_ended`
         the answer.
         """
         source = self._sources.setdefault(name, _Source())
         _add(source.chosen, num_drafted)
-        for position in range(num_stood if has_ended else min(num_drafted, num_stood + 1)):
-            _add(source.judged, position)
-            if position < num_stood:
-                _add(source.stood, position)
+        for position in range(num_accepted if has_ended else min(num_drafted, num_accepted + 1)):
+            _add(source.verified, position)
+            if position < num_accepted:
+                _add(source.accepted, position)
 
     def add_step(self, num_sequences: int, num_accepted: int, taken_s: float, plain_s: float) -> None:
         """Count a step with drafts, or beside which the draft model computed, and in which all sequences decode.

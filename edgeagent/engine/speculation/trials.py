@@ -137,7 +137,7 @@ class Trials:
         self._saved_for_first_s += _SHARE_OF_FIRST_TRIALS * saved_s
         for each in worth:
             cost_s = each.trial_s(NUM_FIRST, target_s)
-            if not each.acceptance.is_judged and cost_s <= self._saved_for_first_s:
+            if not each.acceptance.has_verified and cost_s <= self._saved_for_first_s:
                 self._saved_for_first_s -= cost_s
                 return Trial.of(each)
         oldest = max(worth, key=lambda each: each.acceptance.num_idle_steps)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from edgeagent.engine.speculation.acceptance import Acceptance, SharedAcceptance
 
 
-def judged(shared: SharedAcceptance, num_drafted: int, num_stood: int, times: int = 60) -> Acceptance:
+def verified(shared: SharedAcceptance, num_drafted: int, num_accepted: int, times: int = 60) -> Acceptance:
     acceptance = Acceptance(shared)
     for _ in range(times):
-        acceptance.observe(num_drafted, num_stood)
+        acceptance.observe(num_drafted, num_accepted)
     return acceptance
 
 
@@ -20,26 +20,26 @@ def test_chances_fall_with_the_position() -> None:
 
 def test_what_one_sequence_refuses_another_still_tries() -> None:
     shared = SharedAcceptance(3)
-    good, bad = judged(shared, 3, 3), judged(shared, 3, 0)
+    good, bad = verified(shared, 3, 3), verified(shared, 3, 0)
     new = Acceptance(shared)
     assert bad.chances[0] < new.chances[0] < good.chances[0]
     assert bad.chances[0] < 0.1 and good.chances[2] > 0.8
 
 
-def test_tokens_after_the_first_refusal_are_not_judged() -> None:
-    six_of_seven, six_of_twelve = judged(SharedAcceptance(12), 7, 6), judged(SharedAcceptance(12), 12, 6)
+def test_tokens_after_the_first_refusal_are_not_verified() -> None:
+    six_of_seven, six_of_twelve = verified(SharedAcceptance(12), 7, 6), verified(SharedAcceptance(12), 12, 6)
     assert six_of_seven.chances == six_of_twelve.chances
 
 
 def test_positions_are_told_apart() -> None:
     # The third draft token is never accepted.
-    chances = judged(SharedAcceptance(6), 6, 2).chances
+    chances = verified(SharedAcceptance(6), 6, 2).chances
     assert chances[1] > 0.8
     assert chances[2] < 0.2
 
 
 def test_a_change_is_noticed() -> None:
-    acceptance = judged(SharedAcceptance(4), 4, 4, times=200)
+    acceptance = verified(SharedAcceptance(4), 4, 4, times=200)
     for _ in range(30):
         acceptance.observe(4, 0)
     assert acceptance.chances[0] < 0.3

@@ -122,7 +122,7 @@ def test_what_perfect_drafts_could_gain() -> None:
     tiles = [0.025 * (1 + count // 4 * 0.6) for count in range(17)]
     hopeless = Offer((0.0,) * 16, [0.0, 0.002])
     assert not could_pay(hopeless, linear, 1), "each token costs what it gives"
-    assert could_pay(hopeless, tiles, 1), "though none stood so far"
+    assert could_pay(hopeless, tiles, 1), "though none accepted so far"
     assert not could_pay(Offer((), [0.0, 0.002]), tiles, 1)
     crowded = [0.1 + 0.006 * count for count in range(17)]
     assert not could_pay(Offer((0.9,) * 16, [0.0, 0.002]), crowded, 16), "one of sixteen streams"

@@ -26,7 +26,7 @@ def test_at_first_a_probability_is_believed_and_then_what_it_showed() -> None:
     assert confidence.chance(0.97) == 0.97
     for _ in range(200):
         confidence.observe([0.97, 0.96], 1)
-    assert confidence.chance(0.97) == pytest.approx(0.5, abs=0.05), "half of the tokens at such a probability stood"
+    assert confidence.chance(0.97) == pytest.approx(0.5, abs=0.05), "half of the tokens at such a probability accepted"
     assert confidence.chance(0.55) == 0.55, "nothing was seen of it"
     assert confidence.rate == pytest.approx(0.5, abs=0.05)
 
@@ -50,10 +50,12 @@ def test_it_ends_where_all_of_it_is_too_unlikely_to_stand() -> None:
     assert not whole.is_early
 
 
-def alone(rate: float, stand_rate: float, step_s: float, target_s: list[float], max_s: float = math.inf) -> list[float]:
+def alone(
+    rate: float, acceptance_rate: float, step_s: float, target_s: list[float], max_s: float = math.inf
+) -> list[float]:
     """Return the probabilities that the only stream's draft needs, in a step that gives `rate` tokens per second."""
     plan = DraftPlan(target_s, [0.0, step_s], 1, 1, rate * target_s[0], max_s)
-    return plan.needs(stand_rate, 1, 1, 16)
+    return plan.needs(acceptance_rate, 1, 1, 16)
 
 
 def test_what_costs_little_needs_little() -> None:

@@ -33,9 +33,9 @@ def test_a_drafted_end_counts_as_accepted_and_nothing_is_drafted_behind_it() -> 
             engine.step()
         assert sequence.num_output == 5 and sequence.num_drafted == sequence.num_accepted
     (counts,) = engine.status().drafts
-    assert counts.num_judged == counts.num_stood
+    assert counts.num_verified == counts.num_accepted
     (record,) = engine.proposals.experience.records()
-    assert record.judged == record.stood
+    assert record.verified == record.accepted
 
 
 def test_the_text_is_not_drafted_behind_an_end() -> None:

@@ -92,17 +92,17 @@ class Machine:
         for _ in range(num_steps):
             depth = self.sequence.num_computed
             drafts = self.proposals.propose([self.sequence], depth).get("a", ())
-            stood = 0
-            while stood < len(drafts) and self.chance.random() < self.rate_of(stood):
-                stood += 1
+            accepted = 0
+            while accepted < len(drafts) and self.chance.random() < self.rate_of(accepted):
+                accepted += 1
             step_s = self.target_s(1 + len(drafts))
             self.costs.observe(StepShape.alone(1 + len(drafts), depth), step_s)
             if drafts:
-                self.proposals.observe(self.sequence, len(drafts), stood)
-            self.sequence.tokens.extend([1] * (1 + stood))
-            self.sequence.num_computed += 1 + stood
+                self.proposals.observe(self.sequence, len(drafts), accepted)
+            self.sequence.tokens.extend([1] * (1 + accepted))
+            self.sequence.num_computed += 1 + accepted
             self.now_s += step_s + len(drafts) * self.draft.step_s
-            self.num_tokens += 1 + stood
+            self.num_tokens += 1 + accepted
             lengths.append(len(drafts))
         return lengths
 

@@ -66,7 +66,7 @@ def test_what_cannot_pay_or_takes_long_is_not_tried_at_once(wrong: dict[str, flo
 
 def test_trials_take_a_small_share_of_the_time() -> None:
     trials, each = Trials(), candidate(refused())
-    each.acceptance.is_judged = True  # else there is more time for its first trial
+    each.acceptance.has_verified = True  # else there is more time for its first trial
     num_trials = sum(trials.next([each], TARGET_S, 1, 1) is not None for _ in range(2000))
     share = num_trials * each.trial_s(NUM_FIRST, TARGET_S) / (2000 * TARGET_S[0])
     assert 0.008 < share <= 0.01
@@ -87,11 +87,11 @@ def test_a_source_that_would_not_pay_at_twice_its_rate_gets_less_time() -> None:
 
 def test_a_sequence_without_any_draft_comes_first_else_the_one_that_waits_longest() -> None:
     trials, shared = Trials(), refused()
-    judged, waiting, new = (candidate(shared) for _ in range(3))
-    judged.acceptance.is_judged = waiting.acceptance.is_judged = True
+    verified, waiting, new = (candidate(shared) for _ in range(3))
+    verified.acceptance.has_verified = waiting.acceptance.has_verified = True
     waiting.acceptance.num_idle_steps = 7
     order = []
-    for each in ([judged, waiting, new], [judged, waiting]):
+    for each in ([verified, waiting, new], [verified, waiting]):
         while (trial := trials.next(each, TARGET_S, 1, 1)) is None:
             pass
         order.append(trial)

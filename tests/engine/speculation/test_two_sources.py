@@ -21,9 +21,9 @@ def records(**rates: float) -> list[DraftRecord]:
     sources = {"model": [MODEL], "ngrams": [source for _, source in _NGRAM_SOURCES]}
     found = []
     for name, rate in rates.items():
-        judged = tuple(40.0 * rate**position for position in range(16))
-        stood = tuple(rate * count for count in judged)
-        found += [DraftRecord(source, decoding([1]).spec.sampler.kind, judged, stood) for source in sources[name]]
+        verified = tuple(40.0 * rate**position for position in range(16))
+        accepted = tuple(rate * count for count in verified)
+        found += [DraftRecord(source, decoding([1]).spec.sampler.kind, verified, accepted) for source in sources[name]]
     return found
 
 
@@ -50,16 +50,18 @@ class Text:
             drafts = self.proposals.propose([self.sequence]).get("a", ())
             source = self.proposals._states["a"].source
             self.used[source] += 1
-            stood = 0
-            while stood < len(drafts) and self.chance.random() < self.rates["model" if source == MODEL else "ngrams"]:
-                stood += 1
+            accepted = 0
+            while (
+                accepted < len(drafts) and self.chance.random() < self.rates["model" if source == MODEL else "ngrams"]
+            ):
+                accepted += 1
             if drafts:
-                self.proposals.observe(self.sequence, len(drafts), stood)
-            self.sequence.num_computed += 1 + stood
-            self.sequence.tokens.extend([1] * (1 + stood))
-            self.sequence.max_length += 1 + stood
+                self.proposals.observe(self.sequence, len(drafts), accepted)
+            self.sequence.num_computed += 1 + accepted
+            self.sequence.tokens.extend([1] * (1 + accepted))
+            self.sequence.max_length += 1 + accepted
             self.now_s += tiles(1 + len(drafts)) + (source == MODEL) * len(drafts) * 0.003
-            num_tokens += 1 + stood
+            num_tokens += 1 + accepted
         return num_tokens / (self.now_s - began_s)
 
 

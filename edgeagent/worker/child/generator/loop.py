@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from edgeagent.engine.costs.cost_model import PredictionError
 from edgeagent.engine.sampling.sampler import Logprob
 from edgeagent.engine.verification import Output
 from edgeagent.errors import EdgeAgentError, NotSupported
@@ -45,6 +46,7 @@ from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, S
 # How many held-back log probabilities of a request are sent, at most. More tokens are held back only while a long text
 # may be the beginning of a tool call.
 _MAX_UNSAID = 64
+_NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there is no draft model
 
 
 @dataclass(slots=True)
@@ -349,6 +351,7 @@ class Worker:
     def status(self) -> WorkerStatus:
         """The worker's counters and times. Any thread may read them, even in the middle of a step."""
         status = self._engine.status()
+        error, draft_error = ([each or _NO_ERROR for each in status.step_errors] + [_NO_ERROR])[:2]
         return WorkerStatus(
             num_steps=status.num_steps + self._embeddings.num_chunks,
             step_expected_s=self._engine.current_step.expected_s,
@@ -358,8 +361,10 @@ class Worker:
             num_cells=self._host.num_cells,
             prefill_tokens_per_s=status.prefill_tokens_per_s,
             token_s=status.token_s,
-            step_error_median=0.0 if status.step_error is None else status.step_error.median,
-            step_error_p95=0.0 if status.step_error is None else status.step_error.p95,
+            step_error_median=error.median,
+            step_error_p95=error.p95,
+            draft_step_error_median=draft_error.median,
+            draft_step_error_p95=draft_error.p95,
             drafts=status.drafts,
             draft_gain=status.draft_gain,
             num_prompt_tokens_total=self._num_prompt_tokens,

@@ -15,7 +15,8 @@ from edgeagent.cache_folder import ensure_private
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import read_private, write_private
 
-MAX_BYTES = 64 << 10
+# Step times and the records of all sources and kinds of sampler take up to 90 KB.
+MAX_BYTES = 256 << 10
 _MAX_FILES = 64
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,10 @@ class KeptChoices:
 
         Ignore a calibration that is empty or larger than MAX_BYTES.
         """
-        if not content or len(content) > MAX_BYTES:
+        if not content:
+            return False
+        if len(content) > MAX_BYTES:
+            logger.warning("%s: %d bytes of calibration are too much and are not kept", model, len(content))
             return False
         is_new = self._latest.get(model) != content
         self._latest[model] = content

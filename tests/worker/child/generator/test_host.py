@@ -269,8 +269,8 @@ class TestStatesThatAreKept:
             assert self.drafts(host).value == "up to 5"
             assert generate(host, self.PROMPT, max_tokens=30, draft_tokens=5) == expected
             assert generate(host, self.PROMPT, max_tokens=30, draft_tokens=5) == expected, "from the cache too"
-            num_judged = sum(sum(each.num_judged) for each in host.engine.status().drafts)
-            assert draft is None or num_judged > 20
+            num_verified = sum(sum(each.num_verified) for each in host.engine.status().drafts)
+            assert draft is None or num_verified > 20
             check_integrity(host.engine)
 
     def test_wrong_states_are_no_states(self, hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_under_other_conditions_it_is_not_used(load: Load) -> None:
 def test_a_forged_record_is_no_record() -> None:
     good = msgspec.json.encode(Learned(records=(DraftRecord("draft model", "greedy", (1.0,), (1.0,)),)))
     assert msgspec.json.decode(good, type=Learned).records
-    for bad in (b'{"times":[[0,0,0,1]]}', b'{"times":[[1,0,0,-1]]}', b'{"records":[{"judged":[1e99]}]}'):
+    for bad in (b'{"times":[[0,0,0,1]]}', b'{"times":[[1,0,0,-1]]}', b'{"records":[{"verified":[1e99]}]}'):
         with pytest.raises(msgspec.ValidationError):
             msgspec.json.decode(bad, type=Learned)
     with pytest.raises(msgspec.ValidationError):
