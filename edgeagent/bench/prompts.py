@@ -56,7 +56,10 @@ class Prompts:
         return f"{self._mark(beginning)} {self._words(beginning, shared)}. {ENDLESS} {tail}"
 
     def text(self, name: str, num_tokens: int) -> str:
-        """Return random words for a later turn of a conversation. Unlike `cold`, they have no unique first word."""
+        """Return words of about `num_tokens` tokens for a later turn; the same `name` gives the same words.
+
+        Unlike `cold`, they have no unique first word.
+        """
         return self._words(name, max(1, round(num_tokens / self.size.tokens_per_word)))
 
     def _mark(self, name: str) -> str:

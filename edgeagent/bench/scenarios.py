@@ -128,7 +128,7 @@ def all_rate(traces: Iterable[Trace]) -> list[float]:
 
 
 def live_rate(traces: Iterable[Trace]) -> list[float]:
-    """Return the total rate in tokens/s during the time when all streams ran; empty if there was no such time."""
+    """Return the total tokens/s while all streams ran, as a list of one value; an empty list if they never did."""
     traces = list(traces)
     if not traces or not all(trace.texts for trace in traces):
         return []

@@ -44,7 +44,10 @@ def duration(seconds: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left_columns: int = 1) -> str:
-    """Return rows as lines with aligned columns: the first `left_columns` to the left, the others to the right."""
+    """Return rows as one text with aligned columns: the first `left_columns` to the left, the others to the right.
+
+    There must be at least one row, and all rows must be equally long.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,6 +1,6 @@
-"""A conversation made shorter: its length, the model's summary of it, and the items that replace it.
+"""Shortens a conversation: counts its tokens, asks the model for a summary, and replaces older items by the summary.
 
-The request for the summary is one more message of the conversation, so most of its prompt is already cached.
+One more message at the end of the conversation asks for the summary, so most of the prompt is already cached.
 """
 
 from __future__ import annotations

@@ -79,11 +79,10 @@ class Tracer:
 
 
 def stages(timings: Timings, began_s: float, ended_s: float) -> Iterator[tuple[str, float, float]]:
-    """Yield each stage with its begin and end in seconds: load, render, queue, cache, prefill, decode, deliver.
+    """Yield the name, begin and end of each stage that took place, in seconds of the clock of `began_s` and `ended_s`.
 
-    `began_s` and `ended_s` are on the same clock. The worker measures only durations. The stages always run in this
-    order. Short times between them belong to no stage. If an answer was resumed, the stages before its first token are
-    not known.
+    The order is always load, render, queue, cache, prefill, decode, deliver. The worker measures only durations. Short
+    times between the stages belong to none. If an answer was resumed, stages of unknown length are left out.
     """
     at_s = began_s
     for name, milliseconds in (("load", timings.load_ms), ("render", timings.render_ms), ("queue", timings.queue_ms)):

@@ -69,7 +69,7 @@ class Ledger:
 
     @property
     def trouble(self) -> str:
-        """Why nothing may be sent to a remote; empty if nothing is wrong. The next row that is written clears it."""
+        """Why nothing may be sent to a remote; empty if nothing is wrong. The next successful `begin` clears it."""
         return self._trouble
 
     def open(self) -> None:

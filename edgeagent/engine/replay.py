@@ -45,7 +45,7 @@ class BatchEnds:
             self._ends.clear()
 
     def after(self, position: int) -> int | None:
-        """Return the end of the batch that computed the token at `position`; None if unknown."""
+        """Return the first recorded batch end after `position`; None if there is none."""
         index = bisect.bisect_right(self._ends, position)
         return self._ends[index] if index < len(self._ends) else None
 

@@ -70,7 +70,7 @@ def complete_url(text: str) -> str:
 
 
 def is_model_name(text: str) -> bool:
-    """Whether a remote's model can have this name."""
+    """Whether this can be the name of a remote's model: 1 to MAX_NAME_CHARS printable characters."""
     return 1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()
 
 

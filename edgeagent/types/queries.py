@@ -27,7 +27,7 @@ class Detokenize(Struct, frozen=True, tag="detokenize"):
 
 
 class RenderPrompt(Struct, frozen=True, tag="render"):
-    """A query for the text that a model's chat template renders for a conversation, and for its tokens."""
+    """A query for a conversation's prompt: the text that the chat template renders, and that text's tokens."""
 
     prompt: ChatPrompt
 

@@ -125,7 +125,7 @@ class EgressQuery(Query):
 
 @router.get("")
 async def get_egress(request: Request) -> JSONResponse:
-    """Return the ledger's newest rows since a time, the oldest first: what left this machine, without its content."""
+    """Return the ledger's latest rows since a time, in the order of time: what left this machine, without content."""
     query = await read_fields(request, EgressQuery)
     folder = folder_of(context_of(request).config.state_dir)
     try:

@@ -80,7 +80,10 @@ class Reasoning(Body):
 
 
 class CacheOptions(Body):
-    """`prompt_cache_options`: prewarm asks for no answer, as generate:false does."""
+    """The field `prompt_cache_options`.
+
+    With `prewarm`, the prompt is computed and nothing is generated, as with `generate: false`.
+    """
 
     prewarm: bool | None = None
 

@@ -34,7 +34,10 @@ class ChatLogprobs(Shape):
 
 
 class TextLogprobs(Shape):
-    """Log probabilities of tokens, as lists of equal length. A token with nothing before it has null."""
+    """Log probabilities of tokens, in lists of equal length. The first token of a prompt has null.
+
+    `text_offset` counts characters. `top_logprobs` is null if none were requested.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -151,7 +151,9 @@ class HostTier:
             self._below.discard(key)
 
     def promote(self, keys: Iterable[BlockKey], importance: Importance) -> None:
-        """Note that a request used these blocks, parents first. Raise them to at least this importance.
+        """Raise these blocks to at least this importance, because a request used them.
+
+        Pass parents before children. Unknown keys are ignored.
 
         Blocks more important than ONCE are offered to the tier below. A VOLATILE block stays VOLATILE, even if the
         request may be written to disk: some of the block's tokens may not belong to the request.

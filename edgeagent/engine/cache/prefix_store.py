@@ -109,10 +109,12 @@ class PrefixStore:
         self._restorer.wait(restorings, timeout_s)
 
     def save(self, seq_id: int, since: int, priority: CachePriority, *, is_boundary: bool = False) -> None:
-        """Save the part of a live sequence that can be read out only now. `since`: the length before the last step.
+        """Save what a later step would overwrite: a state, or the cells of a sliding window.
 
-        `is_boundary`: other prompts may diverge at the sequence's present end, so a block that is not full is saved
-        too. `Saver.save_live` describes what is read out of each kind of memory.
+        With full attention, only mark full blocks for `run_beside`. `since`: how many tokens the sequence had before
+        its last step. Nothing is done if no block and no boundary ends after them. `is_boundary`: other prompts may
+        diverge at the sequence's present end, so a block that is not full is saved too. `Saver.save_live` describes
+        what is read out of each kind of memory.
         """
         now = self._cells.length(seq_id)
         if is_boundary or priority.has_block_end(since, now, self._blocks.block_tokens):

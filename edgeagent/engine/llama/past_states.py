@@ -73,7 +73,10 @@ class PastStates:
                 self._valid[part.seq_id] = min(part.num_drafts, self.depth)
 
     def go_back(self, seq_id: int, length: int, num_tokens: int) -> bool:
-        """Remove a sequence's last `num_tokens`, so that `length` remain. Return False if that state is not kept."""
+        """Remove a sequence's last `num_tokens`, so that `length` remain.
+
+        Return False, and remove nothing, if that state is not kept. Call it once for each sequence and batch.
+        """
         if not 0 < num_tokens <= self._valid.pop(seq_id, 0):
             return False
         if not lib.llama_memory_seq_rm(self._memory, seq_id, length, -1):

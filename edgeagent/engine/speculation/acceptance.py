@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 # The assumed acceptance rate before any draft is verified. It is high enough that drafting is tried.
 _FIRST_RATE = 0.8
 NUM_FIRST = 3
-"""How many tokens the first draft of an unknown source has. On a CPU, steps of 4, 8 and 16 tokens are cheap."""
+"""How many tokens a trial drafts: the first of an unknown source, and later ones of a known source.
+
+On a CPU, steps of 4, 8 and 16 tokens are cheap."""
 # Enough is known of a source after an accepted draft of this length, or after this many verified tokens.
 _NUM_KNOWN = 15
 # Each new draft multiplies the weight of earlier drafts by this: within its sequence, and across sequences.

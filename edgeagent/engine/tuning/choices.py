@@ -53,8 +53,8 @@ _SIZE_SITUATIONS: Mapping[Work, Work | None] = {Work.BATCH_ALONE: None, Work.BAT
 class Room:
     """The size of a context: its cells, and how many sequences share them.
 
-    `keeps_idle`: idle prefixes stay in the cells as long as there is room. Otherwise they are read out into host memory
-    in idle time, and leave the cells when another sequence computes.
+    `keeps_idle`: idle prefixes stay in the cells as long as there is room. Otherwise they are read out in idle time,
+    and freed when another sequence computes.
     """
 
     num_cells: int

@@ -1,7 +1,8 @@
-"""Keeps generated JSON text within limits that its grammar does not set.
+"""Limits generated JSON where JSON's grammar does not.
 
-JSON allows numbers of any length. A model that has begun to repeat a digit may do so until its context is full. A blank
-before a colon or a comma is valid JSON too, but models were not trained on such text and continue it badly.
+The limits are for the digits of a number, unusual white space, and one character repeated in a string. Without them, a
+model that has begun to repeat a digit may do so until its context is full. A blank before a colon or a comma is valid
+JSON too, but models were not trained on such text and continue it badly.
 """
 
 from __future__ import annotations

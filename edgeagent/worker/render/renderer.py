@@ -134,12 +134,12 @@ class RemoteTemplate:
 
     @property
     def supports_tools(self) -> bool:
-        """See ChatTemplate."""
+        """Whether the template has a place for tools."""
         return self._opened.supports_tools
 
     @property
     def supports_reasoning(self) -> bool:
-        """See ChatTemplate."""
+        """Whether the template has a place for reasoning."""
         return self._opened.supports_reasoning
 
     @property

@@ -43,9 +43,10 @@ _CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException
 
 
 class Call(Struct, frozen=True):
-    """One HTTP request. `path` is relative to the endpoint's base URL; with `is_at_root`, to that URL without its /v1.
+    """One HTTP request: a POST if it has a body, else a GET.
 
-    `request_id` is the id of the request whose permit the call needs. A probe has no request id and no body.
+    `path` is relative to the endpoint's base URL; with `is_at_root`, to that URL without its /v1. `request_id` is the
+    id of the request whose permit the call needs. A probe has no request id and no body.
     """
 
     path: str
@@ -225,7 +226,7 @@ class CallStages(Struct):
 
 
 class Exchange:
-    """An answer whose head has arrived. The body is read piece by piece. The caller must always `close` it."""
+    """An answer whose status and headers have arrived. `read` returns the body in pieces. Always call `close`."""
 
     def __init__(
         self,

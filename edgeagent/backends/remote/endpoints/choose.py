@@ -58,10 +58,10 @@ def choose(views: Sequence[View], num_prompt_tokens: int, session: str = "") -> 
 
 
 def score(view: View, *, is_long: bool) -> float:
-    """Return the predicted seconds to the first token, from the endpoint's average and known delays.
+    """Return the predicted seconds to the first token, from the endpoint's average and known delays. Less is better.
 
-    The delays come from its queue, a full KV cache, and live requests of the other length: long and short prompts delay
-    each other.
+    `is_long`: the request's prompt is a long one. The delays come from its queue, a full KV cache, and live requests of
+    the other length: long and short prompts delay each other.
     """
     seconds = UNKNOWN_FIRST_TOKEN_S if view.first_token_s is None else view.first_token_s
     seconds += _WAITING_S * view.num_waiting
