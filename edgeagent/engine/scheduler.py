@@ -169,12 +169,13 @@ class Scheduler:
         num_cells: int = 0,
         *,
         num_turns: int = 1,
-        is_awaited: bool = False,
+        others_decode: bool = False,
     ) -> list[Work]:
         """Return the next batch for the `running` sequences. There may be at most `max_batch` of them.
 
         `drafts`: proposed tokens by sequence id. `num_cells`: KV cells in use. `num_turns`: how many groups of
-        sequences take turns; each gets an equal part of the budget. `is_awaited`: a sequence of another group decodes.
+        sequences take turns; each gets an equal part of the budget. `others_decode`: a sequence of another group
+        decodes.
         """
         decoding = [sequence for sequence in running if sequence.is_decoding]
         works = []
@@ -189,7 +190,7 @@ class Scheduler:
         beside = StepShape(
             sum(1 + len(work.drafts) for work in works), num_cells, sum(work.num_pairs for work in works)
         )
-        budget_s = None if not decoding and not is_awaited else self._itl_budget_s / num_turns - self._overhead_s
+        budget_s = None if not decoding and not others_decode else self._itl_budget_s / num_turns - self._overhead_s
         if budget_s is not None and any(sequence.spec.delivered for sequence in prompts):
             budget_s = max(budget_s, _RESUMING_STEP_S)
         depth = max(sequence.num_computed for sequence in prompts)

@@ -66,8 +66,8 @@ class AdapterTurns:
             return scheduler.plan(chosen, drafts, num_cells, num_turns=1 + num_others)
         num_turns = num_others + len({sequence.spec.adapter for sequence in running})
         others = (sequence for sequence in running if sequence.spec.adapter != self.current)
-        is_awaited = any(sequence.is_decoding for sequence in others)
-        return scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, is_awaited=is_awaited)
+        others_decode = any(sequence.is_decoding for sequence in others)
+        return scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, others_decode=others_decode)
 
     def apply(self, runner: Runner) -> None:
         """Make the runner use the adapter whose turn it is."""

@@ -80,7 +80,7 @@ class Outbox:
                 self._drained.set()
         return entry
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until there is room."""
         await self._drained.wait()
 

@@ -112,14 +112,14 @@ class Pump(ABC, Generic[FrameT, ActionT]):
 
     @property
     def is_full(self) -> bool:
-        """Whether a task that makes events should wait for `room`."""
+        """Whether a task that makes events should call `wait_for_room`."""
         return self._outbox.is_full
 
-    async def room(self) -> None:
-        """Wait until there is room in the outbox, or the client has stalled."""
+    async def wait_for_room(self) -> None:
+        """Wait until the outbox has room. After STALL_S seconds, mark the client as stalled and return."""
         try:
             async with asyncio.timeout(STALL_S):
-                await self._outbox.room()
+                await self._outbox.wait_for_room()
         except TimeoutError:
             self._stall.is_found.set()
 

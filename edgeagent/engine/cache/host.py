@@ -151,12 +151,10 @@ class HostTier:
             self._below.discard(key)
 
     def promote(self, keys: Iterable[BlockKey], importance: Importance) -> None:
-        """Raise these blocks to at least this importance, because a request used them.
+        """Raise these blocks to at least this importance, because a request used them. Unknown keys are ignored.
 
-        Pass parents before children. Unknown keys are ignored.
-
-        Blocks more important than ONCE are offered to the tier below. A VOLATILE block stays VOLATILE, even if the
-        request may be written to disk: some of the block's tokens may not belong to the request.
+        Pass parents before children. Blocks more important than ONCE are offered to the tier below. A VOLATILE block
+        stays VOLATILE, even if the request may be written to disk: some of its tokens may not belong to the request.
         """
         for key in keys:
             entry = self._entries.get(key)

@@ -45,25 +45,26 @@ class Offer:
 
 
 def allocate(
-    offers: Items[Offer], target_s: Items[float], num_sequences: int, budget_s: float = math.inf
+    offers: Items[Offer], target_steps_s: Items[float], num_sequences: int, budget_s: float = math.inf
 ) -> tuple[list[int], float]:
     """Return how many tokens to draft for each offer, and the factor by which drafts raise the tokens per second.
 
     The factor is 1 if nothing is drafted.
 
-    - `target_s[n]`: the seconds of the target's step with n draft tokens. At most `len(target_s) - 1` are drafted.
+    - `target_steps_s[n]`: the seconds of the target's step with n draft tokens. At most `len(target_steps_s) - 1` are
+      drafted.
     - `num_sequences`: how many sequences decode, with or without an offer. Each gets one token from a step without
       drafts.
     - `budget_s`: the inter-token-latency budget in seconds; see `longest_s`.
     """
-    max_s = longest_s(target_s, budget_s)
+    max_s = longest_s(target_steps_s, budget_s)
     tokens = sorted(
         (-chance, position, index)
         for index, offer in enumerate(offers)
         for position, chance in enumerate(offer.chances)
         if chance >= _MIN_CHANCE
     )
-    plain_rate = _rate(num_sequences, target_s[0])
+    plain_rate = _rate(num_sequences, target_steps_s[0])
     best_rate, chosen = _MIN_GAIN * plain_rate, tokens[:0]
     # The second order gives each stream one token before any stream gets two, so that none falls behind. A third order
     # has only the tokens that need no draft step, since they may pay where others do not.
@@ -72,7 +73,7 @@ def allocate(
     if 0 < len(free) < len(tokens):
         orders.append(free)
     for order in orders:
-        rate, count = _best_count(order[: len(target_s) - 1], offers, target_s, num_sequences, max_s)
+        rate, count = _best_count(order[: len(target_steps_s) - 1], offers, target_steps_s, num_sequences, max_s)
         if rate > best_rate:
             best_rate, chosen = rate, order[:count]
     counts = [0] * len(offers)
@@ -84,7 +85,7 @@ def allocate(
 def _best_count(
     tokens: Items[tuple[float, int, int]],
     offers: Items[Offer],
-    target_s: Items[float],
+    target_steps_s: Items[float],
     num_sequences: int,
     max_s: float,
 ) -> tuple[float, int]:
@@ -106,59 +107,59 @@ def _best_count(
             if width == position == 0:
                 draft_s += offers[index].start_s
             widths[position] += 1
-        step = target_s[number] + draft_s
+        step = target_steps_s[number] + draft_s
         if step > max_s:
             break  # more tokens would not take less time
         rate = _rate(expected, step)
-        if rate > best and min(each) * target_s[0] >= _MIN_SHARE * step:
+        if rate > best and min(each) * target_steps_s[0] >= _MIN_SHARE * step:
             best, num_best = rate, number
     return best, num_best
 
 
 def limit_counts(
-    counts: list[int], places: Items[int], offers: Items[Offer], target_s: Items[float], budget_s: float
+    counts: list[int], places: Items[int], offers: Items[Offer], target_steps_s: Items[float], budget_s: float
 ) -> None:
     """Lower the largest of the counts at `places` until streams without drafts are not slowed too much.
 
     `counts[i]`: how many tokens to draft for `offers[i]`. For the others see `allocate`.
     """
-    max_s = min(target_s[0] / _MIN_SHARE, longest_s(target_s, budget_s))
-    while _step_s(counts, offers, target_s) > max_s:
+    max_s = min(target_steps_s[0] / _MIN_SHARE, longest_s(target_steps_s, budget_s))
+    while _step_s(counts, offers, target_steps_s) > max_s:
         largest = max(places, key=lambda place: counts[place])
         if not counts[largest]:
             break
         counts[largest] -= 1
 
 
-def _step_s(counts: Items[int], offers: Items[Offer], target_s: Items[float]) -> float:
+def _step_s(counts: Items[int], offers: Items[Offer], target_steps_s: Items[float]) -> float:
     """Return the expected seconds of a step in which `counts[i]` tokens are drafted for `offers[i]`."""
-    if sum(counts) >= len(target_s):
+    if sum(counts) >= len(target_steps_s):
         return math.inf
     lengths = [(count, offer) for count, offer in zip(counts, offers, strict=True) if count and offer.step_s]
     draft_s = lengths[0][1].start_s if lengths else 0.0
     for position in range(max((count for count, _ in lengths), default=0)):
         draft_s += lengths[0][1].step_s[sum(count > position for count, _ in lengths)]
-    return target_s[sum(counts)] + draft_s
+    return target_steps_s[sum(counts)] + draft_s
 
 
-def longest_s(target_s: Items[float], budget_s: float) -> float:
+def longest_s(target_steps_s: Items[float], budget_s: float) -> float:
     """Return how long a step with drafts may take: the longer of `budget_s` and three times a step without drafts."""
-    return max(budget_s, _MAX_STRETCH * target_s[0])
+    return max(budget_s, _MAX_STRETCH * target_steps_s[0])
 
 
-def best_rate(offer: Offer, target_s: Items[float], num_sequences: int) -> float:
+def best_rate(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:
     """Return the most tokens per second of all sequences together, if only this offer is used, or no draft at all."""
-    expected, best = float(num_sequences), _rate(num_sequences, target_s[0])
-    for count, chance in enumerate(offer.chances[: len(target_s) - 1], 1):
+    expected, best = float(num_sequences), _rate(num_sequences, target_steps_s[0])
+    for count, chance in enumerate(offer.chances[: len(target_steps_s) - 1], 1):
         expected += chance
-        best = max(best, _rate(expected, target_s[count] + offer.draft_s(count)))
+        best = max(best, _rate(expected, target_steps_s[count] + offer.draft_s(count)))
     return best
 
 
-def could_pay(offer: Offer, target_s: Items[float], num_sequences: int, rate: float = 1.0) -> bool:
+def could_pay(offer: Offer, target_steps_s: Items[float], num_sequences: int, rate: float = 1.0) -> bool:
     """Whether drafts for this offer alone would be worth their time if each token were accepted at this rate."""
     imagined = replace(offer, chances=tuple(rate**number for number in range(1, len(offer.chances) + 1)))
-    return best_rate(imagined, target_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_s[0])
+    return best_rate(imagined, target_steps_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_steps_s[0])
 
 
 def _rate(num_tokens: float, seconds: float) -> float:

@@ -82,8 +82,8 @@ def _blend(accepted: float, verified: float, expected: float) -> float:
 class DraftPlan:
     """The drafts planned for a step, and the expected times.
 
-    - `target_s[n]`: the seconds of the target's step with n draft tokens.
-    - `steps_s[n]`: the seconds of a draft step for n sequences.
+    - `target_steps_s[n]`: the seconds of the target's step with n draft tokens.
+    - `draft_steps_s[n]`: the seconds of a draft step for n sequences.
     - `num_sequences`: how many sequences decode.
     - `num_drafted`: how many draft tokens are planned for all sequences together.
     - `gain`: the expected factor by which the drafts raise the tokens per second. 0 for a trial, and if a client has
@@ -91,8 +91,8 @@ class DraftPlan:
     - `max_s`: the most seconds that the step may take.
     """
 
-    target_s: Items[float]
-    steps_s: Items[float]
+    target_steps_s: Items[float]
+    draft_steps_s: Items[float]
     num_sequences: int
     num_drafted: int
     gain: float
@@ -108,12 +108,12 @@ class DraftPlan:
         """
         if not self.gain:
             return []
-        rate = self.gain * self.num_sequences / max(self.target_s[0], 1e-9)
+        rate = self.gain * self.num_sequences / max(self.target_steps_s[0], 1e-9)
         if self.num_sequences == 1:
             return self._needs_alone(rate, acceptance_rate, room)
         # The costs are divided equally among the tokens.
-        token_s = (self.target_s[self.num_drafted] - self.target_s[0]) / self.num_drafted
-        token_s += self.steps_s[num_drafting] / num_drafting
+        token_s = (self.target_steps_s[self.num_drafted] - self.target_steps_s[0]) / self.num_drafted
+        token_s += self.draft_steps_s[num_drafting] / num_drafting
         return [rate * token_s / acceptance_rate] * (count - 1)
 
     def _needs_alone(self, rate: float, acceptance_rate: float, room: int) -> list[float]:
@@ -121,8 +121,12 @@ class DraftPlan:
 
         Each element is the least chance at which any number of further tokens is worth its time.
         """
-        most, step_s, target_s = min(len(self.target_s) - 1, room), self.steps_s[1], self.target_s
-        while most > 1 and target_s[most] + most * step_s > self.max_s:
+        most, step_s, target_steps_s = (
+            min(len(self.target_steps_s) - 1, room),
+            self.draft_steps_s[1],
+            self.target_steps_s,
+        )
+        while most > 1 and target_steps_s[most] + most * step_s > self.max_s:
             most -= 1
         needs = []
         for count in range(1, most):
@@ -130,7 +134,7 @@ class DraftPlan:
             for end in range(count + 1, most + 1):
                 share *= acceptance_rate
                 expected += share
-                extra_s = (end - count) * step_s + target_s[end] - target_s[count]
+                extra_s = (end - count) * step_s + target_steps_s[end] - target_steps_s[count]
                 least = min(least, rate * extra_s / expected)
             needs.append(least)
         return needs

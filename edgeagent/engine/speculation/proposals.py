@@ -66,7 +66,7 @@ class _State:
 
     acceptances: dict[str, Acceptance] = field(default_factory=dict)
     source: str = ""  # of this step's drafts; "" if it has none, or only tokens that a grammar forces
-    is_awaited: bool = False  # the draft model first computes the tokens that it lacks, and drafts later
+    is_catching_up: bool = False  # the draft model first computes the tokens that it lacks, and drafts later
     ending: Ending | None = None  # of the draft model's draft of this step
 
 
@@ -215,21 +215,21 @@ class Proposals:
         found = [self._find_ngram(sequence, min(rooms[sequence.id], self._max_tokens)) for sequence in free]
         if is_resting and not any(found) and not is_fixed:
             return {}
-        target_s, steps_s = self._times.look_up(plain, len(free), self._planning.plan_s, self._num_steps)
+        target_steps_s, draft_steps_s = self._times.look_up(plain, len(free), self._planning.plan_s, self._num_steps)
         candidates = []
         for sequence, ngram in zip(free, found, strict=True):
-            offers = [*ngram, *self._ask_model(sequence, min(rooms[sequence.id], self._max_tokens), steps_s)]
-            candidates += best_first(offers, target_s, len(rooms))[:1]
+            offers = [*ngram, *self._ask_model(sequence, min(rooms[sequence.id], self._max_tokens), draft_steps_s)]
+            candidates += best_first(offers, target_steps_s, len(rooms))[:1]
         behind = [candidate.sequence for candidate in candidates if candidate.catch_up_s]
-        counts, gain = self._choose(candidates, target_s, len(rooms))
+        counts, gain = self._choose(candidates, target_steps_s, len(rooms))
         if is_fixed:
-            self._fix(candidates, counts, target_s, len(rooms))
+            self._fix(candidates, counts, target_steps_s, len(rooms))
             for sequence in behind:
-                self._states[sequence.id].is_awaited |= bool(sequence.spec.draft_tokens)
+                self._states[sequence.id].is_catching_up |= bool(sequence.spec.draft_tokens)
         if self._drafters.are_even:
             counts = [min(counts, default=0) if len(candidates) == len(free) else 0] * len(counts)
         proposals: dict[str, tuple[int, ...]] = {}
-        guesses = [(sequence, 0) for sequence in behind if self._states[sequence.id].is_awaited]
+        guesses = [(sequence, 0) for sequence in behind if self._states[sequence.id].is_catching_up]
         for candidate, count in zip(candidates, counts, strict=True):
             state = self._states[candidate.sequence.id]
             if count and not candidate.catch_up_s:
@@ -237,14 +237,15 @@ class Proposals:
                 if candidate.tokens:
                     proposals[candidate.sequence.id] = candidate.tokens[:count]
                 else:
-                    state.is_awaited = False
+                    state.is_catching_up = False
                     guesses.append((candidate.sequence, count))
         is_restoring = self._drafters.model is not None and self._drafters.model.is_restoring
         goes_on = bool(proposals or guesses or is_restoring)
-        self._planning.note(self._clock() - started_s, target_s[0], pays=goes_on)
+        self._planning.note(self._clock() - started_s, target_steps_s[0], pays=goes_on)
         self._planned_at = self._num_steps
         if guesses and self._drafters.model is not None:
-            plan = DraftPlan(target_s, steps_s, len(rooms), sum(counts), gain, longest_s(target_s, self._itl_budget_s))
+            max_s = longest_s(target_steps_s, self._itl_budget_s)
+            plan = DraftPlan(target_steps_s, draft_steps_s, len(rooms), sum(counts), gain, max_s)
             guesses = self._end_early(guesses, plan)
             endings = {sequence.id: ending for sequence, _ in guesses if (ending := self._states[sequence.id].ending)}
             proposals |= self._drafters.model.draft(guesses, endings)
@@ -272,7 +273,7 @@ class Proposals:
         return found
 
     def _choose(
-        self, candidates: list[Candidate], target_s: Items[float], num_sequences: int
+        self, candidates: list[Candidate], target_steps_s: Items[float], num_sequences: int
     ) -> tuple[list[int], float]:
         """Return how many tokens each candidate may draft in this step, and the factor by which that raises the rate.
 
@@ -282,7 +283,7 @@ class Proposals:
         if self._num_steps % _PLAIN_EVERY == 0:
             return [0] * len(candidates), 0.0
         offers = [candidate.offer for candidate in candidates]
-        counts, gain = allocate(offers, target_s, num_sequences, self._itl_budget_s)
+        counts, gain = allocate(offers, target_steps_s, num_sequences, self._itl_budget_s)
         if any(candidate.catch_up_s for candidate in candidates):
             best, counts_of_best, best_gain = list(candidates), counts, gain
             for index, candidate in enumerate(best):
@@ -290,15 +291,15 @@ class Proposals:
                     offers[index] = _NOTHING
                     if candidate.other is not None:
                         candidates[index], offers[index] = candidate.other, candidate.other.offer
-            counts, gain = allocate(offers, target_s, num_sequences, self._itl_budget_s)
-            self._decide_catching_up(best, counts_of_best, target_s[0] * (1.0 / gain - 1.0 / best_gain))
+            counts, gain = allocate(offers, target_steps_s, num_sequences, self._itl_budget_s)
+            self._decide_catching_up(best, counts_of_best, target_steps_s[0] * (1.0 / gain - 1.0 / best_gain))
         for candidate, count in zip(candidates, counts, strict=True):
             candidate.note_step(count)
-        trial = self._trials.of_unknown(candidates, target_s, num_sequences)
-        trial = trial or self._trials.of_other(candidates, target_s, num_sequences)
+        trial = self._trials.of_unknown(candidates, target_steps_s, num_sequences)
+        trial = trial or self._trials.of_other(candidates, target_steps_s, num_sequences)
         if trial is None and not any(counts):
             num_plain_steps = self._num_steps - self._planned_at
-            trial = self._trials.next(candidates, target_s, num_sequences, num_plain_steps)
+            trial = self._trials.next(candidates, target_steps_s, num_sequences, num_plain_steps)
         if trial is None:
             return counts, gain if any(counts) else 0.0
         index = next(place for place, each in enumerate(candidates) if each.sequence is trial.candidate.sequence)
@@ -315,13 +316,15 @@ class Proposals:
         tried = candidates if self._drafters.are_even else [trial.candidate]
         if behind := [each for each in tried if each.catch_up_s]:
             for each in behind:
-                self._states[each.sequence.id].is_awaited = True
+                self._states[each.sequence.id].is_catching_up = True
             return
         for place, each in enumerate(candidates):
             if place == index or self._drafters.are_even:
                 counts[place], each.acceptance.num_idle_steps = min(trial.count, len(each.offer.chances)), 0
 
-    def _fix(self, candidates: Items[Candidate], counts: list[int], target_s: Items[float], num_sequences: int) -> None:
+    def _fix(
+        self, candidates: Items[Candidate], counts: list[int], target_steps_s: Items[float], num_sequences: int
+    ) -> None:
         """Set `counts` of the sequences whose clients asked for a number of draft tokens.
 
         They get fewer if other streams would become too slow.
@@ -335,7 +338,7 @@ class Proposals:
             counts[index] = count
         if len(asked) < num_sequences:
             offers = [candidate.offer for candidate in candidates]
-            limit_counts(counts, list(asked), offers, target_s, self._itl_budget_s)
+            limit_counts(counts, list(asked), offers, target_steps_s, self._itl_budget_s)
 
     def _decide_catching_up(self, candidates: Items[Candidate], counts: Items[int], saved_s: float) -> None:
         """Choose the sequences for which the draft model should catch up, so that it can draft for them.
@@ -350,7 +353,7 @@ class Proposals:
                 num_expected = self._answer_lengths.expected_more(sequence.num_output)
                 num_expected = min(num_expected, sequence.max_length - len(sequence.tokens))
                 if candidate.catch_up_s <= num_expected * saved_s / num_drafting:
-                    self._states[sequence.id].is_awaited = True
+                    self._states[sequence.id].is_catching_up = True
 
     def _find_ngram(self, sequence: Sequence, max_tokens: int) -> list[Candidate]:
         """Return the offer of the sequence's own text, if there is one."""
@@ -365,13 +368,13 @@ class Proposals:
         acceptance = self._acceptance(sequence, source)
         return [Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens)]
 
-    def _ask_model(self, sequence: Sequence, max_tokens: int, steps_s: Items[float]) -> list[Candidate]:
+    def _ask_model(self, sequence: Sequence, max_tokens: int, draft_steps_s: Items[float]) -> list[Candidate]:
         """Return the draft model's offer, if there is one. It has none while `catch_up_s` is infinite."""
         if self._drafters.model is None or (self.is_first_awaited and not self._drafters.model.is_level(sequence)):
             return []
         catch_up_s = self._drafters.model.catch_up_s(sequence)
         acceptance = self._acceptance(sequence, MODEL)
-        offer = Offer(acceptance.chances[:max_tokens], steps_s, self._drafters.model.start_s)
+        offer = Offer(acceptance.chances[:max_tokens], draft_steps_s, self._drafters.model.start_s)
         return [Candidate(sequence, MODEL, acceptance, offer, catch_up_s=catch_up_s)] if catch_up_s < math.inf else []
 
     def _acceptance(self, sequence: Sequence, source: str) -> Acceptance:

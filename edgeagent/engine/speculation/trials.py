@@ -52,16 +52,16 @@ class Candidate:
         if self.other is not None:
             self.other.acceptance.num_idle_steps += 1
 
-    def trial_s(self, num_tokens: int, target_s: Items[float]) -> float:
+    def trial_s(self, num_tokens: int, target_steps_s: Items[float]) -> float:
         """Return the expected seconds that drafting and verifying up to `num_tokens` adds to a step."""
-        count = min(num_tokens, len(self.offer.chances), len(target_s) - 1)
-        return target_s[count] - target_s[0] + self.offer.draft_s(count) + self.catch_up_s
+        count = min(num_tokens, len(self.offer.chances), len(target_steps_s) - 1)
+        return target_steps_s[count] - target_steps_s[0] + self.offer.draft_s(count) + self.catch_up_s
 
 
-def best_first(offers: list[Candidate], target_s: Items[float], num_sequences: int) -> list[Candidate]:
+def best_first(offers: list[Candidate], target_steps_s: Items[float], num_sequences: int) -> list[Candidate]:
     """Sort the offers for one sequence by the rate that they promise. The second becomes the `other` of the first."""
     if len(offers) > 1:
-        offers.sort(key=lambda each: -best_rate(each.offer, target_s, num_sequences))
+        offers.sort(key=lambda each: -best_rate(each.offer, target_steps_s, num_sequences))
         offers[0].other = offers[1]
     return offers
 
@@ -88,7 +88,9 @@ class Trials:
     def __init__(self) -> None:
         self._saved_s = self._saved_for_first_s = 0.0
 
-    def of_unknown(self, candidates: Items[Candidate], target_s: Items[float], num_sequences: int) -> Trial | None:
+    def of_unknown(
+        self, candidates: Items[Candidate], target_steps_s: Items[float], num_sequences: int
+    ) -> Trial | None:
         """Return a trial if too little is known of a candidate's source; else None.
 
         The first draft of a source is short. Each next one is about twice as long, until a token is refused. Then
@@ -101,23 +103,23 @@ class Trials:
                 count, rate = NUM_FIRST, shared.likely_rate
                 if rate == shared.rate:
                     continue
-            if each.trial_s(count, target_s) <= _UNKNOWN_TRIAL_S and could_pay(
-                each.offer, target_s, num_sequences, rate
+            if each.trial_s(count, target_steps_s) <= _UNKNOWN_TRIAL_S and could_pay(
+                each.offer, target_steps_s, num_sequences, rate
             ):
                 return Trial.of(each, count)
         return None
 
-    def of_other(self, candidates: Items[Candidate], target_s: Items[float], num_sequences: int) -> Trial | None:
+    def of_other(self, candidates: Items[Candidate], target_steps_s: Items[float], num_sequences: int) -> Trial | None:
         """Return a trial of a candidate's other source if that was idle for long and may pay; else None."""
         for each in candidates:
             other = each.idle_longer
             is_due = other is not each and other.acceptance.num_idle_steps >= _STEPS_OF_OTHER
-            if is_due and could_pay(other.offer, target_s, num_sequences):
+            if is_due and could_pay(other.offer, target_steps_s, num_sequences):
                 return Trial.of(other)
         return None
 
     def next(
-        self, candidates: Items[Candidate], target_s: Items[float], num_sequences: int, num_steps: int
+        self, candidates: Items[Candidate], target_steps_s: Items[float], num_sequences: int, num_steps: int
     ) -> Trial | None:
         """Return a trial if the saved time is enough for it; else None.
 
@@ -125,23 +127,23 @@ class Trials:
         first. Otherwise the sequence without drafts for the longest time comes first.
         """
         sources = [each.idle_longer for each in candidates]
-        worth = [each for each in sources if could_pay(each.offer, target_s, num_sequences)]
+        worth = [each for each in sources if could_pay(each.offer, target_steps_s, num_sequences)]
         if not worth:
             return None
         is_hopeful = any(
-            could_pay(each.offer, target_s, num_sequences, min(1.0, _HOPE * each.acceptance.shared.rate))
+            could_pay(each.offer, target_steps_s, num_sequences, min(1.0, _HOPE * each.acceptance.shared.rate))
             for each in worth
         )
-        saved_s = target_s[0] * num_steps * (1.0 if is_hopeful else _SHARE_WITHOUT_HOPE)
+        saved_s = target_steps_s[0] * num_steps * (1.0 if is_hopeful else _SHARE_WITHOUT_HOPE)
         self._saved_s += _SHARE_OF_TRIALS * saved_s
         self._saved_for_first_s += _SHARE_OF_FIRST_TRIALS * saved_s
         for each in worth:
-            cost_s = each.trial_s(NUM_FIRST, target_s)
+            cost_s = each.trial_s(NUM_FIRST, target_steps_s)
             if not each.acceptance.has_verified and cost_s <= self._saved_for_first_s:
                 self._saved_for_first_s -= cost_s
                 return Trial.of(each)
         oldest = max(worth, key=lambda each: each.acceptance.num_idle_steps)
-        cost_s = oldest.trial_s(NUM_FIRST, target_s)
+        cost_s = oldest.trial_s(NUM_FIRST, target_steps_s)
         if self._saved_s < cost_s:
             return None
         self._saved_s -= cost_s

@@ -108,17 +108,17 @@ def decide(
     under other conditions. `work`: what was recorded with that choice, under the same conditions. `stays`: keep
     its form of attention if there is a choice.
     """
-    judge = _Judge(measurements, room, num_layers)
-    form = judge.choose_form(candidates, asked, former, work, stays=stays)
+    chooser = _Chooser(measurements, room, num_layers)
+    form = chooser.choose_form(candidates, asked, former, work, stays=stays)
     of_form = [candidate for candidate in candidates if candidate.flash == form.value]
-    size = judge.choose_size(of_form, former)
+    size = chooser.choose_size(of_form, former)
     chosen = next(each for each in of_form if str(each.micro_batch) == size.value)
     if former is not None and form.value != _form_of(former):
-        work = judge.expected_work(work, former).get(form.value, ())
+        work = chooser.expected_work(work, former).get(form.value, ())
     return Decision(chosen, (form, size), tuple(work))
 
 
-class _Judge:
+class _Chooser:
     """Compares candidates by the measurements of one calibration."""
 
     def __init__(self, measurements: Measurements | None, room: Room, num_layers: int) -> None:

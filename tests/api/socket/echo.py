@@ -75,7 +75,7 @@ class Echo(Pump[Json | EdgeAgentError, Say]):
         for word in words:
             self.perform([Send({"type": "word", "text": word})])
             if self.is_full:
-                await self.room()
+                await self.wait_for_room()
         self.perform([Send({"type": "end"}, is_terminal=True)])
 
     async def before_end(self, entry: Send) -> None:

@@ -39,7 +39,7 @@ async def test_full_until_drained() -> None:
     say(outbox, "x")
     say(outbox, "x" * MAX_PENDING_BYTES)
     assert outbox.is_full
-    waiting = asyncio.create_task(outbox.room())
+    waiting = asyncio.create_task(outbox.wait_for_room())
     await asyncio.sleep(0)
     assert not waiting.done()
     await drain(outbox)

@@ -72,49 +72,51 @@ def test_tokens_that_are_known_already_need_no_draft_step() -> None:
     assert none == 0 and some > 0
 
 
-def step_s(counts: Items[int], target_s: Items[float]) -> float:
+def step_s(counts: Items[int], target_steps_s: Items[float]) -> float:
     """Return the seconds of a step with its drafts."""
-    return target_s[sum(counts)] + sum(
+    return target_steps_s[sum(counts)] + sum(
         STEP_S[sum(count > position for count in counts)] for position in range(max(counts))
     )
 
 
-def rate(offers: Items[Offer], counts: Items[int], target_s: Items[float]) -> float:
+def rate(offers: Items[Offer], counts: Items[int], target_steps_s: Items[float]) -> float:
     """Return the tokens per second of two sequences."""
     tokens = 2 + sum(sum(offer.chances[:count]) for offer, count in zip(offers, counts, strict=True))
-    return tokens / step_s(counts, target_s)
+    return tokens / step_s(counts, target_steps_s)
 
 
-def is_fair(offers: Items[Offer], counts: Items[int], target_s: Items[float]) -> bool:
+def is_fair(offers: Items[Offer], counts: Items[int], target_steps_s: Items[float]) -> bool:
     """Return whether each sequence keeps four fifths of its rate without drafts."""
     fewest = min(1 + sum(offer.chances[:count]) for offer, count in zip(offers, counts, strict=True))
-    return fewest * target_s[0] >= 0.8 * step_s(counts, target_s)
+    return fewest * target_steps_s[0] >= 0.8 * step_s(counts, target_steps_s)
 
 
 def test_a_stream_without_drafts_is_hardly_slowed_by_others() -> None:
     # Twelve tokens for one stream would give more tokens per second, at a third of the rate for the others.
-    steps_s = [0.025 * (1 + (num_tokens - 1) // 16) for num_tokens in range(4, 69)]
+    draft_steps_s = [0.025 * (1 + (num_tokens - 1) // 16) for num_tokens in range(4, 69)]
     dear = [0.0, 0.004, 0.004, 0.004, 0.004]
     offers = [Offer([1.0] * 16, dear), *([Offer([0.0] * 16, dear)] * 3)]
-    counts, _ = allocate(offers, steps_s, 4)
+    counts, _ = allocate(offers, draft_steps_s, 4)
     assert counts == [1, 0, 0, 0]
-    assert allocate(offers[:1], steps_s[:13], 1)[0] == [12]
+    assert allocate(offers[:1], draft_steps_s[:13], 1)[0] == [12]
 
 
 def test_nothing_better_is_found_by_trying_everything() -> None:
     chance = random.Random(3)
     for _ in range(200):
-        target_s = list(itertools.accumulate((chance.choice((0.0, 0.0, 0.004, 0.02)) for _ in range(8)), initial=0.02))
+        target_steps_s = list(
+            itertools.accumulate((chance.choice((0.0, 0.0, 0.004, 0.02)) for _ in range(8)), initial=0.02)
+        )
         offers = [Offer(falling(chance.uniform(0.1, 0.99), 4), STEP_S) for _ in range(2)]
 
-        found, _ = allocate(offers, target_s, 2)
+        found, _ = allocate(offers, target_steps_s, 2)
         best = max(
-            rate(offers, counts, target_s)
+            rate(offers, counts, target_steps_s)
             for counts in itertools.product(range(5), repeat=2)
-            if is_fair(offers, counts, target_s)
+            if is_fair(offers, counts, target_steps_s)
         )
         # Tokens are given in the order of their chances, which is not always the best if a wider draft step costs more.
-        assert rate(offers, found, target_s) >= 0.95 * best
+        assert rate(offers, found, target_steps_s) >= 0.95 * best
 
 
 def test_what_perfect_drafts_could_gain() -> None:

@@ -51,10 +51,10 @@ def test_it_ends_where_all_of_it_is_too_unlikely_to_stand() -> None:
 
 
 def alone(
-    rate: float, acceptance_rate: float, step_s: float, target_s: list[float], max_s: float = math.inf
+    rate: float, acceptance_rate: float, step_s: float, target_steps_s: list[float], max_s: float = math.inf
 ) -> list[float]:
     """Return the probabilities that the only stream's draft needs, in a step that gives `rate` tokens per second."""
-    plan = DraftPlan(target_s, [0.0, step_s], 1, 1, rate * target_s[0], max_s)
+    plan = DraftPlan(target_steps_s, [0.0, step_s], 1, 1, rate * target_steps_s[0], max_s)
     return plan.needs(acceptance_rate, 1, 1, 16)
 
 

@@ -81,11 +81,11 @@ class Timed(FakeRunner):
         return costs
 
 
-def measured(target_s: Callable[[int], float]) -> CostModel:
+def measured(target_steps_s: Callable[[int], float]) -> CostModel:
     """Return the costs of a target with these step times."""
     costs = CostModel(512)
     for size in (1, 2, 4, 8, 16):
-        costs.observe(StepShape.alone(size, 0), target_s(size))
+        costs.observe(StepShape.alone(size, 0), target_steps_s(size))
     return costs
 
 

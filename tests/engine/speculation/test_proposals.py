@@ -72,7 +72,7 @@ class ScriptedDraft(DraftModel):
 class Machine:
     """A target with scripted step times, and a text that accepts drafts with a scripted chance."""
 
-    target_s: Callable[[int], float]
+    target_steps_s: Callable[[int], float]
     rate: float
     draft: ScriptedDraft = field(default_factory=lambda: ScriptedDraft(0.002))
     now_s: float = 0.0
@@ -82,7 +82,7 @@ class Machine:
         self.chance = random.Random(2)
         costs = self.costs = CostModel(512)
         for size in (1, 2, 4, 8, 16):
-            costs.observe(StepShape.alone(size, 0), self.target_s(size))
+            costs.observe(StepShape.alone(size, 0), self.target_steps_s(size))
         self.proposals = Proposals(Drafters(self.draft), costs, clock=lambda: self.now_s)
         self.sequence = decoding([5, 6, 7])
 
@@ -95,7 +95,7 @@ class Machine:
             accepted = 0
             while accepted < len(drafts) and self.chance.random() < self.rate_of(accepted):
                 accepted += 1
-            step_s = self.target_s(1 + len(drafts))
+            step_s = self.target_steps_s(1 + len(drafts))
             self.costs.observe(StepShape.alone(1 + len(drafts), depth), step_s)
             if drafts:
                 self.proposals.observe(self.sequence, len(drafts), accepted)
@@ -123,7 +123,8 @@ class Machine:
     def best(self) -> float:
         """Return the expected rate of the best fixed length."""
         return max(
-            sum(self.rate**index for index in range(count + 1)) / (self.target_s(1 + count) + count * self.draft.step_s)
+            sum(self.rate**index for index in range(count + 1))
+            / (self.target_steps_s(1 + count) + count * self.draft.step_s)
             for count in range(17)
         )
 
@@ -144,12 +145,12 @@ def sloped(num_tokens: int) -> float:
 
 
 def test_it_finds_the_best_length_within_fifty_steps() -> None:
-    for target_s in (tiles, linear):
+    for target_steps_s in (tiles, linear):
         for rate in (0.05, 0.3, 0.6, 0.8, 0.95, 1.0):
-            machine = Machine(target_s, rate)
+            machine = Machine(target_steps_s, rate)
             machine.run(50)
             # The rest is the cost of one exploring step in a hundred, and the noise of what is accepted.
-            assert machine.tokens_per_s() > 0.93 * machine.best(), (target_s.__name__, rate)
+            assert machine.tokens_per_s() > 0.93 * machine.best(), (target_steps_s.__name__, rate)
 
 
 def mixed(random_: random.Random) -> Iterator[float]:

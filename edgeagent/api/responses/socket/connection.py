@@ -193,7 +193,7 @@ class Connection(Pump[Frame, OwnAction]):
                 async for step in steps:
                     self.perform(self._session.step(live, step))
                     if self.is_full and live.is_under_way:
-                        await self.room()
+                        await self.wait_for_room()
             # This has no effect after a terminal event. It ends the request if the backend sent no Finished.
             self.perform(self._session.failed(live, InternalError("the backend ended without finishing")))
         except Exception as error:

@@ -27,7 +27,7 @@ from edgeagent.worker.parent.supervision.live_requests import Fate, LiveRequest,
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.queries import Queries
 from edgeagent.worker.parent.supervision.restarts import Death, Quarantine, RestartPolicy
-from edgeagent.worker.parent.supervision.watchdog import Owed, Patience
+from edgeagent.worker.parent.supervision.watchdog import Patience, PendingWork
 from edgeagent.worker.protocol import (
     AnswerPart,
     Ask,
@@ -260,11 +260,11 @@ class Supervisor:
         return await self._end(channel)
 
     def _tick(self, channel: Channel, elapsed_s: float) -> None:
-        owed = None
+        pending = None
         if self._state is not WorkerState.STARTING:
             is_busy = self._requests.num_sent() > 0 or self._queries.is_embedding
-            owed = Owed(is_busy, self._requests.oldest_cancel_s(), self._queries.sent_at_s)
-        hang = self._life.vitals.tick(elapsed_s, channel.signs(), owed)
+            pending = PendingWork(is_busy, self._requests.oldest_cancel_s(), self._queries.sent_at_s)
+        hang = self._life.vitals.tick(elapsed_s, channel.signs(), pending)
         if hang is not None:
             self._requests.blame(self._life.vitals.culprit, hang)
             self._condemn(Death(hang, Fate.HUNG))

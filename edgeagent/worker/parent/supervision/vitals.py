@@ -6,7 +6,7 @@ It decides when the worker counts as hung, by the limits in watchdog. The superv
 from __future__ import annotations
 
 from edgeagent.types import WorkerStatus
-from edgeagent.worker.parent.supervision.watchdog import LoadWatch, Owed, Patience, Pulse, Signs, StepWatch
+from edgeagent.worker.parent.supervision.watchdog import LoadWatch, Patience, PendingWork, Pulse, Signs, StepWatch
 from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, StepResult
 
 
@@ -67,10 +67,10 @@ class Vitals:
         self._is_pong_due = True
         return Ping(self._nonce)
 
-    def tick(self, elapsed_s: float, signs: Signs | None, owed: Owed | None) -> str | None:
+    def tick(self, elapsed_s: float, signs: Signs | None, pending: PendingWork | None) -> str | None:
         """Count the time since the last tick; return why the worker counts as hung, or None.
 
-        `signs` come from the operating system. `owed` is the worker's open work; None while it is loading.
+        `signs` come from the operating system. `pending` is the worker's open work; None while it is loading.
         """
         elapsed = self._pulse.beat(elapsed_s, signs)
-        return self._load.tick(elapsed, signs) if owed is None else self._steps.tick(elapsed, owed)
+        return self._load.tick(elapsed, signs) if pending is None else self._steps.tick(elapsed, pending)

@@ -160,10 +160,12 @@ class LoadWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
-    """The open work of a ready worker: steps if `is_busy`, the end of a cancelled request, an answer to a question.
+class PendingWork:
+    """What a ready worker must still do.
 
-    `cancelled_at_s` and `asked_at_s` only identify the cancel and the question. They are not compared with the clock.
+    `is_busy`: compute steps. `cancelled_at_s`: end the request that was cancelled then. `asked_at_s`: answer the
+    question that was sent then. The times only identify the cancel and the question; they are not compared with the
+    clock. None: nothing.
     """
 
     is_busy: bool = False
@@ -216,22 +218,22 @@ class StepWatch:
         expected_s = min(told_s, _MAX_EXPECTED_S) if told_s > 0 else 0.0
         return max(self._patience.hang_timeout_s, _HANG_FACTOR * usual_s, _HANG_FACTOR * expected_s)
 
-    def tick(self, elapsed: Elapsed, owed: Owed) -> str | None:
+    def tick(self, elapsed: Elapsed, pending: PendingWork) -> str | None:
         """Count the time since the last tick; return why the worker counts as hung, or None.
 
         A worker also counts as hung if one prompt or question takes too much memory. If a prompt is the
         cause, `culprit` is its request's id.
         """
-        self._busy_s = self._busy_s + elapsed.all_s if owed.is_busy else 0.0
+        self._busy_s = self._busy_s + elapsed.all_s if pending.is_busy else 0.0
         step_limit_s, limit_s = self.step_limit_s(), self._patience.hang_timeout_s
         # The start time, by the worker's clock, identifies the prompt that is being prepared.
         preparing_s = self._status.preparing_since_s or None
         for wait, thing, most_s, words in (
             (self._silence, self._num_pongs, self._patience.pong_timeout_s, "no sign of life for"),
-            (self._step, self._num_signs if owed.is_busy else None, step_limit_s, "one step took longer than"),
+            (self._step, self._num_signs if pending.is_busy else None, step_limit_s, "one step took longer than"),
             (self._prompt, preparing_s, limit_s, "preparing one prompt took longer than"),
-            (self._cancel, owed.cancelled_at_s, step_limit_s, "a cancelled request did not end within"),
-            (self._question, owed.asked_at_s, limit_s, "a question about text took longer than"),
+            (self._cancel, pending.cancelled_at_s, step_limit_s, "a cancelled request did not end within"),
+            (self._question, pending.asked_at_s, limit_s, "a question about text took longer than"),
         ):
             wait.add(thing, elapsed)
             if overrun := wait.overrun(most_s):
@@ -240,7 +242,7 @@ class StepWatch:
         cache_bytes = cache.num_bytes if (cache := self._status.memory_cache) else 0
         for growth, thing, words in (
             (self._prompt_growth, preparing_s, "preparing one prompt"),
-            (self._question_growth, owed.asked_at_s, "a question about text"),
+            (self._question_growth, pending.asked_at_s, "a question about text"),
         ):
             if growth.add(thing, self._status.own_bytes, cache_bytes) > self._patience.max_prompt_bytes:
                 self.culprit = self._status.preparing_id if growth is self._prompt_growth else ""

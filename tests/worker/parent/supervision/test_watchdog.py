@@ -13,15 +13,15 @@ from edgeagent.types import CacheStatus, WorkerStatus
 from edgeagent.worker.parent.supervision.watchdog import (
     Elapsed,
     LoadWatch,
-    Owed,
     Patience,
+    PendingWork,
     Pulse,
     Signs,
     StepWatch,
 )
 
 PATIENCE = Patience()
-BUSY = Owed(is_busy=True)
+BUSY = PendingWork(is_busy=True)
 SECOND = Elapsed(1.0, 1.0)  # of computing
 IDLE_SECOND = Elapsed(1.0, 0.0)  # in which the worker was stopped, or waited for a device
 
@@ -41,7 +41,7 @@ def test_the_configured_times_are_taken() -> None:
 @pytest.mark.parametrize(("second", "factor"), [(SECOND, 1), (IDLE_SECOND, 3)])
 def test_silence_is_a_hang(second: Elapsed, factor: int) -> None:
     watch = StepWatch(PATIENCE)
-    count, hang = tick_until_hang(lambda: watch.tick(second, Owed()))
+    count, hang = tick_until_hang(lambda: watch.tick(second, PendingWork()))
     assert count == factor * PATIENCE.pong_timeout_s
     assert "no sign of life" in hang
 
@@ -98,27 +98,27 @@ def test_memory_that_is_there_before_or_kept_as_cache_counts_for_no_prompt() -> 
     watch = StepWatch(PATIENCE)
     for since_s in range(1, 100):  # each prompt takes less than the limit
         watch.on_pong(status(float(since_s), 1000 * since_s))
-        assert watch.tick(SECOND, Owed()) is None
+        assert watch.tick(SECOND, PendingWork()) is None
     for cache_mib in range(0, 5000, 200):  # one prompt, while blocks are cached
         watch.on_pong(status(1000.0, 99_000 + cache_mib, cache_mib))
-        assert watch.tick(SECOND, Owed()) is None
+        assert watch.tick(SECOND, PendingWork()) is None
 
 
 def test_a_purge_beside_a_prompt_counts_for_no_prompt() -> None:
     watch = StepWatch(PATIENCE)
     for cache_mib in (2000, 0):  # the process keeps freed memory
         watch.on_pong(status(1000.0, 3000, cache_mib))
-        assert watch.tick(SECOND, Owed()) is None
+        assert watch.tick(SECOND, PendingWork()) is None
     watch.on_pong(status(1000.0, 4025))
-    assert watch.tick(SECOND, Owed()) == "preparing one prompt took more than 1024 MiB of memory"
+    assert watch.tick(SECOND, PendingWork()) == "preparing one prompt took more than 1024 MiB of memory"
 
 
 def test_a_question_that_takes_too_much_memory_is_ended() -> None:
     watch = StepWatch(PATIENCE)
     watch.on_pong(status(0.0, 500))
-    assert watch.tick(SECOND, Owed(asked_at_s=7.0)) is None
+    assert watch.tick(SECOND, PendingWork(asked_at_s=7.0)) is None
     watch.on_pong(status(0.0, 1525))
-    hang = watch.tick(SECOND, Owed(asked_at_s=7.0))
+    hang = watch.tick(SECOND, PendingWork(asked_at_s=7.0))
     assert hang == "a question about text took more than 1024 MiB of memory"
     assert watch.culprit == ""
 
@@ -127,7 +127,7 @@ def test_an_idle_worker_may_do_nothing_for_ever() -> None:
     watch = StepWatch(PATIENCE)
     for _ in range(1000):
         watch.on_pong(WorkerStatus(num_steps=5))
-        assert watch.tick(SECOND, Owed()) is None
+        assert watch.tick(SECOND, PendingWork()) is None
 
 
 def test_steps_are_progress_however_long_the_answer() -> None:
@@ -182,19 +182,20 @@ def test_a_busy_loop_in_a_step_of_a_second_is_a_hang() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owed", "words"), [(Owed(cancelled_at_s=7.0), "cancelled request"), (Owed(asked_at_s=7.0), "question")]
+    ("pending", "words"),
+    [(PendingWork(cancelled_at_s=7.0), "cancelled request"), (PendingWork(asked_at_s=7.0), "question")],
 )
-def test_what_is_owed_is_waited_for_in_ticks(owed: Owed, words: str) -> None:
+def test_what_is_owed_is_waited_for_in_ticks(pending: PendingWork, words: str) -> None:
     """The machine may have slept since, so the time of a cancel is not compared with the clock."""
     watch, steps = StepWatch(PATIENCE), itertools.count()
 
-    def tick(owed: Owed = owed) -> str | None:
+    def tick(pending: PendingWork = pending) -> str | None:
         watch.on_pong(WorkerStatus(num_steps=next(steps)))
-        return watch.tick(SECOND, owed)
+        return watch.tick(SECOND, pending)
 
     for _ in range(20):
         assert tick() is None
-    assert tick(Owed()) is None, "it was answered"
+    assert tick(PendingWork()) is None, "it was answered"
     count, hang = tick_until_hang(tick)
     assert words in hang
     assert count == PATIENCE.hang_timeout_s
@@ -204,7 +205,9 @@ def test_what_is_owed_is_waited_for_in_ticks(owed: Owed, words: str) -> None:
 def test_a_sleeping_laptop_condemns_nobody(nap_s: float) -> None:
     watch, load_watch, pulse = StepWatch(PATIENCE), LoadWatch(PATIENCE), Pulse(PATIENCE)
     for _ in range(3):
-        assert watch.tick(pulse.beat(nap_s, None), Owed(is_busy=True, cancelled_at_s=1.0, asked_at_s=1.0)) is None
+        assert (
+            watch.tick(pulse.beat(nap_s, None), PendingWork(is_busy=True, cancelled_at_s=1.0, asked_at_s=1.0)) is None
+        )
         assert load_watch.tick(pulse.beat(nap_s, None)) is None
 
 
