@@ -108,7 +108,8 @@ class Alternative(Struct, frozen=True):
 class Choice(Struct, frozen=True):
     """A choice, the reason for it, and its alternatives.
 
-    `by` is "option", "measurement", "memory", "model" (it follows from the model's shape) or "default".
+    `by` is "option", "measurement", "memory", "model" (it follows from the model's shape), "trial" (a file cannot be
+    used) or "default".
     """
 
     name: str

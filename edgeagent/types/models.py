@@ -41,7 +41,7 @@ class ModelInfo(Struct, frozen=True):
     is about the memory that the model takes there. `sandbox` says in words what the worker's process may not do.
     `embedding_length` is the number of values in an embedding; 0 if the model gives none. `can_generate`: the model
     answers prompts. Otherwise it only embeds texts or, with `can_rank`, only ranks documents. `draft` is the file of
-    the draft model, "ngram" if only the text itself gives drafts, or None.
+    the draft model, "ngram" if only the text itself gives drafts, or None. `draft_why` is the reason for that.
     """
 
     name: str
@@ -63,6 +63,7 @@ class ModelInfo(Struct, frozen=True):
     num_gpu_bytes: int = 0
     num_layers: int = 0
     draft: str | None = None
+    draft_why: str = ""
     llama_cpp_commit: str = ""
     system_description: str = ""
     sandbox: tuple[str, ...] = ()

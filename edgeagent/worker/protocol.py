@@ -64,6 +64,8 @@ class Load(Struct, frozen=True, tag="load"):
     - `adapters` are the paths of the model's LoRA adapters by name.
     - `unusable_adapters` has the reasons why other adapters cannot be used, by name.
     - `is_replacing`: the worker continues requests of an earlier worker, so it keeps that worker's form of attention.
+    - `draft_why` is the reason for this draft, or for none; `draft_by` is that of a Choice.
+    - `why_no_drafts`: why the model must not take drafts of any kind; "" if it may.
     """
 
     name: str
@@ -80,6 +82,9 @@ class Load(Struct, frozen=True, tag="load"):
     adapters: dict[str, str] = {}
     unusable_adapters: dict[str, str] = {}
     is_replacing: bool = False
+    draft_why: str = ""
+    draft_by: str = "default"
+    why_no_drafts: str = ""
 
 
 class Delivered(Struct, frozen=True, array_like=True):
@@ -163,12 +168,26 @@ def adapter_trial(path: str) -> str:
     return f"the adapter {path}"
 
 
+def draft_trial(path: str) -> str:
+    """Return `LoadProgress.trying` for a draft model, from before its file is opened until it was tried."""
+    return f"the draft {path}"
+
+
+def taking_back_trial(path: str) -> str:
+    """Return `LoadProgress.trying` while it is tried whether the model at `path` can remove refused drafts."""
+    return f"removing refused drafts of {path}"
+
+
 class Ready(Struct, frozen=True, tag="ready"):
-    """The model is loaded and warm. `notes` are lines for the daemon's log; `to_keep` is for the next worker's Load."""
+    """The model is loaded and warm.
+
+    `notes` and `warnings` are lines for the daemon's log. `to_keep` is for the next worker's Load.
+    """
 
     info: ModelInfo
     notes: tuple[str, ...] = ()
     to_keep: bytes = b""
+    warnings: tuple[str, ...] = ()
 
 
 class Keep(Struct, frozen=True, tag="keep"):

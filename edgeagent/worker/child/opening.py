@@ -14,6 +14,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.fit.gpus import gpus_of
 from edgeagent.fit.need import kv_bytes_per_token, margin_bytes
+from edgeagent.fit.pair import why_no_draft
 from edgeagent.fit.placement import Room
 from edgeagent.fit.plan import Plan, check_possible, describe, plan_again
 from edgeagent.types import Choice, FileShape
@@ -37,16 +38,28 @@ class Opened:
     """The layers in the file's header; empty if they are not known."""
     notes: tuple[str, ...] = ()
     """Options without the expected effect, for the daemon's log."""
+    why_no_draft: str = ""
+    """Why the draft must not be loaded: there is too little memory. "" if it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """How a load's files are opened, and the shapes of those files. `why_no_draft`: see Opened."""
+
+    plan: Plan
+    shapes: tuple[FileShape, ...]
+    num_tries: int
+    why_no_draft: str
 
 
 def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Opened:
     """Open a load's model; `on_progress` gets the loaded fraction, 0 to 1. Raise ModelLoadFailed."""
     config = EngineConfig.model_validate_json(load.engine_config)
-    shapes = load.shapes or (FileShape(0),)
     room = _room(load, config)
-    plan = _plan(load, config, room, load.num_tries)
+    planned = _plan(load, config, room, load.num_tries)
+    plan, shapes = planned.plan, planned.shapes
     model = Model(Path(load.path), plan.config, on_progress)
-    choices = describe(plan, config, len(shapes[0].layers), load.num_tries)
+    choices = describe(plan, config, len(shapes[0].layers), planned.num_tries)
     return Opened(
         model,
         plan.config,
@@ -57,6 +70,7 @@ def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None
         plan.layout.num_back,
         shapes[0].layers,
         _notes(config, room),
+        planned.why_no_draft,
     )
 
 
@@ -74,12 +88,19 @@ def can_take_less(load: Load) -> bool:
     except ModelLoadFailed:  # even less memory is free now
         return False
     plans = (_plan(load, config, room, num_tries) for num_tries in (load.num_tries, load.num_tries + 1))
-    this, following = ((plan.config, plan.draft_config, plan.layout.num_back) for plan in plans)
+    this, following = (
+        (len(each.shapes), each.plan.config, each.plan.draft_config, each.plan.layout.num_back) for each in plans
+    )
     return this != following
 
 
-def _plan(load: Load, config: EngineConfig, room: Room, num_tries: int) -> Plan:
-    return plan_again(load.shapes or (FileShape(0),), config, room, num_tries)
+def _plan(load: Load, config: EngineConfig, room: Room, num_tries: int) -> _Planned:
+    """Return the plan for a load. If a load with a draft ran out of memory, the next one leaves out only the draft."""
+    shapes, why = load.shapes or (FileShape(0),), why_no_draft(load.shapes, config, room) if load.shapes else ""
+    if not why and len(shapes) > 1 and num_tries:
+        num_tries, why = num_tries - 1, "a load with it ran out of memory"
+    shapes = shapes[:1] if why else shapes
+    return _Planned(plan_again(shapes, config, room, num_tries), shapes, num_tries, why)
 
 
 def _room(load: Load, config: EngineConfig) -> Room:
@@ -99,6 +120,7 @@ def _room(load: Load, config: EngineConfig) -> Room:
         )
     memory = psutil.virtual_memory()
     if load.shapes:
-        check_possible(load.shapes, config, Room(memory.available + psutil.swap_memory().free, gpus))
+        # Without memory for the draft, the model is loaded alone.
+        check_possible(load.shapes[:1], config, Room(memory.available + psutil.swap_memory().free, gpus))
     free_bytes = max(0, memory.available - margin_bytes(memory.total))
     return Room(min(free_bytes, load.room_bytes or free_bytes), gpus)

@@ -276,7 +276,7 @@ def main() -> int:
     keep_collections_short()
     if store is not None:
         store.yield_to(lambda: worker.status.num_running > 0)
-    writer.frames.put(Ready(host.info, host.notes, host.to_keep))
+    writer.frames.put(Ready(host.info, host.notes, host.to_keep, host.warnings))
     questions = Questions(host.make_answerer, writer.frames, worker.read_texts)
     questions.start()
     _Reader(sys.stdin.buffer, host, worker, questions, writer.frames).start()

@@ -44,6 +44,10 @@ class BlockKeys:
         self._draft, self._draft_name = self._make(path, runner, config, block_tokens, is_draft=True), path.name
         return None if self._draft is None else self._draft[0]
 
+    def forget_draft(self) -> None:
+        """Undo `make_of_draft`, because the draft cannot be used."""
+        self._draft, self._draft_name = None, ""
+
     def describe_unused(self) -> str | None:
         """Return a log line about disk blocks of this model made with other settings; None if there are none."""
         if self._disk is None or self._model is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +19,8 @@ from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.cell_packing import CellPacker
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.embedder import Embedder
-from edgeagent.engine.llama.model import Model
-from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
-from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.engine.trial import measure_small_steps, try_out
@@ -47,6 +45,7 @@ from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.choosing import choose
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.derived import derived_choices
+from edgeagent.worker.child.generator.draft import DRAFT_SHARE, Draft, DraftLoader
 from edgeagent.worker.child.generator.learned import Lessons
 from edgeagent.worker.child.generator.prepared import Prepared
 from edgeagent.worker.child.generator.side_context import side_contexts
@@ -58,8 +57,6 @@ from edgeagent.worker.child.text_reader import TextReader
 from edgeagent.worker.protocol import MEASUREMENTS, NOTHING_DELIVERED, Delivered, Load
 from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
 
-# A draft model's cells take about this fraction of its target's memory.
-_DRAFT_SHARE = 1 / 8
 _OPEN_S = 1.0  # how long to wait for the list of the disk's blocks; the rest of a longer list is added afterwards
 
 
@@ -88,7 +85,7 @@ class Host:
         started_s = time.monotonic() if started_s is None else started_s
         config = opened.config
         self.model = opened.model
-        self._draft_config, self._num_gpu_bytes = opened.draft_config, opened.num_gpu_bytes
+        self._num_gpu_bytes = opened.num_gpu_bytes
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
         self._open_runner(load, opened, on_try)
@@ -101,13 +98,14 @@ class Host:
         self._codec = CellPacker() if config.cache_type == "q8_0" else None
         self._block_keys = BlockKeys(load, store)
         self.notes = opened.notes
-        """Notes on this load for the daemon's log."""
+        self.warnings: tuple[str, ...] = ()
+        """Notes and warnings on this load for the daemon's log."""
         if 0 < config.ctx < CONTEXT_STEP:
             self._note(f"--ctx {config.ctx} is less than the shortest context, which has {CONTEXT_STEP} tokens")
         for name in self._adapters.unusable.keys() - load.unusable_adapters.keys():
             self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
-        self._draft: str | None = None
-        self.engine = self._make_engine(load, config, costs, on_try)
+        drafters = self._make_drafters(load, opened, costs, on_try)
+        self.engine = self._make_engine(load, config, costs, drafters)
         self._lessons.teach_engine(self.engine)
         self._open_text(config, make)
         self.itl_budget_s = config.itl_budget_ms / 1000
@@ -259,13 +257,13 @@ class Host:
             history=prompt.tokens,
         )
 
-    def _make_engine(self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]) -> Engine:
+    def _make_engine(self, load: Load, config: EngineConfig, costs: CostModel, drafters: Drafters) -> Engine:
         return Engine(
             self._runner,
             max_running=config.num_parallel,
             itl_budget_s=config.itl_budget_ms / 1000,
             num_trained=self.model.context_length_trained,
-            drafters=self._make_drafters(load, config, costs, on_try),
+            drafters=drafters,
             prefixes=self._make_prefixes(load, config, costs),
             adapters=tuple(self._adapters.identities.values()),
             open_side=side_contexts(self._runner, config, self._token_bytes),
@@ -291,7 +289,7 @@ class Host:
         unused = self._block_keys.describe_unused()
         if unused is not None:
             self._note(unused)
-        share = 1.0 if load.draft_path is None else 1.0 - _DRAFT_SHARE
+        share = 1.0 if self._draft.model is None else 1.0 - DRAFT_SHARE
         prefixes = make_prefix_store(
             self._runner, config, costs, keyring, self._store, share, self._token_bytes, codec=self._codec
         )
@@ -300,66 +298,44 @@ class Host:
             self._store.expect(self._block_tokens, int(prefixes.max_pending_bytes / share))
         return prefixes
 
-    def _make_drafters(
-        self, load: Load, config: EngineConfig, costs: CostModel, on_try: Callable[[str], None]
-    ) -> Drafters:
+    def _make_drafters(self, load: Load, opened: Opened, costs: CostModel, on_try: Callable[[str], None]) -> Drafters:
+        config = opened.config
         if config.draft_tokens == 0:
+            self._draft = Draft(None, "option", "--draft-tokens 0")
             return Drafters(max_tokens=0)
-        why_none, self._choices = check_drafts(self.model, self._runner, self._choices, on_try)
+        why_none, self._choices = check_drafts(self.model, self._runner, load, self._choices, on_try)
         if why_none:
+            self._draft = Draft(None, "model", why_none)
             if load.draft_path is not None:
-                self._note(f"{load.path} runs without speculation: {why_none}")
+                self._warn(f"{load.path} runs without speculation: {why_none}")
             return Drafters(max_tokens=0)
-        model = None if load.draft_path is None else self._make_draft_model(load.draft_path, load.path, config, on_try)
+        self._draft = self._load_draft(load, opened, on_try)
+        model = self._draft.model
         ngrams = NgramDrafter() if config.draft_ngrams or model is not None else None
         if ngrams is not None and model is None:
-            self._draft = "ngram"
+            self._draft = replace(self._draft, file="ngram")
         if model is not None or ngrams is not None:
             measure_small_steps(self._runner, costs)
         return Drafters(model, ngrams, max_tokens=config.draft_tokens, max_forced=config.draft_tokens)
 
-    def _make_draft_model(
-        self, path: str, target: str, config: EngineConfig, on_try: Callable[[str], None]
-    ) -> DraftModel | None:
-        """Load the draft model at `path`. If it cannot draft, add a note and return None.
+    def _load_draft(self, load: Load, opened: Opened, on_try: Callable[[str], None]) -> Draft:
+        """Load the draft model. If there is none, or if it cannot be used, return the reason; warn of the latter."""
+        if load.draft_path is None:
+            return Draft(None, load.draft_by, load.draft_why)
+        if opened.why_no_draft:
+            draft = Draft(None, "memory", opened.why_no_draft)
+        else:
+            config = opened.draft_config
+            loader = DraftLoader(self._runner, config, self._lessons, self._block_keys, self._store, self._codec)
+            draft = loader.load(load, on_try)
+        if draft.runner is None:
+            self._warn(f"runs without its draft {load.draft_path}: {draft.why}")
+        else:
+            self._runners.append(draft.runner)
+        return draft
 
-        Raise ModelLoadFailed if its vocabulary differs from the target's.
-        """
-        config = self._draft_config
-        draft = Model(Path(path), config)
-        # A draft model computes its tokens one by one, but llama.cpp keeps the earlier states of one batch only.
-        if draft.has_encoder or draft.memory_kind not in CUTTABLE:
-            self._note(
-                f"the draft {path} has a {draft.memory_kind} memory or an encoder and cannot remove refused tokens; "
-                f"{target} runs without it"
-            )
-            return None
-        if draft.num_tokens != self.model.num_tokens or draft.end_tokens != self.model.end_tokens:
-            raise ModelLoadFailed(
-                f"The draft {path} has {draft.num_tokens} tokens in its vocabulary ({len(draft.end_tokens)} of them "
-                f"end an answer), and {target} has {self.model.num_tokens} ({len(self.model.end_tokens)}); a draft "
-                f"must share the target's vocabulary"
-            )
-        runner = LlamaRunner(draft, config, num_cells=self._runner.num_cells, attention=self._runner.attention)
-        self._runners.append(runner)
-        token_bytes = try_out(draft, runner, on_try)
-        costs = CostModel(runner.max_batch)
-        self._lessons.teach_draft(costs, Path(path))
-        measure_small_steps(runner, costs)
-        self._draft = path
-        keyring = self._block_keys.make_of_draft(Path(path), runner, config, choose_block_tokens(token_bytes))
-        prefixes = make_prefix_store(
-            runner,
-            config,
-            costs,
-            keyring,
-            self._store,
-            _DRAFT_SHARE,
-            token_bytes,
-            is_draft=True,
-            codec=self._codec,
-        )
-        return DraftModel(runner, prefixes)
+    def _warn(self, text: str) -> None:
+        self.warnings = (*self.warnings, text)
 
     def _note(self, text: str) -> None:
         self.notes = (*self.notes, text)
@@ -385,7 +361,8 @@ class Host:
             num_gpu_layers=model.num_gpu_layers,
             num_gpu_bytes=self._num_gpu_bytes,
             num_layers=model.num_layers,
-            draft=self._draft,
+            draft=self._draft.file,
+            draft_why=self._draft.why,
             llama_cpp_commit=commit(),
             system_description=system_description(),
             sandbox=sandbox,
@@ -393,6 +370,10 @@ class Host:
             chat_template=model.chat_template or "",
             supports_infill=model.infill_tokens is not None,
             embedding_length=self._embedding_length,
-            choices=self._choices + derived_choices(self._runner, self._block_tokens, self._token_bytes),
+            choices=(
+                *self._choices,
+                self._draft.choice,
+                *derived_choices(self._runner, self._block_tokens, self._token_bytes),
+            ),
             num_parallel=self.engine.max_running,
         )

@@ -48,6 +48,10 @@ class Lessons:
         if self._earlier.draft == self._draft:
             costs.learn(_steps(self._earlier.draft_times))
 
+    def forget_draft(self) -> None:
+        """Undo `teach_draft`, because the draft cannot be used."""
+        self._draft = ""
+
     def teach_engine(self, engine: Engine) -> None:
         """Initialise an engine's acceptance rates with earlier ones, if they are of the same draft model."""
         if self._earlier.draft == self._draft:

@@ -6,30 +6,39 @@ from collections.abc import Callable, Sequence
 
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.runner import CUTTABLE
-from edgeagent.engine.trial import can_take_back
+from edgeagent.engine.runner import CUTTABLE, OutOfCells
+from edgeagent.engine.trial import FIRST_STEPS, can_take_back
+from edgeagent.errors import InternalError
 from edgeagent.types import Choice
+from edgeagent.worker.protocol import Load, taking_back_trial
 
 _DRAFTS = "drafts"
 
 
 def check_drafts(
-    model: Model, runner: LlamaRunner, choices: Sequence[Choice], on_try: Callable[[str], None]
+    model: Model, runner: LlamaRunner, load: Load, choices: Sequence[Choice], on_try: Callable[[str], None]
 ) -> tuple[str, tuple[Choice, ...]]:
     """Return why a model cannot use drafts ("" if it can), and the model's choices.
 
     If the model can use drafts, these are `choices`. If not, the choice named "drafts" is replaced, or added if it is
-    missing: its value is "none", and it says why. `on_try` is called before a trial computation. The runner's cells
-    must be empty before the call, and are empty again afterwards. Raise OutOfCells or InternalError if the trial fails.
+    missing: its value is "none", and it says why. `on_try` is called before a trial computation, which may end the
+    process. The runner's cells must be empty before the call, and are empty again afterwards.
     """
+    if load.why_no_drafts:
+        return load.why_no_drafts, _without(choices, "trial", load.why_no_drafts)
     if model.memory_kind in CUTTABLE:
         return "", tuple(choices)
     planned = next((choice for choice in choices if choice.name == _DRAFTS), None)
     if runner.max_drafts:
-        on_try(f"removing refused drafts of {model.path}")
-        if can_take_back(runner):
-            return "", tuple(choices)
-        by, why = "measurement", "after a refused draft was removed, the model computed other results than before"
+        on_try(taking_back_trial(load.path))
+        try:
+            if can_take_back(runner):
+                return "", tuple(choices)
+            by, why = "measurement", "after a refused draft was removed, the model computed other results than before"
+        except (InternalError, OutOfCells) as error:
+            by, why = "trial", f"removing refused drafts was tried and failed ({error})"
+        finally:
+            on_try(f"{FIRST_STEPS} of {load.path}")  # which are computed next
     elif planned is not None and planned.value == "none":
         by, why = planned.by, planned.why
     else:
@@ -39,5 +48,9 @@ def check_drafts(
             f"a refused draft cannot be removed from a {model.memory_kind} memory: llama.cpp keeps no earlier states "
             f"of it for the architecture {architecture}"
         )
-    others = [choice for choice in choices if choice is not planned]
-    return why, (*others, Choice(_DRAFTS, "none", by, why))
+    return why, _without(choices, by, why)
+
+
+def _without(choices: Sequence[Choice], by: str, why: str) -> tuple[Choice, ...]:
+    """Return the choices with the one that there are no drafts."""
+    return (*(choice for choice in choices if choice.name != _DRAFTS), Choice(_DRAFTS, "none", by, why))

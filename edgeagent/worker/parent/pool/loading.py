@@ -15,9 +15,10 @@ from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound, Store
 from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
 from edgeagent.types import FileShape
+from edgeagent.worker.parent.pool.drafts import NO_DRAFT, DraftChecks, DraftSource, FoundDraft, Header
 from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.model_files import GivenFolder, ModelFiles, identity
-from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_trial
+from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_trial, taking_back_trial
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +35,6 @@ def file_size(path: Path) -> int:
         return 0
 
 
-class Header(Protocol):
-    """The values in a model file's header that a load needs."""
-
-    @property
-    def num_vocab(self) -> int: ...
-    @property
-    def shape(self) -> FileShape: ...
-
-
 class FoundModel(Protocol):
     """A model's files, as found by the store's resolver."""
 
@@ -50,8 +42,6 @@ class FoundModel(Protocol):
     def name(self) -> str: ...
     @property
     def path(self) -> Path: ...
-    @property
-    def draft_path(self) -> Path | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +56,7 @@ class Checks:
     - `validate_adapter` raises the same errors for the file of an adapter.
     - `difference` describes in words how the vocabularies of two headers differ; None if they do not.
     - `known_sha256` returns the SHA-256 of a file; "" if it is not known.
+    - `find_draft` returns the draft of a found model with this header. It raises nothing.
     """
 
     validate: Callable[[Path], Header | None]
@@ -75,6 +66,11 @@ class Checks:
     validate_adapter: Callable[[Path], None] = lambda _: None
     difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None
     known_sha256: Callable[[Path], str] = lambda _: ""
+    find_draft: Callable[[Any, Any], FoundDraft] = lambda _model, _header: NO_DRAFT
+
+    def draft_source(self, option: str, found: FoundModel, resolve: Callable[[str], FoundModel]) -> DraftSource:
+        """Return where the draft of a model comes from. `option` is the model's option --draft."""
+        return DraftSource(option, found, DraftChecks(self.find_draft, resolve, self.validate, self.difference))
 
 
 class Preparation:
@@ -84,20 +80,22 @@ class Preparation:
         self,
         name: str,
         path: Path,
-        draft_path: Path | None,
+        draft: DraftSource,
         engine: EngineConfig,
         checks: Checks,
         adapters: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        self.name, self.path, self.draft_path = name, path, draft_path
+        self.name, self.path = name, path
+        self._draft = draft
         self.engine = engine
         self.adapters = adapters
         self._checks = checks
         self._tried: dict[str, str] = {}
         self._fatal: dict[str, tuple[str, str]] = {}
         self._is_measured = True
-        self._models = [path for path in (self.path, draft_path) if path is not None]
-        self.files = ModelFiles([*self._models, *adapters.values()])
+        self._given = ""  # the identity of the model's file at the last load
+        self._why_no_drafts = ("", "")  # the model's identity, and why it must not take drafts
+        self.files = self._files(None)
         self.folder = GivenFolder()
         self.weights_bytes = 0
         """The size of all files in bytes, once `weigh` was called."""
@@ -116,34 +114,35 @@ class Preparation:
     def load(self) -> Load:
         """Check the files, which may have changed since the last load, and return the Load.
 
-        Raise the errors of `Checks.validate`, and ModelLoadFailed for a draft with another vocabulary.
+        Raise the errors of `Checks.validate`, and ModelLoadFailed for a named draft with another vocabulary.
         """
         self.files.give()
         self.sha256 = ""
+        self._given = identity(self.path)
         model = self._checks.validate(self.path)
         self.sha256 = self._checks.known_sha256(self.path)
         unusable = self._unusable_adapters()
         usable = {name: path for name, path in self.adapters.items() if name not in unusable}
         self._tried = {name: identity(path) for name, path in usable.items()}
-        draft_path, draft = self._validate_draft()
-        if model is not None and draft is not None and draft_path is not None:
-            _check_draft(model, self.path, draft, draft_path, self._checks.difference)
+        draft = self._draft.choose(model)
+        self.files = self._files(draft.path)
+        self.files.give()
         disk = self._checks.disk_cache()
         self.folder.give(None if disk is None else Path(disk.folder))
         self.weigh()
         self.needed_bytes = self.least_bytes = self.weights_bytes + _WORKER_BYTES
         shapes: tuple[FileShape, ...] = ()
         if model is not None:
-            shapes = (model.shape,) if draft is None else (model.shape, draft.shape)
-            num_wanted = num_cells_wanted(model.shape, self.engine)
+            shapes = (model.shape,) if draft.header is None else (model.shape, draft.header.shape)
+            # If memory is short, the model runs without its draft.
             self.needed_bytes, self.least_bytes = (
-                predict(shapes, self.engine, cells).total_bytes
-                for cells in (num_wanted, least_cells(model.shape, self.engine))
+                predict(shapes, self.engine, num_cells_wanted(model.shape, self.engine)).total_bytes,
+                predict(shapes[:1], self.engine, least_cells(model.shape, self.engine)).total_bytes,
             )
         return Load(
             name=self.name,
             path=str(self.path.absolute()),
-            draft_path=None if draft_path is None else str(draft_path.absolute()),
+            draft_path=None if draft.path is None else str(draft.path.absolute()),
             engine_config=self._engine_of_load().model_dump_json().encode(),
             # With the adapters' identities, a stream is not continued with another adapter file of the same name.
             identity=" ".join(map(identity, (self.path, *usable.values()))),
@@ -153,7 +152,13 @@ class Preparation:
             kept=self._checks.kept.read(self.path),
             adapters={name: str(path.absolute()) for name, path in usable.items()},
             unusable_adapters=unusable,
+            draft_why=draft.why,
+            draft_by=draft.by,
+            why_no_drafts=self._why_no_drafts[1] if self._why_no_drafts[0] == self._given else "",
         )
+
+    def _files(self, draft_path: Path | None) -> ModelFiles:
+        return ModelFiles([self.path, *([] if draft_path is None else [draft_path]), *self.adapters.values()])
 
     def _unusable_adapters(self) -> dict[str, str]:
         """Return the adapters that cannot be used, with the reasons. Log a warning; the model loads without them."""
@@ -170,17 +175,21 @@ class Preparation:
     def leave_out(self, trying: str, cause: str) -> bool:
         """Leave out of the next loads what ended the process, if the model can do without it; return whether it can.
 
-        An adapter is left out until its file is replaced, and the measurements of settings until the daemon ends.
-        `trying` describes what was tried when the process ended.
+        An adapter and a draft are left out until their files are replaced, drafts of any kind until the model's file is
+        replaced, and the measurements of settings until the daemon ends. `trying` describes what was tried when the
+        process ended.
         """
         if trying == MEASUREMENTS:
             self._is_measured = False
+            return True
+        if trying == taking_back_trial(str(self.path.absolute())):
+            self._why_no_drafts = self._given, f"removing refused drafts ended the process ({cause})"
             return True
         for name, given in self._tried.items():
             if trying == adapter_trial(str(self.adapters[name].absolute())):
                 self._fatal[name] = given, cause
                 return True
-        return False
+        return self._draft.leave_out(trying, cause)
 
     def _engine_of_load(self) -> EngineConfig:
         return self.engine if self._is_measured else self.engine.model_copy(update={"calibration_s": 0.0})
@@ -189,30 +198,3 @@ class Preparation:
         given, cause = self._fatal.get(name, ("", ""))
         if cause and given == identity(path):
             raise ModelDamaged(f"{path} ended the process that tried it ({cause})")
-
-    def _validate_draft(self) -> tuple[Path | None, Header | None]:
-        """Return the draft's path and header. If its file must not be used, log a warning and return None for both."""
-        if self.draft_path is None:
-            return None, None
-        try:
-            return self.draft_path, self._checks.validate(self.draft_path)
-        except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # StoreError: it cannot be hashed
-            logger.warning("%s runs without its draft: %s", self.name, error.message)
-            return None, None
-
-
-def _check_draft(
-    model: Header,
-    model_path: Path,
-    draft: Header,
-    draft_path: Path,
-    difference: Callable[[Any, Any], str | None],
-) -> None:
-    """Raise ModelLoadFailed if a draft's vocabulary differs from the model's."""
-    if model.num_vocab and draft.num_vocab and model.num_vocab != draft.num_vocab:
-        raise ModelLoadFailed(
-            f"the draft {draft_path} has {draft.num_vocab} tokens in its vocabulary and {model_path} has "
-            f"{model.num_vocab}; a draft must share the model's vocabulary: choose another as --draft"
-        )
-    if (why := difference(model, draft)) is not None:
-        raise ModelLoadFailed(f"{why}; a draft must share the model's vocabulary: choose another as --draft")

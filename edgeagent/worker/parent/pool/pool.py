@@ -21,11 +21,12 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
 from edgeagent.types import AnswerSoFar, Embed, GenerateRequest, ModelStatus, Rerank, TextAnswer, TextQuery, WorkerState
 from edgeagent.worker.parent.pool import own_options
+from edgeagent.worker.parent.pool.drafts import NO_DRAFT, FoundDraft, Header
 from edgeagent.worker.parent.pool.eviction import Eviction
 from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.known_names import KnownNames
 from edgeagent.worker.parent.pool.loaded_model import LoadedModel, Workers
-from edgeagent.worker.parent.pool.loading import Checks, FoundModel, Header, Preparation, file_size
+from edgeagent.worker.parent.pool.loading import Checks, FoundModel, Preparation, file_size
 from edgeagent.worker.parent.pool.memory import Memory, read_memory
 from edgeagent.worker.parent.pool.pressure import read_pressure
 from edgeagent.worker.parent.supervision.live_requests import Sink
@@ -67,14 +68,16 @@ class Pool:
         validate_adapter: Callable[[Path], None] = lambda _: None,
         difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None,
         known_sha256: Callable[[Path], str] = lambda _: "",
+        find_draft: Callable[[Any, Any], FoundDraft] = lambda _model, _header: NO_DRAFT,
         kept: KeptChoices | None = None,
         clock: Callable[[], float] = time.monotonic,
         read: Callable[[Collection[int]], Memory] = read_memory,
         names_stamp: Callable[[], object] = lambda: None,
     ) -> None:
         self._config = config
-        self._kept = kept or KeptChoices()
-        self._checks = Checks(validate, self._kept, disk_cache, size_of, validate_adapter, difference, known_sha256)
+        self._checks = Checks(
+            validate, kept or KeptChoices(), disk_cache, size_of, validate_adapter, difference, known_sha256, find_draft
+        )
         self._resolve = resolve
         self._offer = offer
         save_s = config.server.drain_s if config.cache.disk_bytes else 0.0
@@ -303,12 +306,9 @@ class Pool:
         """Return a model's files with their sizes and the owner's options. Call this in a thread: it reads the disk."""
         table = self._table_of(found, asked)
         draft = own_options.draft(self._config, table, is_default=asked == self._config.model)
-        draft_path = found.draft_path if draft == "auto" else None
-        if draft not in ("auto", "none", "ngram"):
-            draft_path = self._resolve(draft).path
+        source = self._checks.draft_source(draft, found, self._resolve)
         adapters = self._config.models[table].adapters if table else {}
-        engine = self._config.engine_of(table)
-        preparation = Preparation(found.name, found.path, draft_path, engine, self._checks, adapters)
+        preparation = Preparation(found.name, found.path, source, self._config.engine_of(table), self._checks, adapters)
         preparation.keep_alive_s = own_options.keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation
@@ -375,8 +375,8 @@ class Pool:
                 await _look_at(model)
 
     def _keep_choices(self, model: LoadedModel, content: bytes) -> None:
-        if self._kept.note(model.preparation.path, content):
-            write = asyncio.create_task(asyncio.to_thread(self._kept.write, model.preparation.path))
+        if self._checks.kept.note(model.preparation.path, content):
+            write = asyncio.create_task(asyncio.to_thread(self._checks.kept.write, model.preparation.path))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from edgeagent.types import ModelInfo
-from edgeagent.worker.exit_cause import is_from_outside
+from edgeagent.worker.exit_cause import is_from_outside, read_notes
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel
 from edgeagent.worker.parent.supervision.live_requests import Fate
 from edgeagent.worker.parent.supervision.restarts import Death
 from edgeagent.worker.parent.supervision.vitals import Vitals
 from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.protocol import Ready
+
+logger = logging.getLogger(__name__)
 
 
 class Life:
@@ -56,3 +60,10 @@ class Life:
             left_out = self.vitals.trying if leave_out(self.vitals.trying, cause) else ""
             death = replace(death, error=error, left_out=left_out)
         return death
+
+
+def log_notes(name: str, ready: Ready) -> None:
+    """Write what a worker tells about its load to the log. `name` is the model's."""
+    for level, lines in ((logging.WARNING, ready.warnings), (logging.INFO, ready.notes)):
+        for line in read_notes(lines):
+            logger.log(level, "%s: %s", name, line)

@@ -18,11 +18,10 @@ from msgspec import structs
 
 from edgeagent.errors import EdgeAgentError, InternalError, from_code
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, TextAnswer, TextQuery, WorkerState
-from edgeagent.worker.exit_cause import read_notes
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
 from edgeagent.worker.parent.supervision.disk_cache import TroubleLog
-from edgeagent.worker.parent.supervision.life import Life
+from edgeagent.worker.parent.supervision.life import Life, log_notes
 from edgeagent.worker.parent.supervision.live_requests import Fate, LiveRequest, ModelRequests, Sink
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.queries import Queries
@@ -348,11 +347,10 @@ class Supervisor:
                 self._disk_trouble.note(message.status, self._clock())
             case LoadProgress():
                 self._life.vitals.on_load_progress(message)
-            case Ready(info, notes, to_keep):
+            case Ready(info, to_keep=to_keep):
                 self._on_ready(info)
                 self._keep(to_keep)
-                for note in read_notes(notes):
-                    logger.info("%s: %s", self.name, note)
+                log_notes(self.name, message)
             case Keep(content):
                 self._keep(content)
             case LoadFailed(code, text, can_take_less):

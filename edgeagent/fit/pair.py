@@ -1,0 +1,35 @@
+"""Decides whether a model is loaded with its draft: only if the model loses nothing by the draft's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgeagent.config import EngineConfig
+from edgeagent.fit.need import predict
+from edgeagent.fit.placement import Layout, Room
+from edgeagent.fit.plan import Plan, make_plan
+from edgeagent.sizes import memory_text
+from edgeagent.types import FileShape
+
+
+def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> str:
+    """Return why a model is loaded without its draft; "" if both fit, or if there is no draft.
+
+    The first shape is the model, the others its draft. With the draft, the model must still fit beside what is in
+    memory, and must have the same context, KV types, parallel requests and layers on GPUs as alone.
+    """
+    if len(shapes) == 1:
+        return ""
+    pair, alone = make_plan(shapes, config, room), make_plan(shapes[:1], config, room)
+    if pair.fits and pair.config == alone.config and _of_model(pair) == _of_model(alone):
+        return ""
+    needed = predict(shapes[1:], pair.config, pair.num_cells)
+    return (
+        f"it takes about {memory_text(needed.total_bytes - needed.worker_bytes)} of memory, which the model needs "
+        "itself: there is too little for both"
+    )
+
+
+def _of_model(plan: Plan) -> Layout:
+    return replace(plan.layout, num_draft_gpu_layers=0, num_back=0)

@@ -1,0 +1,121 @@
+"""Loads and tries a model's draft model. A draft is never needed, so whatever fails here only leaves it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.block import choose_block_tokens
+from edgeagent.engine.cache.disk.store import BlockStore
+from edgeagent.engine.cache.prefix_store import make_prefix_store
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.llama.cell_packing import CellPacker
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import CUTTABLE, OutOfCells
+from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.trial import FIRST_STEPS, measure_small_steps, try_out
+from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelOutOfMemory
+from edgeagent.types import Choice
+from edgeagent.worker.child.generator.block_keys import BlockKeys
+from edgeagent.worker.child.generator.learned import Lessons
+from edgeagent.worker.protocol import Load, draft_trial
+
+# A draft model's cells take about this fraction of its target's memory.
+DRAFT_SHARE = 1 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What drafts tokens of a model. `file` is a draft model's file, "ngram" (the text itself) or None.
+
+    `by` and `why` are those of a Choice.
+    """
+
+    file: str | None
+    by: str
+    why: str
+    runner: LlamaRunner | None = None
+    model: DraftModel | None = None
+
+    @property
+    def choice(self) -> Choice:
+        """The choice of the draft, for the status."""
+        return Choice("draft", self.file or "none", self.by, self.why)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLoader:
+    """Loads the draft model of one target with the options in `config`. `target` is the target's runner."""
+
+    target: LlamaRunner
+    config: EngineConfig
+    lessons: Lessons
+    block_keys: BlockKeys
+    store: BlockStore | None
+    codec: CellPacker | None
+
+    def load(self, load: Load, on_try: Callable[[str], None]) -> Draft:
+        """Return a load's draft model. If it cannot be used, free its memory and return the reason.
+
+        `on_try` gets the draft before its file is opened, since a damaged one may end the process.
+        """
+        assert load.draft_path is not None
+        on_try(draft_trial(load.draft_path))
+        with ExitStack() as opened:
+            try:
+                draft = self._open(load, Path(load.draft_path), opened)
+                opened.pop_all()
+            except Exception as error:  # of any kind: the target can serve
+                self.lessons.forget_draft()
+                self.block_keys.forget_draft()
+                by = "memory" if isinstance(error, ModelOutOfMemory | MemoryError) else "trial"
+                draft = Draft(None, by, _reason(error, load.draft_path))
+        on_try(f"{FIRST_STEPS} of {load.path}")  # which are computed next
+        return draft
+
+    def _open(self, load: Load, path: Path, opened: ExitStack) -> Draft:
+        """Open the draft and try it. `opened` gets what must be closed if that fails."""
+        model = Model(path, self.config)
+        opened.callback(model.close)
+        # A draft model computes its tokens one by one, but llama.cpp keeps the earlier states of one batch only.
+        if model.has_encoder or model.memory_kind not in CUTTABLE:
+            raise ModelLoadFailed(
+                f"{path} has a {model.memory_kind} memory or an encoder and cannot remove refused tokens"
+            )
+        num_tokens = self.target.model.num_tokens
+        if model.num_tokens != num_tokens:
+            raise ModelLoadFailed(
+                f"{path} has {model.num_tokens} tokens in its vocabulary, and {load.path} has {num_tokens}; a draft "
+                "must share the target's vocabulary"
+            )
+        runner = LlamaRunner(model, self.config, num_cells=self.target.num_cells, attention=self.target.attention)
+        opened.callback(runner.close)
+        token_bytes = try_out(model, runner, lambda _: None)
+        costs = CostModel(runner.max_batch)
+        self.lessons.teach_draft(costs, path)
+        measure_small_steps(runner, costs)
+        keyring = self.block_keys.make_of_draft(path, runner, self.config, choose_block_tokens(token_bytes))
+        prefixes = make_prefix_store(
+            runner,
+            self.config,
+            costs,
+            keyring,
+            self.store,
+            DRAFT_SHARE,
+            token_bytes,
+            is_draft=True,
+            codec=self.codec,
+        )
+        return Draft(str(path), load.draft_by, load.draft_why, runner, DraftModel(runner, prefixes))
+
+
+def _reason(error: Exception, path: str) -> str:
+    if isinstance(error, EdgeAgentError):
+        return error.message
+    if isinstance(error, OutOfCells):
+        return f"the context of {path} has no room for its trial"
+    return f"{path} cannot be used: {type(error).__name__}: {error}"

@@ -1,0 +1,161 @@
+"""Finds the draft of a model for each load, checks it, and remembers a draft whose trial ended the process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from edgeagent.errors import EdgeAgentError, ModelDamaged, ModelLoadFailed
+from edgeagent.types import FileShape
+from edgeagent.worker.parent.pool.model_files import identity
+from edgeagent.worker.protocol import draft_trial
+
+logger = logging.getLogger(__name__)
+
+
+class Header(Protocol):
+    """The values in a model file's header that a load needs."""
+
+    @property
+    def num_vocab(self) -> int: ...
+    @property
+    def shape(self) -> FileShape: ...
+
+
+class FoundDraft(Protocol):
+    """A model's draft, as found on this machine. If `path` is None, `why` says why there is none.
+
+    `is_trouble`: there is none because a file is damaged or missing.
+    """
+
+    @property
+    def path(self) -> Path | None: ...
+    @property
+    def why(self) -> str: ...
+    @property
+    def is_trouble(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft for a load: its file, and why it is this one. If `path` is None, `why` says why there is none.
+
+    `by` is that of a Choice. `header` is None if there is no draft, or if its header is not known.
+    """
+
+    path: Path | None
+    why: str
+    by: str = "default"
+    is_trouble: bool = False
+    header: Header | None = None
+
+
+NO_DRAFT = Draft(None, "no draft was looked for")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChecks:
+    """The functions with which a draft is found and checked. They read the disk; see Checks for what they raise.
+
+    - `find` returns the draft of a found model with this header. It raises nothing.
+    - `resolve` finds a model by its name.
+    """
+
+    find: Callable[[Any, Any], FoundDraft]
+    resolve: Callable[[str], Any]
+    validate: Callable[[Path], Header | None]
+    difference: Callable[[Any, Any], str | None]
+
+
+@dataclass(slots=True)
+class DraftSource:
+    """The draft of one model. `option` is the option --draft for it, and `found` the model itself.
+
+    The methods read the disk: call them in a thread.
+    """
+
+    option: str
+    found: Any
+    checks: DraftChecks
+    _tried: tuple[str, str] = ("", "")  # of the last load's draft: its trial and its identity
+    _fatal: dict[str, tuple[str, str]] = field(default_factory=dict)  # by trial: the draft's identity and the cause
+
+    def choose(self, header: Header | None) -> Draft:
+        """Return the draft for the next load of the model, which has this header. Log a warning if it cannot be used.
+
+        Raise ModelLoadFailed if the user named a draft whose vocabulary differs from the model's.
+        """
+        draft = self._find(header)
+        if draft.path is not None:
+            draft = self._checked(header, draft, draft.path)
+        if draft.is_trouble:
+            logger.warning("%s runs without its draft: %s", self.found.name, draft.why)
+        path = draft.path
+        self._tried = ("", "") if path is None else (draft_trial(str(path.absolute())), identity(path))
+        return draft
+
+    def leave_out(self, trying: str, cause: str) -> bool:
+        """Leave the draft out of the next loads if its trial ended the process; return whether it did."""
+        tried, given = self._tried
+        if not tried or trying != tried:
+            return False
+        self._fatal[tried] = given, cause
+        return True
+
+    @property
+    def _is_named(self) -> bool:
+        return self.option not in ("auto", "none", "ngram")
+
+    def _find(self, header: Header | None) -> Draft:
+        if self.option == "auto":
+            found = self.checks.find(self.found, header)
+            by = "trial" if found.is_trouble else "default"
+            return Draft(found.path, found.why, by, found.is_trouble)
+        if not self._is_named:
+            return Draft(None, f"--draft {self.option}", "option")
+        try:
+            return Draft(self.checks.resolve(self.option).path, "you named it", "option")
+        except (EdgeAgentError, OSError) as error:
+            return _unusable(error)
+
+    def _checked(self, header: Header | None, draft: Draft, path: Path) -> Draft:
+        """Return a draft with its header, or the reason why it cannot be used. Raise ModelLoadFailed; see `choose`."""
+        try:
+            own = self.checks.validate(path)
+            given, cause = self._fatal.get(draft_trial(str(path.absolute())), ("", ""))
+            if cause and given == identity(path):
+                raise ModelDamaged(f"{path} ended the process that tried it ({cause}); get the file again")
+            why = _mismatch(header, self.found.path, own, path, self.checks.difference)
+        except (EdgeAgentError, OSError) as error:  # StoreError: it cannot be hashed
+            return _unusable(error)
+        if not why:
+            return Draft(path, draft.why, draft.by, header=own)
+        if self._is_named:
+            raise ModelLoadFailed(f"{why}; a draft must share the model's vocabulary: choose another as --draft")
+        return Draft(None, f"{why}; a draft must share the model's vocabulary", "trial", is_trouble=True)
+
+
+def _unusable(error: EdgeAgentError | OSError) -> Draft:
+    message = error.message if isinstance(error, EdgeAgentError) else str(error)
+    return Draft(None, message, "trial", is_trouble=True)
+
+
+def _mismatch(
+    model: Header | None,
+    model_path: Path,
+    draft: Header | None,
+    draft_path: Path,
+    difference: Callable[[Any, Any], str | None],
+) -> str:
+    """Return how a draft's vocabulary differs from the model's, in words; "" if it does not."""
+    if model is None or draft is None:
+        return ""
+    if model.num_vocab and draft.num_vocab and model.num_vocab != draft.num_vocab:
+        return (
+            f"the draft {draft_path} has {draft.num_vocab} tokens in its vocabulary and {model_path} has "
+            f"{model.num_vocab}"
+        )
+    return difference(model, draft) or ""
