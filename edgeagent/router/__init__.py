@@ -18,6 +18,7 @@ def build(config: Config) -> Router:
     from edgeagent.router.outside import Outside
     from edgeagent.router.policy import targets_of
     from edgeagent.router.router import NO_MODEL, Router
+    from edgeagent.store.drafts import DraftFinder
     from edgeagent.store.gguf.header import validate_adapter, validate_model
     from edgeagent.store.gguf.vocabulary import first_difference
     from edgeagent.store.hashes import known_sha256, sha256_of
@@ -54,6 +55,7 @@ def build(config: Config) -> Router:
         size_of=lambda path: sum(part.stat().st_size for part in split_paths(path) if part.exists()),
         validate_adapter=check_adapter,
         difference=first_difference,
+        find_draft=DraftFinder(Library.of(config)).find,
         known_sha256=lambda path: known_sha256(path, verified),
         disk_cache=lambda: prepare_disk_cache(config),
         kept=KeptChoices(config.state_dir.absolute() / "calibrations"),

@@ -38,11 +38,15 @@ DEFAULT_NAMES = ("", "default")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """The files of a model. llama.cpp gets `path`, and finds the other parts of a split model beside it."""
+    """The files of a model. llama.cpp gets `path`, and finds the other parts of a split model beside it.
+
+    `partner` is the catalog's name of its draft model.
+    """
 
     name: str
     paths: tuple[Path, ...]
-    draft_path: Path | None = None
+    origin: Origin = "path"
+    partner: str | None = None
 
     @property
     def path(self) -> Path:
@@ -126,14 +130,18 @@ class Library:
         ModelDamaged, StoreError or InvalidRequest.
         """
         found = self.find(self._default if name in DEFAULT_NAMES else name)
+        self.verify(found, name)
+        return ResolvedModel(found.name, found.paths, found.origin, found.draft)
+
+    def verify(self, found: Found, wanted: str) -> None:
+        """Check a model's files as `resolve` does; raise ModelDamaged or StoreError, which call it `wanted`."""
         if found.origin == "hub":
             for path in found.paths:
-                self._verify(path, name)
+                self._verify(path, wanted)
         elif found.sha256 is not None and not self._verified.check(found.paths[0], found.sha256):
             raise ModelDamaged(
-                f"{found.paths[0]} is damaged: its sha256 is not {found.sha256}; import {name} again", param="model"
+                f"{found.paths[0]} is damaged: its sha256 is not {found.sha256}; import {wanted} again", param="model"
             )
-        return ResolvedModel(found.name, found.paths, self._draft_of(found))
 
     def resolve_for_client(self, name: str) -> ResolvedModel:
         """Resolve a name that a client sent. Paths are refused, because only the owner may use them."""
@@ -195,6 +203,13 @@ class Library:
         These are the bundled model, imported models, the models folder, the complete models in the hub's cache, and
         other files that have aliases. Raise StoreError if the owner's names cannot be read.
         """
+        own = self._own.read()
+        return tuple(
+            replace(_listed(each, _aliases(each, own)), adapters=self.adapters_of(each)) for each in self.found()
+        )
+
+    def found(self) -> list[Found]:
+        """Return the models of `models`, whose files are not opened. Raise the same error."""
         found: list[Found] = []
         with suppress(ModelNotFound):
             found.append(Found("builtin", (builtin_model().path,), "builtin"))
@@ -212,20 +227,12 @@ class Library:
                 paths = tuple(files[file] for file in model.files)
                 found.append(Found(model_name(models, model, repo), paths, "hub", draft))
         known = {path.resolve() for each in found for path in each.paths}
-        found += [self._aliased(path, own) for path in own.named_paths if path.resolve() not in known]
-        return tuple(replace(_listed(each, _aliases(each, own)), adapters=self.adapters_of(each)) for each in found)
+        return found + [self._aliased(path, own) for path in own.named_paths if path.resolve() not in known]
 
     def local(self, name: str) -> LocalModel:
         """Return the model that a name means, with its header, unverified. Raise the errors of `find`."""
         found = self.find(name)
         return replace(_listed(found, _aliases(found, self._own.read())), adapters=self.adapters_of(found))
-
-    def find_draft(self, name: str) -> Path | None:
-        """Return the file of a model's draft; None if there is none, or if it is damaged. Raise the errors of `find`.
-
-        The file is verified, except the draft of the builtin model.
-        """
-        return self._draft_of(self.find(name))
 
     def find(self, name: str) -> Found:
         """Return the model that a name means, unverified; raise ModelNotFound, InvalidRequest or StoreError."""
@@ -239,10 +246,10 @@ class Library:
                 model = _local(path)
                 return Found(model.name, model.paths, "path")
             case HubName() as hub_name:
-                return self._from_hub(hub_name, wanted=name, draft=draft_of(hub_name.repo))
+                return self.find_on_hub(hub_name, wanted=name, draft=draft_of(hub_name.repo))
             case CatalogName() as short:
                 match = match_entry(short) or find_entry(short, self.short_names())
-                return self._from_hub(match.hub_name, wanted=name, draft=match.entry.draft)
+                return self.find_on_hub(match.hub_name, wanted=name, draft=match.entry.draft)
 
     def _owned(self, name: str) -> Found | None:
         """Return the model that the owner gave this name by an alias, an import, or a file in the models folder."""
@@ -276,7 +283,8 @@ class Library:
             )
         return found
 
-    def _from_hub(self, name: HubName, *, wanted: str, draft: str | None) -> Found:
+    def find_on_hub(self, name: HubName, *, wanted: str, draft: str | None = None) -> Found:
+        """Return a model in the hub's cache, unverified; raise ModelNotFound, which tells how to pull `wanted`."""
         files = self._cache.files(name.repo)
         models = variants(files)
         if not models:
@@ -304,21 +312,6 @@ class Library:
                 f"{path} is damaged: its sha256 is not {promised}; run `edgeagent pull {wanted}` to download it again",
                 param="model",
             )
-
-    def _draft_of(self, found: Found) -> Path | None:
-        return builtin_model().draft if found.origin == "builtin" else self._draft(found.draft)
-
-    def _draft(self, name: str | None) -> Path | None:
-        """Return the verified file of a draft; None if it is missing or damaged. The model works without a draft."""
-        if name is None:
-            return None
-        try:
-            found = self._from_hub(load_catalog()[name].hub_name(), wanted=name, draft=None)
-            for path in found.paths:
-                self._verify(path, name)
-        except EdgeAgentError:
-            return None
-        return found.paths[0]
 
 
 def resolve(name: str, store: StoreConfig, state_dir: Path | None = None) -> ResolvedModel:

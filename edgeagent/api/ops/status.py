@@ -115,7 +115,7 @@ class AlternativeReport(Shape):
 
 
 class ChoiceReport(Shape):
-    """A setting that was chosen at the load. `by`: option, measurement, memory or default. `why`: the reason."""
+    """A setting that was chosen at the load. `by`: option, measurement, memory, model, trial or default. `why`: the reason."""
 
     name: str
     value: str
@@ -128,7 +128,7 @@ class InfoReport(Shape):
     """What is known of a model once it is loaded.
 
     `num_gpu_layers`: -1 means all. `draft`: the draft model's file, "ngram" if only the text itself gives drafts, or
-    null. `sandbox`: what the worker's process may not do.
+    null. `draft_why`: the reason for that. `sandbox`: what the worker's process may not do.
     """
 
     path: str
@@ -142,6 +142,7 @@ class InfoReport(Shape):
     num_parallel: int
     memory_kind: MemoryKind
     draft: str | None
+    draft_why: str
     num_gpu_layers: int
     num_layers: int
     devices: list[DeviceReport]

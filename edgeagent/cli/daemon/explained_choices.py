@@ -7,7 +7,13 @@ from typing import Any
 
 from edgeagent.cli.display import table, wrapped
 
-_HOW = {"option": "asked for", "measurement": "measured", "default": "the default", "model": "for this model"}
+_HOW = {
+    "option": "asked for",
+    "measurement": "measured",
+    "default": "the default",
+    "model": "for this model",
+    "trial": "tried",
+}
 
 
 def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:

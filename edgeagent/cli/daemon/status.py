@@ -158,10 +158,8 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
         for device in facts["devices"]:
             memory = f", {size_text(device['memory_free_bytes'])} free" if device["memory_free_bytes"] else ""
             lines.append(f"{model['name']}: {device['description']} ({device['name']}{memory})")
-        lines.append(
-            f"{model['name']}: {_place(facts)}, draft {facts['draft'] or 'none'}, llama.cpp {facts['llama_cpp_commit']}"
-        )
-        choices = [choice for choice in facts.get("choices") or [] if choice["by"] != "model"]
+        lines.append(f"{model['name']}: {_place(facts)}, {_draft(facts)}, llama.cpp {facts['llama_cpp_commit']}")
+        choices = [each for each in facts.get("choices") or [] if each["by"] != "model" and each["name"] != "draft"]
         if chosen := ", ".join(f"{choice['name']} {choice['value']}" for choice in choices):
             lines.append(f"{model['name']}: {chosen} (why: edgeagent status --explain-choices)")
         lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
@@ -204,6 +202,13 @@ def _place(facts: Mapping[str, Any]) -> str:
     if on_gpu < 0 or on_gpu >= num_layers > 0:
         return f"all {num_layers} layers on the GPU"
     return f"{on_gpu} of {num_layers} layers on the GPU" if on_gpu else f"{num_layers} layers on the CPU"
+
+
+def _draft(facts: Mapping[str, Any]) -> str:
+    """Return what drafts tokens, as text. If there is no draft model, and the options do not ask for that, say why."""
+    draft, why = facts["draft"], facts.get("draft_why") or ""
+    has_model = draft not in (None, "ngram")
+    return f"draft {draft or 'none'}" + ("" if has_model or why.startswith("--draft") or not why else f" ({why})")
 
 
 def _share(part: int, whole: int) -> str:

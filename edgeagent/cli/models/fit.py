@@ -45,15 +45,21 @@ def fit(
     longest context that fits and the catalog's models that fit, and exits with 1.
     """
     from edgeagent.fit.need import predict
+    from edgeagent.fit.pair import why_no_draft
     from edgeagent.fit.plan import describe, longest_context, make_plan
+    from edgeagent.types import Choice
 
     settings = settings_of(models_dir, state_dir, config)
     shapes = [header.shape for header in _headers(name, settings, with_draft=draft)]
     engine = settings.engine_of(name).model_copy(update={"ctx": ctx} if ctx else {})
-    plan = make_plan(shapes, engine, _room(ram, vram, engine))
+    room = _room(ram, vram, engine)
+    why = why_no_draft(shapes, engine, room)
+    shapes = shapes[:1] if why else shapes
+    plan = make_plan(shapes, engine, room)
     need = predict(shapes, plan.config, plan.num_cells, num_back=plan.layout.num_back)
     longest = longest_context(shapes, engine, plan.room)
     choices = describe(plan, engine, len(shapes[0].layers))
+    choices += (Choice("draft", "none", "memory", why),) if why else ()
     if as_json:
         typer.echo(json.dumps(_record(name, plan, need, longest, choices), indent=2))
     else:
@@ -97,16 +103,20 @@ def _size(text: str) -> int:
 def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeader]:
     """Return the header of a local model, and the header of its draft if that is local too."""
     from edgeagent.errors import ModelDamaged
+    from edgeagent.store.drafts import DraftFinder
     from edgeagent.store.gguf.header import validate_model
-    from edgeagent.store.resolve import Library
+    from edgeagent.store.resolve import Library, ResolvedModel
 
     library = Library.of(settings)
     model = library.local(name)
     if model.header is None:
         raise ModelDamaged(model.problem or f"{name} cannot be read")
-    headers = [validate_model(model.paths[0])]
-    draft = library.find_draft(name) if with_draft else None
-    return headers if draft is None else [*headers, validate_model(draft)]
+    header = validate_model(model.paths[0])
+    if not with_draft:
+        return [header]
+    found = ResolvedModel(model.name, model.paths, model.origin, library.find(name).draft)
+    draft = DraftFinder(library).find(found, header).path
+    return [header] if draft is None else [header, validate_model(draft)]
 
 
 def _say(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[Choice]) -> None:

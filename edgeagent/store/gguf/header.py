@@ -59,6 +59,7 @@ class GgufHeader:
 
     `tokens_at` is the range of the file's bytes that holds the vocabulary's tokens; empty if there is no vocabulary.
     `num_prediction_layers` counts the extra layers after the model's own that predict further tokens (MTP, NextN).
+    `is_embedding`: the model was made for embeddings or ranking; it may have the memory of one that generates.
     """
 
     path: Path
@@ -82,6 +83,7 @@ class GgufHeader:
     data_bytes: int
     kind: str = "model"
     num_prediction_layers: int = 0
+    is_embedding: bool = False
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -220,6 +222,7 @@ def _header(
         data_bytes=tensors.data_bytes,
         kind=_printable(_text(reader, metadata, "general.type")) or "model",
         num_prediction_layers=_whole(reader, metadata, f"{architecture}.nextn_predict_layers") or 0,
+        is_embedding=bool(_whole(reader, metadata, f"{architecture}.pooling_type")),
     )
 
 

@@ -1,0 +1,135 @@
+"""Finds a draft for a model on this machine, and says why it is this one, or why there is none. No network."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.errors import EdgeAgentError, ModelNotFound
+from edgeagent.store.gguf.header import ADAPTER, GgufHeader
+from edgeagent.store.gguf.vocabulary import first_difference
+from edgeagent.store.names.catalog import builtin_model, load_catalog
+from edgeagent.store.resolve import Found, Library, ResolvedModel, current_header
+
+logger = logging.getLogger(__name__)
+
+_SHARE = 4  # A draft found by its vocabulary takes at most this fraction of the model's bytes.
+# Memories from which refused tokens can be removed.
+_CUTTABLE = ("attention", "latent", "sliding window")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDraft:
+    """A model's draft, and why it is this one. If `path` is None, `why` says why there is none.
+
+    `is_trouble`: there is none because a file is damaged.
+    """
+
+    path: Path | None
+    why: str
+    is_trouble: bool = False
+
+
+class DraftFinder:
+    """Finds the drafts of a library's models."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def find(self, model: ResolvedModel, header: GgufHeader) -> FoundDraft:
+        """Return the draft of a model with this header. Raise nothing: the model works without a draft.
+
+        1. The draft that comes with the bundled model.
+        2. The model's partner in the catalog, if it is on this machine.
+        3. A model on this machine with the same vocabulary, at most a quarter of the size, and a memory from which
+           refused tokens can be removed. The same architecture is preferred, then the smallest.
+
+        Files are verified as those of models are.
+        """
+        try:
+            return self._find(model, header)
+        except Exception as error:  # of any kind: see above
+            logger.exception("no draft was found for %s", model.name)
+            return FoundDraft(None, f"the search for a draft failed: {error}", is_trouble=True)
+
+    def _find(self, model: ResolvedModel, header: GgufHeader) -> FoundDraft:
+        if (why := _why_not(header)) is not None:
+            return FoundDraft(None, why)
+        if model.origin == "builtin" and (bundled := builtin_model().draft) is not None:
+            return FoundDraft(bundled, "the bundled draft")
+        partner = self._partner(model.partner)
+        if partner is not None and partner.path is not None:
+            return partner
+        for found in self._same_vocabulary(model, header):
+            if self._is_verified(found):
+                return FoundDraft(found.paths[0], f"{found.name} on this machine has the same vocabulary")
+        return partner or FoundDraft(
+            None, "no model on this machine has its vocabulary and at most a quarter of its size"
+        )
+
+    def _partner(self, name: str | None) -> FoundDraft | None:
+        """Return the model's partner in the catalog, or why it cannot be used; None if the catalog names none."""
+        if name is None:
+            return None
+        try:
+            found = self._library.find_on_hub(load_catalog()[name].hub_name(), wanted=name)
+            self._library.verify(found, name)
+        except ModelNotFound:
+            return FoundDraft(None, f"the catalog's partner {name} is not here: `edgeagent pull {name}`")
+        except EdgeAgentError as error:
+            return FoundDraft(None, f"the catalog's partner cannot be used: {error.message}", is_trouble=True)
+        return FoundDraft(found.paths[0], "the catalog's partner")
+
+    def _same_vocabulary(self, model: ResolvedModel, header: GgufHeader) -> Iterator[Found]:
+        """Yield the models that could be a model's draft, the best first. Only the headers of small files are read."""
+        others = []
+        for found in self._small(model):
+            try:
+                other = current_header(found.paths[0])
+                if not _can_draft(other) or other.num_vocab != header.num_vocab or first_difference(header, other):
+                    continue
+            except (EdgeAgentError, OSError):
+                continue
+            if other.architecture == header.architecture:
+                yield found
+            else:
+                others.append(found)
+        yield from others
+
+    def _small(self, model: ResolvedModel) -> list[Found]:
+        """Return the models of at most a quarter of a model's size, the smallest first."""
+        most, own = _size(model.paths) // _SHARE, model.path.resolve()
+        sized = [(_size(found.paths), found) for found in self._library.found()]
+        small = [(size, found) for size, found in sized if 0 < size <= most and found.paths[0].resolve() != own]
+        return [found for _, found in sorted(small, key=lambda each: each[0])]
+
+    def _is_verified(self, found: Found) -> bool:
+        try:
+            self._library.verify(found, found.name)
+        except EdgeAgentError as error:
+            logger.warning("%s is not used as a draft: %s", found.name, error.message)
+            return False
+        return True
+
+
+def _why_not(header: GgufHeader) -> str | None:
+    """Return why no model could draft for a model with this header; None if one could."""
+    if header.memory_kind == "encoder" or header.is_embedding:
+        return "it generates no text"
+    if header.memory_kind not in _CUTTABLE and not header.shape.keeps_states:
+        return "refused drafts cannot be removed from its memory"
+    return None if header.num_vocab else "its file has no vocabulary"
+
+
+def _can_draft(header: GgufHeader) -> bool:
+    return header.kind != ADAPTER and header.memory_kind in _CUTTABLE and not header.is_embedding
+
+
+def _size(paths: tuple[Path, ...]) -> int:
+    """Return the bytes of a model's files; 0 if one is missing."""
+    try:
+        return sum(path.stat().st_size for path in paths)
+    except OSError:
+        return 0
