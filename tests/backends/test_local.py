@@ -39,7 +39,6 @@ Make = Callable[..., LocalBackend]
 class Files:
     name: str = "stub"
     path: Path = Path("stub.gguf")
-    draft_path: Path | None = None
 
 
 @pytest.fixture

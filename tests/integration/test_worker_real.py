@@ -54,7 +54,6 @@ Make = Callable[..., LocalBackend]
 class Files:
     path: Path
     name: str = "tiny"
-    draft_path: Path | None = None
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ class Files:
 
     name: str = "stub"
     path: Path = Path("stub.gguf")
-    draft_path: Path | None = None
 
 
 @asynccontextmanager

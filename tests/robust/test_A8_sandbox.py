@@ -54,7 +54,6 @@ GAPS = {
 class Files:
     path: Path
     name: str = "tiny"
-    draft_path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ PATIENCE = Patience(ping_interval_s=0.1, load_retry_s=0.1)
 class Files:
     path: Path
     name: str = "tiny"
-    draft_path: Path | None = None
 
 
 class Loaded:

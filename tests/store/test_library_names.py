@@ -10,6 +10,8 @@ import pytest
 
 from edgeagent.config import StoreConfig
 from edgeagent.errors import EdgeAgentError, ModelDamaged, ModelNotFound, StoreError
+from edgeagent.store.drafts import DraftFinder, FoundDraft
+from edgeagent.store.gguf.header import read_header
 from edgeagent.store.model_folder import ModelFolder
 from edgeagent.store.names.own import NAMES_FILE, Imported, OwnNames, OwnNamesFile, with_alias, with_import
 from edgeagent.store.resolve import Library
@@ -191,11 +193,13 @@ def test_an_unknown_name_is_told_with_near_ones(library: Library, store: StoreCo
 
 
 def test_a_target_from_the_hub_has_the_catalog_s_draft(library: Library, store: StoreConfig) -> None:
-    put(store, "Qwen3-1.7B-Q8_0.gguf", small_model(1), repo="Qwen/Qwen3-1.7B-GGUF")
-    assert library.resolve("qwen3:1.7b").draft_path is None
+    path = put(store, "Qwen3-1.7B-Q8_0.gguf", small_model(1), repo="Qwen/Qwen3-1.7B-GGUF")
+    header, find = read_header(path), DraftFinder(library).find
+    none = find(library.resolve("qwen3:1.7b"), header)
+    assert none == FoundDraft(None, "the catalog's partner qwen3-0.6b is not here: `edgeagent pull qwen3-0.6b`")
     draft = put(store, "Qwen3-0.6B-Q8_0.gguf", small_model(2), repo="Qwen/Qwen3-0.6B-GGUF")
     for name in ("qwen3:1.7b", "Qwen/Qwen3-1.7B-GGUF", "hf.co/Qwen/Qwen3-1.7B-GGUF:q8_0"):
-        assert library.resolve(name).draft_path == draft
+        assert find(library.resolve(name), header) == FoundDraft(draft, "the catalog's partner")
 
 
 def test_the_names_outlive_a_writer_and_are_refused_when_torn(

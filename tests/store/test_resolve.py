@@ -33,7 +33,7 @@ def put(store: StoreConfig, name: str, content: bytes, *, repo: str = REPO, comm
 
 def test_builtin(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve_module, "builtin_model", lambda: BuiltinModel(Path("m.gguf"), Path("d.gguf")))
-    assert library.resolve("builtin") == ResolvedModel("builtin", (Path("m.gguf"),), Path("d.gguf"))
+    assert library.resolve("builtin") == ResolvedModel("builtin", (Path("m.gguf"),), "builtin")
     assert library.local("builtin").draft == "d", "it has no other name"
 
 
@@ -109,7 +109,7 @@ def test_links_that_leave_the_cache_are_not_followed(library: Library, store: St
     assert [model.name for model in library.models() if model.origin == "hub"] == [f"{REPO}/m.gguf"]
 
 
-def test_a_catalog_name_brings_its_draft_if_it_is_here(
+def test_a_catalog_name_brings_the_name_of_its_draft(
     library: Library, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = {
@@ -119,9 +119,7 @@ def test_a_catalog_name_brings_its_draft_if_it_is_here(
     monkeypatch.setattr(catalog, "load_catalog", lambda: entries)
     monkeypatch.setattr(resolve_module, "load_catalog", lambda: entries)
     path = put(store, "m-Q4_0.gguf", small_model(1))
-    assert library.resolve("big") == ResolvedModel("big", (path,))
-    draft = put(store, "s.gguf", small_model(2), repo="org/small")
-    assert library.resolve("big") == ResolvedModel("big", (path,), draft)
+    assert library.resolve("big") == ResolvedModel("big", (path,), "hub", "small")
 
 
 def test_whether_a_name_is_here(library: Library, store: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> None:

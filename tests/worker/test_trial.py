@@ -25,7 +25,6 @@ from tests.worker.support import Record, request
 class Files:
     path: Path
     name: str = "tiny"
-    draft_path: Path | None = None
 
 
 # Work in C that the budgets counted in Python do not see.

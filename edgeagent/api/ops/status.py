@@ -115,7 +115,10 @@ class AlternativeReport(Shape):
 
 
 class ChoiceReport(Shape):
-    """A setting that was chosen at the load. `by`: option, measurement, memory, model, trial or default. `why`: the reason."""
+    """A setting that was chosen at the load. `why`: the reason.
+
+    `by`: option, measurement, memory, model, trial (a file cannot be used) or default.
+    """
 
     name: str
     value: str

@@ -54,7 +54,7 @@ async def answer_of(path: Path) -> str:
 
 class _Files:
     def __init__(self, path: Path) -> None:
-        self.name, self.path, self.draft_path = "tiny", path, None
+        self.name, self.path = "tiny", path
 
 
 @pytest.mark.parametrize("type_name", ["q8_0", "Q4_K_M"])

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -73,6 +74,16 @@ class Shelf:
             read=self.read,
             names_stamp=lambda: dict(self.aliases),
         )
+
+
+def prepared(
+    folder: Path, checks: Checks | None = None, adapters: Mapping[str, Path] = MappingProxyType({}), draft: str = "none"
+) -> Preparation:
+    """Return the preparation of the model m.gguf in a folder; `draft` is its option."""
+    checks = checks or Checks(lambda _: None, KeptChoices())
+    found = Files("m", folder / "m.gguf")
+    source = checks.draft_source(draft, found, lambda name: Files(name, folder / f"{name}.gguf"))
+    return Preparation("m", found.path, source, EngineConfig(), checks, adapters)
 
 
 @pytest.fixture
@@ -283,8 +294,8 @@ async def test_a_model_has_options_of_its_own_under_any_of_its_names(shelf: Shel
     assert 3000 < (pool.status("m1").unload_in_s or 0) <= 3600
     assert 0 < (pool.status("m3").unload_in_s or 0) <= 300
     assert pool.status("m2").is_pinned
-    draft = pool._models["m1"].preparation.draft_path
-    assert draft is not None and draft.name == "m9.gguf"
+    paths = pool._models["m1"].preparation.files.paths
+    assert [path.name for path in paths] == ["m1.gguf", "m9.gguf"]
     await pool.stop()
 
 
@@ -361,7 +372,7 @@ async def test_a_model_is_loaded_without_an_adapter_that_cannot_be_used(
 
     paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
     checks = Checks(lambda _: None, KeptChoices(), validate_adapter=check)
-    preparation = Preparation("m", tmp_path / "m.gguf", None, EngineConfig(), checks, paths)
+    preparation = prepared(tmp_path, checks, paths)
     load = preparation.load()
     assert load.adapters == {"one": str(paths["one"])}
     assert load.unusable_adapters == {"two": error.message}
@@ -372,9 +383,7 @@ def test_an_adapter_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_
     paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
     for path in paths.values():
         path.write_bytes(b"x")
-    preparation = Preparation(
-        "m", tmp_path / "m.gguf", None, EngineConfig(), Checks(lambda _: None, KeptChoices()), paths
-    )
+    preparation = prepared(tmp_path, adapters=paths)
     assert preparation.load().adapters.keys() == paths.keys()
     assert not preparation.leave_out("the tokenizer of m.gguf", "SIGSEGV")
     assert preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV")
@@ -388,7 +397,7 @@ def test_an_adapter_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_
 
 def test_measurements_that_ended_the_process_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"x")
-    preparation = Preparation("m", tmp_path / "m.gguf", None, EngineConfig(), Checks(lambda _: None, KeptChoices()))
+    preparation = prepared(tmp_path)
 
     def calibration_s() -> float:
         return EngineConfig.model_validate_json(preparation.load().engine_config).calibration_s
@@ -405,7 +414,7 @@ async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> N
     for path in (*paths.values(), tmp_path / "m.gguf"):
         path.write_bytes(b"x")
     checks = Checks(lambda _: None, KeptChoices(), validate_adapter=checked.append)
-    preparation = Preparation("m", tmp_path / "m.gguf", None, EngineConfig(), checks, paths)
+    preparation = prepared(tmp_path, checks, paths)
     load = preparation.load()
     assert checked == list(paths.values()) and load.adapters == {name: str(path) for name, path in paths.items()}
     assert preparation.weigh() == 3

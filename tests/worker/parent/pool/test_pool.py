@@ -20,6 +20,7 @@ from edgeagent.errors import (
     StoreError,
 )
 from edgeagent.types import FileShape, WorkerState
+from edgeagent.worker.parent.pool.drafts import Draft
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.support import QUICK, Record, eventually, request
@@ -29,7 +30,6 @@ from tests.worker.support import QUICK, Record, eventually, request
 class Files:
     name: str
     path: Path
-    draft_path: Path | None = None
 
 
 class Store:
@@ -45,7 +45,10 @@ class Store:
         self.asked.append(name)
         if name == "missing":
             raise StoreError("there is no model 'missing'")
-        return Files("mini" if name == "builtin" else name, Path(f"{name}.gguf"), Path("own-draft.gguf"))
+        return Files("mini" if name == "builtin" else name, Path(f"{name}.gguf"))
+
+    def find_draft(self, model: Files, _header: object) -> Draft:
+        return Draft(Path("own-draft.gguf"), f"the partner of {model.name}")
 
     def validate(self, path: Path) -> None:
         self.threads.add(threading.get_ident())
@@ -72,7 +75,14 @@ async def pool(store: Store, lives: Path) -> AsyncIterator[Pool]:
 
 
 def make_pool(store: Store, lives: Path, config: Config) -> Pool:
-    return Pool(config, store.resolve, store.validate, command=stub_command(lives), patience=QUICK)
+    return Pool(
+        config,
+        store.resolve,
+        store.validate,
+        find_draft=store.find_draft,
+        command=stub_command(lives),
+        patience=QUICK,
+    )
 
 
 async def test_the_default_model_has_several_names(pool: Pool) -> None:
@@ -136,25 +146,26 @@ async def test_a_file_that_vanishes_is_no_crash(pool: Pool, store: Store, lives:
     assert "a file of mini cannot be read" in (status.cause or "")
 
 
-async def test_a_draft_with_another_vocabulary_starts_no_worker(
+def other_vocabulary(path: Path) -> SimpleNamespace:
+    return SimpleNamespace(num_vocab=99 if "draft" in path.name else 100, shape=FileShape(1))
+
+
+async def test_a_named_draft_with_another_vocabulary_starts_no_worker(
     store: Store, lives: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    headers = {"builtin.gguf": 100, "own-draft.gguf": 99}
-    monkeypatch.setattr(
-        store, "validate", lambda path: SimpleNamespace(num_vocab=headers[path.name], shape=FileShape(1))
-    )
-    await (pool := make_pool(store, lives, Config())).start()
+    monkeypatch.setattr(store, "validate", other_vocabulary)
+    await (pool := make_pool(store, lives, Config(draft="a-draft"))).start()
     (status,) = pool.models()
     assert status.state is WorkerState.FAILED
-    assert "own-draft.gguf has 99 tokens" in (status.cause or "")
+    assert "a-draft.gguf has 99 tokens" in (status.cause or "")
     assert num_lives(lives) == 0
     await pool.stop()
 
 
-async def test_a_draft_with_another_token_starts_no_worker(store: Store, lives: Path) -> None:
+async def test_a_named_draft_with_another_token_starts_no_worker(store: Store, lives: Path) -> None:
     header = SimpleNamespace(num_vocab=100, shape=FileShape(1))
     pool = Pool(
-        Config(),
+        Config(draft="small"),
         store.resolve,
         lambda _: header,
         command=stub_command(lives),
@@ -165,6 +176,40 @@ async def test_a_draft_with_another_token_starts_no_worker(store: Store, lives: 
     (status,) = pool.models()
     assert status.state is WorkerState.FAILED
     assert (status.cause or "").startswith("token 7 is 'a' in one and 'b' in the other; a draft must share")
+    await pool.stop()
+
+
+async def test_a_draft_that_nobody_named_is_left_out_if_its_vocabulary_differs(
+    store: Store, lives: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store, "validate", other_vocabulary)
+    await (pool := make_pool(store, lives, Config())).start()
+    record = Record()
+    pool.submit(request("answer 1"), record)
+    assert (await record.end()).text == "0 "
+    assert "mini runs without its draft: the draft own-draft.gguf has 99 tokens in its vocabulary" in caplog.text
+    await pool.stop()
+
+
+@pytest.mark.parametrize("error", [ModelDamaged, ModelNotFound, StoreError])
+async def test_a_named_draft_that_is_missing_or_damaged_is_left_out(
+    store: Store,
+    lives: Path,
+    error: type[EdgeAgentError],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def resolve(name: str) -> Files:
+        if name == "small":
+            raise error("small is not on this machine: run `edgeagent pull small`")
+        return Files(name, Path(f"{name}.gguf"))
+
+    monkeypatch.setattr(store, "resolve", resolve)
+    await (pool := make_pool(store, lives, Config(draft="small"))).start()
+    record = Record()
+    pool.submit(request("answer 1"), record)
+    assert (await record.end()).text == "0 "
+    assert "without its draft: small is not on this machine: run `edgeagent pull small`" in caplog.text
     await pool.stop()
 
 
