@@ -13,7 +13,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import devices
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.store.gguf.header import read_header
-from edgeagent.types import DeviceInfo, MemoryKind
+from edgeagent.types import DeviceInfo, LayerShape, MemoryKind
 from edgeagent.worker.child import opening
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import can_take_less, open_model
@@ -102,3 +102,24 @@ def test_layers_on_a_gpu_that_is_not_there(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(opening, "devices", lambda: (*only_cpu, CARD))
     with pytest.raises(ModelLoadFailed, match=r"--main-gpu names GPU 1, but there is 1, counted from 0"):
         open_model(make_load(path, main_gpu=1))
+
+
+def test_a_load_that_ran_out_of_memory_is_repeated_without_its_draft_first(path: Path) -> None:
+    alone = make_load(path, ctx=512, gpu_layers=0)
+    pair = structs.replace(alone, draft_path=str(path), shapes=alone.shapes * 2)
+    opened = [open_model(structs.replace(pair, num_tries=tries)) for tries in (0, 1)]
+    for each in opened:
+        each.model.close()
+    assert [each.why_no_draft for each in opened] == ["", "a load with it ran out of memory"]
+    assert opened[1].config == opened[0].config and opened[1].choices == ()
+    assert can_take_less(pair)
+    assert not can_take_less(structs.replace(pair, num_tries=1)) and not can_take_less(alone)
+
+
+def test_a_draft_s_cells_do_not_count_for_what_is_possible(path: Path) -> None:
+    load = make_load(path, ctx=512, gpu_layers=0)
+    layer = LayerShape(1 << 20, 0, 1 << 40, 1 << 40)
+    huge = structs.replace(shape(), layers=(layer,))
+    opened = open_model(structs.replace(load, shapes=(*load.shapes, huge)))
+    opened.model.close()
+    assert "too little for both" in opened.why_no_draft

@@ -329,7 +329,7 @@ class Host:
             loader = DraftLoader(self._runner, config, self._lessons, self._block_keys, self._store, self._codec)
             draft = loader.load(load, on_try)
         if draft.runner is None:
-            self._warn(f"runs without its draft {load.draft_path}: {draft.why}")
+            self._warn(f"runs without its draft: {draft.why}")
         else:
             self._runners.append(draft.runner)
         return draft

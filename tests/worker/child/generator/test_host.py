@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.runner import OutOfCells
 from edgeagent.errors import (
     ContextLengthExceeded,
     EdgeAgentError,
+    InternalError,
     InvalidRequest,
     ModelDamaged,
     ModelLoadFailed,
@@ -282,6 +284,30 @@ class TestStatesThatAreKept:
         assert (self.drafts(host).value, self.drafts(host).by) == ("none", "measurement")
         assert generate(host, self.PROMPT, max_tokens=8, draft_tokens=5)
         assert host.engine.status().drafts == ()
+
+    @pytest.mark.parametrize("error", [InternalError("llama_decode failed"), OutOfCells()])
+    def test_a_trial_that_fails_leaves_out_only_the_drafts(
+        self, hybrid: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_: object) -> bool:
+            raise error
+
+        monkeypatch.setattr(taking_back, "can_take_back", fail)
+        host = load_planned(hybrid, draft_ngrams=True)
+        assert (self.drafts(host).value, self.drafts(host).by) == ("none", "trial")
+        assert host.info.draft is None and "was tried and failed" in host.info.draft_why
+        assert generate(host, self.PROMPT, max_tokens=8, draft_tokens=5)
+
+    def test_a_trial_that_ended_the_process_is_not_repeated(
+        self, hybrid: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(taking_back, "can_take_back", lambda _: pytest.fail("it is tried again"))
+        config = EngineConfig(threads=1, ctx=CONTEXT, draft_ngrams=True).model_dump_json().encode()
+        shapes = (validate_model(hybrid).shape,)
+        load = Load("tiny", str(hybrid), None, config, shapes=shapes, why_no_drafts="it ended the process (SIGABRT)")
+        host = Host(load, open_model(load))
+        assert self.drafts(host) == Choice("drafts", "none", "trial", "it ended the process (SIGABRT)")
+        assert generate(host, self.PROMPT, max_tokens=8)
 
     def test_where_memory_is_short_there_are_none(self, hybrid: Path) -> None:
         host = load_planned(hybrid, draft_ngrams=True, room_bytes=4096)

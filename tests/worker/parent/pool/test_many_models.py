@@ -27,7 +27,7 @@ from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.loading import Checks, Preparation
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
-from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_trial
+from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_trial, draft_trial, taking_back_trial
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.parent.pool.test_pool import Files
 from tests.worker.support import QUICK, Record, eventually, request
@@ -393,6 +393,40 @@ def test_an_adapter_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_
     assert not preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV"), "it was not tried again"
     paths["two"].write_bytes(b"other")
     assert preparation.load().adapters.keys() == paths.keys()
+
+
+def test_a_draft_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "d.gguf"
+    for each in (tmp_path / "m.gguf", path):
+        each.write_bytes(b"x")
+    preparation = prepared(tmp_path, draft="d")
+    load = preparation.load()
+    assert (load.draft_path, load.draft_why, load.draft_by) == (str(path), "you named it", "option")
+    assert not preparation.leave_out(draft_trial("/another.gguf"), "SIGSEGV")
+    assert preparation.leave_out(draft_trial(str(path)), "SIGSEGV")
+    load = preparation.load()
+    assert load.draft_path is None and load.draft_by == "trial"
+    assert load.draft_why == f"{path} ended the process that tried it (SIGSEGV); get the file again"
+    assert not preparation.leave_out(draft_trial(str(path)), "SIGSEGV"), "it was not tried again"
+    path.write_bytes(b"other")
+    assert preparation.load().draft_path == str(path)
+
+
+def test_drafts_whose_removal_ended_the_process_are_left_out_until_the_model_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"x")
+    preparation = prepared(tmp_path)
+    assert preparation.load().why_no_drafts == ""
+    assert preparation.leave_out(taking_back_trial(str(path)), "SIGABRT")
+    assert preparation.load().why_no_drafts == "removing refused drafts ended the process (SIGABRT)"
+    path.write_bytes(b"other")
+    assert preparation.load().why_no_drafts == ""
+
+
+@pytest.mark.parametrize("option", ["none", "ngram"])
+def test_why_there_is_no_draft_model_where_none_is_asked_for(tmp_path: Path, option: str) -> None:
+    load = prepared(tmp_path, draft=option).load()
+    assert (load.draft_path, load.draft_why, load.draft_by) == (None, f"--draft {option}", "option")
 
 
 def test_measurements_that_ended_the_process_are_left_out(tmp_path: Path) -> None:
