@@ -339,7 +339,7 @@ class Config(BaseSettings):
     model: str = "builtin"
     """The model to serve: builtin, a .gguf path, org/repo[:QUANT], a catalog name, or a name that you gave a model."""
     draft: Draft = "auto"
-    """What drafts tokens: auto (the model's partner, if it is here), none, ngram (the text itself) or a model."""
+    """What drafts tokens: auto (a suitable model, if one is here), none, ngram (the text itself) or a model."""
     state_dir: UserPath = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
     """Folder for the token, the runtime file and caches; private to the user."""
     route: Literal["auto", "local_only", "prefer_local", "prefer_remote", "remote_only"] = "auto"

@@ -161,6 +161,36 @@ def test_where_the_layers_are(
     assert f"builtin: {words}, draft mini-draft, llama.cpp abc1234\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("draft", "why", "words"),
+    [
+        ("/d.gguf", "the catalog's partner", "draft /d.gguf,"),
+        (None, "no model is small enough", "draft none (no model is small enough),"),
+        ("ngram", "d.gguf is damaged", "draft ngram (d.gguf is damaged),"),
+        (None, "--draft none", "draft none,"),
+        ("ngram", "--draft ngram", "draft ngram,"),
+    ],
+)
+def test_why_there_is_no_draft(
+    draft: str | None,
+    why: str,
+    words: str,
+    daemon: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _found(monkeypatch, daemon)
+    ours = REPORT["models"][0]
+    choice = {"name": "draft", "value": draft or "none", "by": "trial", "why": why, "alternatives": []}
+    facts = {**ours["info"], "draft": draft, "draft_why": why, "choices": [choice]}
+    monkeypatch.setitem(daemon.answers, "/edgeagent/status", (200, {**REPORT, "models": [{**ours, "info": facts}]}))
+    assert main(["status"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert words in text and "why: edgeagent status" not in text
+    assert main(["status", "--explain-choices"]) == 0
+    assert f"builtin: draft {draft or 'none'} (tried): {why}" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_model_that_is_tried_out_is_not_loading(
     daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
