@@ -144,7 +144,7 @@ def warnings(log: pytest.LogCaptureFixture) -> str:
         (with_nan_epsilon, "ended the process that tried it (SIGABRT"),
         (of_unknown_architecture, "unknown model architecture"),
         (without_a_tensor, "'blk.0.ffn_down.weight' not found"),
-        (of_another_kind, "cannot remove refused tokens"),
+        (of_another_kind, "refused tokens cannot be removed"),
         (that_is_missing, "check the path"),
     ],
 )

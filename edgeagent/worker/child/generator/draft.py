@@ -83,9 +83,8 @@ class DraftLoader:
         opened.callback(model.close)
         # A draft model computes its tokens one by one, but llama.cpp keeps the earlier states of one batch only.
         if model.has_encoder or model.memory_kind not in CUTTABLE:
-            raise ModelLoadFailed(
-                f"{path} has a {model.memory_kind} memory or an encoder and cannot remove refused tokens"
-            )
+            what = "an encoder" if model.has_encoder else f"a {model.memory_kind} memory"
+            raise ModelLoadFailed(f"{path} has {what}, from which refused tokens cannot be removed")
         num_tokens = self.target.model.num_tokens
         if model.num_tokens != num_tokens:
             raise ModelLoadFailed(
