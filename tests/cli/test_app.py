@@ -215,7 +215,6 @@ def test_expected_errors_have_no_traceback(
     "arguments",
     [
         ["serve", "nosuch"],
-        ["serve", "--draft", "/none.gguf"],
         ["serve", "--host", "0.0.0.0"],
         ["serve", "--tls-certificate", "x"],
         ["serve", "--tls-certificate", "x", "--tls-key", "y"],
