@@ -116,7 +116,9 @@ def _model_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
 
 def _draft_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
     lengths = CounterMetricFamily(
-        "edgeagent_drafts", "Drafts by source and number of tokens.", labels=["model", "source", "length"]
+        "edgeagent_drafts",
+        "Drafts by source and number of tokens. Length 0: the source was considered, and nothing was drafted.",
+        labels=["model", "source", "length"],
     )
     tokens = CounterMetricFamily(
         "edgeagent_verified_draft_tokens",
@@ -127,8 +129,7 @@ def _draft_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
         for draft in model.worker.drafts if model.worker is not None else ():
             labels = [model.name, draft.source]
             for length, count in enumerate(draft.num_chosen):
-                if length:
-                    lengths.add_metric([*labels, str(length)], count)
+                lengths.add_metric([*labels, str(length)], count)
             accepted = [*draft.num_accepted, *[0] * len(draft.num_verified)]
             for position, verified in enumerate(draft.num_verified):
                 tokens.add_metric([*labels, str(position + 1), "true"], accepted[position])

@@ -99,8 +99,9 @@ class CacheStatus(Struct, frozen=True):
 class DraftCounts(Struct, frozen=True):
     """Counts of the drafts of one source since the start.
 
-    `num_chosen` counts drafts by length, from 0. `num_verified` counts the verified tokens by position. `num_accepted`
-    counts the accepted ones. Tokens after a rejected one are not verified.
+    `num_chosen` counts drafts by length; with length 0, how often the source was considered and nothing was drafted.
+    `num_verified` counts the verified tokens by position. `num_accepted` counts the accepted ones. Tokens after a
+    rejected one are not verified.
     """
 
     source: str

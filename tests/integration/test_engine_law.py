@@ -275,29 +275,52 @@ def test_interrupted_anywhere(exact_model: ExactModel) -> None:
         each.close()
 
 
-def test_drafts_change_nothing(exact_model: ExactModel) -> None:
-    target = Model(exact_model(MemoryKind.FULL_ATTENTION), CONFIG)
+class RuleDraft(DraftModel):
+    """A draft model whose tokens are those of the target, changed by a rule."""
+
+    def __init__(self, runner: LlamaRunner, rule: str) -> None:
+        super().__init__(runner)
+        self._rule, self._random = rule, random.Random(13)
+
+    def draft(
+        self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
+    ) -> dict[str, tuple[int, ...]]:
+        drafts = super().draft(counts, endings)
+        return {name: tuple(map(self._changed, range(len(each)), each)) for name, each in drafts.items()}
+
+    def _changed(self, place: int, token: int) -> int:
+        is_changed = {"right": False, "wrong": True, "third": place % 3 == 2, "random": self._random.random() < 0.4}
+        return (token + 1) % 250 if is_changed[self._rule] else token
+
+
+@pytest.mark.parametrize("rule", ["right", "wrong", "third", "random"])
+@pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW], ids=str)
+def test_drafts_change_nothing(exact_model: ExactModel, kind: MemoryKind, rule: str) -> None:
+    target = Model(exact_model(kind), CONFIG)
     runner, draft_runner = LlamaRunner(target, CONFIG), LlamaRunner(target, CONFIG)
     naive = Naive(target, CONFIG)
-
-    class Wrong(DraftModel):
-        """A draft model that agrees with the target except on every third token."""
-
-        def draft(
-            self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
-        ) -> dict[str, tuple[int, ...]]:
-            drafts = super().draft(counts, endings)
-            return {name: tuple((t + (i % 3 == 2)) % 250 for i, t in enumerate(ts)) for name, ts in drafts.items()}
-
-    wrong = Wrong(draft_runner)
-    engine = Engine(
-        runner, max_running=4, drafters=Drafters(wrong, NgramDrafter(), max_tokens=4, planning_share=ALWAYS)
-    )
-    asked = run_schedule(target, engine, runner, random.Random(7), 150)
+    draft = RuleDraft(draft_runner, rule)
+    drafters = Drafters(draft, NgramDrafter(), max_tokens=4, planning_share=ALWAYS)
+    engine = Engine(runner, max_running=4, drafters=drafters)
+    asked = run_schedule(target, engine, runner, random.Random(7), 120)
     check(asked, naive)
-    check_integrity(wrong)
+    check_integrity(draft)
+    check_counts(engine)
     for each in (naive, runner, draft_runner, target):
         each.close()
+
+
+def check_counts(engine: Engine) -> None:
+    """Check that each verified token is accepted or the first refused one of its draft, and that none counts twice."""
+    counts = engine.status().drafts
+    assert sum(sum(each.num_chosen[1:]) for each in counts) > 0
+    for each in counts:
+        num_drafts, num_drafted = sum(each.num_chosen[1:]), sum(n * count for n, count in enumerate(each.num_chosen))
+        num_verified, num_accepted = sum(each.num_verified), sum(each.num_accepted)
+        assert num_accepted <= num_verified <= min(num_drafted, num_accepted + num_drafts)
+        padded = [*each.num_accepted, *[0] * len(each.num_verified)]
+        assert each.num_verified[0] == num_drafts
+        assert all(before >= here for before, here in zip(padded, each.num_verified[1:], strict=False))
 
 
 def test_large_batches(tiny_model: TinyModel) -> None:

@@ -48,11 +48,11 @@ def test_what_is_read_off_the_models() -> None:
 
 
 def test_what_drafts_have_shown() -> None:
-    worker = WorkerStatus(drafts=(DraftCounts("ngram", (0, 1, 2), (3, 2), (2,)),), draft_gain=1.5)
+    worker = WorkerStatus(drafts=(DraftCounts("ngram", (7, 1, 2), (3, 2), (2,)),), draft_gain=1.5)
     text = exposition(Snapshot([ModelStatus("m", WorkerState.READY, worker=worker)], 0)).decode()
     assert 'edgeagent_draft_gain{model="m"} 1.5' in text
     assert 'edgeagent_drafts_total{length="2",model="m",source="ngram"} 2.0' in text
-    assert 'length="0"' not in text
+    assert 'edgeagent_drafts_total{length="0",model="m",source="ngram"} 7.0' in text
     for position, accepted, count in (("1", "true", 2), ("1", "false", 1), ("2", "true", 0), ("2", "false", 2)):
         labels = f'accepted="{accepted}",model="m",position="{position}",source="ngram"'
         assert f"edgeagent_verified_draft_tokens_total{{{labels}}} {count}.0" in text

@@ -54,6 +54,7 @@ class TierReport(Shape):
 
 class DraftReport(Shape):
     """A source of drafts. `num_chosen[n]`: how many drafts of n tokens were made.
+    With n = 0: how often the source was considered and nothing was drafted.
 
     `num_verified[i]` and `num_accepted[i]`: how many draft tokens at position i were verified, and how many accepted.
     """

@@ -239,6 +239,8 @@ class Proposals:
                 else:
                     state.is_catching_up = False
                     guesses.append((candidate.sequence, count))
+            elif not candidate.catch_up_s:
+                self.tally.add_draft(candidate.source, 0, 0)
         is_restoring = self._drafters.model is not None and self._drafters.model.is_restoring
         goes_on = bool(proposals or guesses or is_restoring)
         self._planning.note(self._clock() - started_s, target_steps_s[0], pays=goes_on)

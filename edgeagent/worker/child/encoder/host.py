@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from edgeagent.engine.cpu_threads import ThreadGovernor
+from edgeagent.engine.first_steps import FIRST_STEPS, TOKENIZER
 from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.embedder import Rows
 from edgeagent.engine.llama.encoder import Encoder
-from edgeagent.engine.trial import FIRST_STEPS, TOKENIZER
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.vocabulary import special_texts

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgeagent.engine.first_steps import try_adapter
 from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import OutOfCells
-from edgeagent.engine.trial import try_adapter
 from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed
 from edgeagent.worker.protocol import adapter_trial
 

@@ -12,12 +12,12 @@ from edgeagent.engine.cache.block import choose_block_tokens
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.prefix_store import make_prefix_store
 from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.first_steps import FIRST_STEPS, measure_small_steps, try_out
 from edgeagent.engine.llama.cell_packing import CellPacker
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE, OutOfCells
 from edgeagent.engine.speculation.draft_model import DraftModel
-from edgeagent.engine.trial import FIRST_STEPS, measure_small_steps, try_out
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.types import Choice
 from edgeagent.worker.child.generator.block_keys import BlockKeys

@@ -15,6 +15,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore, make_prefix_store
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.engine import Engine
+from edgeagent.engine.first_steps import measure_small_steps, try_out
 from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.cell_packing import CellPacker
 from edgeagent.engine.llama.context import LlamaRunner
@@ -23,7 +24,6 @@ from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
-from edgeagent.engine.trial import measure_small_steps, try_out
 from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
 from edgeagent.fit.need import CONTEXT_STEP
 from edgeagent.text.grammar.compiler import GrammarCompiler

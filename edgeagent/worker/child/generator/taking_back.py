@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edgeagent.engine.first_steps import FIRST_STEPS, can_take_back
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE, OutOfCells
-from edgeagent.engine.trial import FIRST_STEPS, can_take_back
 from edgeagent.errors import InternalError
 from edgeagent.types import Choice
 from edgeagent.worker.protocol import Load, taking_back_trial

@@ -48,6 +48,12 @@ class Life:
             tick(now_s - last_s)
             last_s = now_s
 
+    def hang(self, why: str, leave_out: Callable[[str, str], bool]) -> Death:
+        """Return the death of a process that hangs. See Supervisor for `leave_out`."""
+        is_trial = self.ready_at_s is None and bool(self.vitals.trying)
+        left_out = self.vitals.trying if is_trial and leave_out(self.vitals.trying, why) else ""
+        return Death(why, Fate.HUNG, left_out=left_out)
+
     def death_of(self, channel: Channel, leave_out: Callable[[str, str], bool]) -> Death:
         """Return why a process ended without being told to. See Supervisor for `leave_out`."""
         assert channel.returncode is not None

@@ -16,7 +16,7 @@ class Death:
     - `ready_for_s`: how long the worker had been ready; None if it never was.
     - `error` is set if the model cannot be loaded.
     - `is_short_of_memory`: the load ran out of memory, and the next one may use less.
-    - `left_out`: a description of the part whose trial ended the process; the next load leaves it out.
+    - `left_out`: a description of the part whose trial ended the process, or hung; the next load leaves it out.
     """
 
     cause: str

@@ -72,7 +72,7 @@ class Supervisor:
     ) -> None:
         """`keep` stores a worker's bytes for the next worker's Load. `load_time` has the times of earlier loads.
 
-        `leave_out(part, cause)`: the trial of the part ended the process. Return whether later loads omit the part.
+        `leave_out(part, cause)`: the trial of the part ended the process, or hung. Return whether later loads omit it.
         """
         self.name = name
         self._keep = keep
@@ -266,7 +266,7 @@ class Supervisor:
         hang = self._life.vitals.tick(elapsed_s, channel.signs(), pending)
         if hang is not None:
             self._requests.blame(self._life.vitals.culprit, hang)
-            self._condemn(Death(hang, Fate.HUNG))
+            self._condemn(self._life.hang(hang, self._leave_out))
         elif (ping := self._life.vitals.ping()) is not None:
             channel.send(ping)
 

@@ -62,6 +62,22 @@ async def test_a_stalled_load_is_a_crash(make: Make, caplog: pytest.LogCaptureFi
     assert "hung while loading: no progress for" in caplog.text
 
 
+async def test_a_part_whose_trial_hangs_is_left_out(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[tuple[str, str]] = []
+
+    def leave_out(trying: str, cause: str) -> bool:
+        told.append((trying, cause))
+        return True
+
+    patience = replace(QUICK, load_timeout_s=0.5)
+    supervisor = make("stall draft.gguf", "ok", patience=patience, leave_out=leave_out)
+    assert (await submit(supervisor, "answer 1").end()).text == "0 "
+    ((trying, cause),) = told
+    assert trying == "draft.gguf" and cause.startswith("hung while loading")
+    assert "stub is loaded again without draft.gguf" in caplog.text
+    assert supervisor.status().num_restarts == 0
+
+
 async def test_a_model_that_cannot_be_loaded_is_not_tried_again_at_once(make: Make, lives: Path) -> None:
     now = [100.0]
     supervisor = make("fail model_load_failed", "ok", clock=lambda: now[0])

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.first_steps import can_take_back, try_out
 from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE, Slice
 from edgeagent.engine.sampling.params import resolve
-from edgeagent.engine.trial import can_take_back, try_out
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind, SamplingParams
 from tests.conftest import TinyModel
