@@ -78,8 +78,7 @@ class Engine:
         self._side = SidePrefill(open_side, runner, self._prefixes, itl_budget_s, self.cost_model, clock)
         self._warmer = PromptWarmer(drafters.model)
         self._idle_work: list[PrefixStore | PromptWarmer] = [*self._stores, self._warmer]
-        self._adapters = tuple(adapters)
-        self._turns = AdapterTurns()
+        self._adapters, self._turns = tuple(adapters), AdapterTurns()
         self._waiting, self._running = dict[str, Sequence](), dict[str, Sequence]()
         self._num_added = self._num_steps = 0
         self._unsettled: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
@@ -282,7 +281,8 @@ class Engine:
             num_cells = self._prefixes.num_cells_used
             ready = [sequence for sequence in self._running.values() if sequence.restoring is None]
             running = self._side.share(ready, num_cells)
-            self.proposals.is_first_awaited = any(not sequence.is_decoding for sequence in self._running.values())
+            is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
+            self.proposals.catch_up_time.note(is_first_awaited=is_awaited)
             works = self._turns.plan(running, self._scheduler, self.proposals, num_cells, int(self._side.has_turn))
             if self._reserve(works):
                 return works

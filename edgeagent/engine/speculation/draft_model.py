@@ -22,9 +22,10 @@ from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.errors import InternalError
 
 # If the draft model lacks more tokens of a sequence than this, as after a long prompt, it computes one chunk of them in
-# each step: this many tokens, or fewer if they would take longer than _MAX_CATCH_UP_S. All streams wait for that.
+# each step: this many tokens, or fewer if they would take longer than MAX_CATCH_UP_S. All streams wait for that.
 _MAX_CATCH_UP = 256
-_MAX_CATCH_UP_S = 0.1
+MAX_CATCH_UP_S = 0.1
+"""The longest time in seconds for which the draft model computes such a chunk."""
 _MIN_CATCH_UP = 32
 # Blocks are loaded into the draft model's cells for about this long in a step. At least one block is loaded.
 _MAX_RESTORE_S = 0.01
@@ -218,7 +219,7 @@ class DraftModel:
         started_s = self._clock()
         depth = max((len(sequence.tokens) for sequence, _ in counts), default=0)
         used = StepShape(0, self.prefixes.num_cells_used, 0.0)
-        room = self.costs.max_tokens_within(_MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
+        room = self.costs.max_tokens_within(MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
         room = min(room, _MAX_CATCH_UP, self._runner.max_batch - len(counts))
         slices, behind, wanted = [], [], {}
         going_on: list[tuple[str, _Draft]] = []

@@ -18,6 +18,7 @@ from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance
 from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, limit_counts, longest_s
 from edgeagent.engine.speculation.answer_lengths import AnswerLengths
+from edgeagent.engine.speculation.catch_up_time import CatchUpTime
 from edgeagent.engine.speculation.confidence import DraftPlan, Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.experience import Experience
@@ -103,8 +104,8 @@ class Proposals:
         self._clock = clock
         self._draft_s, self._num_accepted = 0.0, 0  # of this step
         self._has_proposed = self._has_computed = False  # in this step; `_has_computed`: the draft model
-        self.is_first_awaited = False
-        """Whether a request waits for its first token. The draft model then reads no prompt, which would delay it."""
+        self.catch_up_time = CatchUpTime(clock)
+        """Limits how long the draft model reads prompts while a first token is awaited."""
         self.has_drafted = False
         """Whether the latest step had drafts, or the draft model computed beside it."""
 
@@ -120,8 +121,7 @@ class Proposals:
         if self._drafters.are_even and proposals:
             proposals = self._cut_even(proposals, [sequence.id for sequence in running if sequence.is_decoding])
         self._has_proposed = bool(proposals)
-        states = (self._states.get(sequence.id) for sequence in running)
-        self.has_drafted = self._has_computed or any(state is not None and state.source for state in states)
+        self.has_drafted = self._has_computed or any(state.source for state in self._states.values())
         self._draft_s = self._clock() - started_s
         return proposals
 
@@ -144,9 +144,8 @@ class Proposals:
             forced = {name: tokens for name, tokens in forced.items() if tokens}
         if not self._has_sources:
             return forced
-        for sequence in running:
-            if state := self._states.get(sequence.id):
-                state.source, state.ending = "", None
+        for state in self._states.values():
+            state.source, state.ending = "", None
         for sequence in decoding:
             if sequence.id not in self._states:
                 self._states[sequence.id] = _State()
@@ -162,8 +161,7 @@ class Proposals:
     def _cut_even(self, proposals: dict[str, tuple[int, ...]], names: Items[str]) -> dict[str, tuple[int, ...]]:
         """Return the proposals, cut to the fewest tokens that any of these sequences has."""
         least = min(len(proposals.get(name, ())) for name in names)
-        states = (self._states[name] for name in proposals if name in self._states)
-        for state in states:
+        for state in (self._states[name] for name in proposals if name in self._states):
             if least == 0:
                 state.source = ""
             if state.ending is not None:
@@ -228,19 +226,8 @@ class Proposals:
                 self._states[sequence.id].is_catching_up |= bool(sequence.spec.draft_tokens)
         if self._drafters.are_even:
             counts = [min(counts, default=0) if len(candidates) == len(free) else 0] * len(counts)
-        proposals: dict[str, tuple[int, ...]] = {}
-        guesses = [(sequence, 0) for sequence in behind if self._states[sequence.id].is_catching_up]
-        for candidate, count in zip(candidates, counts, strict=True):
-            state = self._states[candidate.sequence.id]
-            if count and not candidate.catch_up_s:
-                state.source = candidate.source
-                if candidate.tokens:
-                    proposals[candidate.sequence.id] = candidate.tokens[:count]
-                else:
-                    state.is_catching_up = False
-                    guesses.append((candidate.sequence, count))
-            elif not candidate.catch_up_s:
-                self.tally.add_draft(candidate.source, 0, 0)
+        proposals, to_draft = self._accept_offers(candidates, counts)
+        guesses = [(sequence, 0) for sequence in behind if self._states[sequence.id].is_catching_up] + to_draft
         is_restoring = self._drafters.model is not None and self._drafters.model.is_restoring
         goes_on = bool(proposals or guesses or is_restoring)
         self._planning.note(self._clock() - started_s, target_steps_s[0], pays=goes_on)
@@ -250,11 +237,33 @@ class Proposals:
             plan = DraftPlan(target_steps_s, draft_steps_s, len(rooms), sum(counts), gain, max_s)
             guesses = self._end_early(guesses, plan)
             endings = {sequence.id: ending for sequence, _ in guesses if (ending := self._states[sequence.id].ending)}
+            began_s = self._clock()
             proposals |= self._drafters.model.draft(guesses, endings)
             self._has_computed = True
+            if len(guesses) > len(to_draft):
+                self.catch_up_time.spend(self._clock() - began_s)
         if not goes_on:
             self._rest = _REST
         return proposals
+
+    def _accept_offers(
+        self, candidates: Items[Candidate], counts: Items[int]
+    ) -> tuple[dict[str, tuple[int, ...]], list[tuple[Sequence, int]]]:
+        """Return the drafts from the sequences' own texts, and how many tokens the draft model is to draft for whom."""
+        proposals: dict[str, tuple[int, ...]] = {}
+        to_draft = []
+        for candidate, count in zip(candidates, counts, strict=True):
+            state = self._states[candidate.sequence.id]
+            if not count or candidate.catch_up_s:
+                self.tally.add_draft(candidate.source, 0, 0)
+                continue
+            state.source = candidate.source
+            if candidate.tokens:
+                proposals[candidate.sequence.id] = candidate.tokens[:count]
+            else:
+                state.is_catching_up = False
+                to_draft.append((candidate.sequence, count))
+        return proposals, to_draft
 
     def _end_early(self, guesses: Items[tuple[Sequence, int]], plan: DraftPlan) -> list[tuple[Sequence, int]]:
         """Let drafts end early where the draft model is unsure (see DraftPlan); return `guesses` with new lengths."""
@@ -372,11 +381,12 @@ class Proposals:
 
     def _ask_model(self, sequence: Sequence, max_tokens: int, draft_steps_s: Items[float]) -> list[Candidate]:
         """Return the draft model's offer, if there is one. It has none while `catch_up_s` is infinite."""
-        if self._drafters.model is None or (self.is_first_awaited and not self._drafters.model.is_level(sequence)):
+        model = self._drafters.model
+        if model is None or not (self.catch_up_time.allows or model.is_level(sequence)):
             return []
-        catch_up_s = self._drafters.model.catch_up_s(sequence)
+        catch_up_s = model.catch_up_s(sequence)
         acceptance = self._acceptance(sequence, MODEL)
-        offer = Offer(acceptance.chances[:max_tokens], draft_steps_s, self._drafters.model.start_s)
+        offer = Offer(acceptance.chances[:max_tokens], draft_steps_s, model.start_s)
         return [Candidate(sequence, MODEL, acceptance, offer, catch_up_s=catch_up_s)] if catch_up_s < math.inf else []
 
     def _acceptance(self, sequence: Sequence, source: str) -> Acceptance:

@@ -17,6 +17,7 @@ from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Logits, Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.catch_up_time import CatchUpTime
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
@@ -120,6 +121,25 @@ def test_a_first_token_does_not_wait_for_the_draft_model_to_read_another_prompt(
     while engine.num_live and not first.num_drafted:
         engine.step()
     assert first.num_drafted and draft.num_tokens_computed - num_before >= first.num_prompt
+
+
+def test_where_there_is_always_a_new_prompt_the_draft_model_gets_a_twentieth_of_the_time() -> None:
+    clock = FakeClock()
+    time = CatchUpTime(clock)
+    assert time.allows, "nobody waits"
+    spent_s = 0.0
+    for _ in range(1000):
+        time.note(is_first_awaited=True)
+        if time.allows:
+            time.spend(0.05)
+            clock.advance(0.05)
+            spent_s += 0.05
+        clock.advance(0.1)
+    assert 0.04 * clock() < spent_s <= 0.05 * clock()
+    time.note(is_first_awaited=False)
+    assert time.allows
+    time.note(is_first_awaited=True)
+    assert not time.allows, "what was saved for an earlier request is not used for this one"
 
 
 class Counting(ScriptedDraft):

@@ -1,0 +1,36 @@
+"""Limits how long the draft model reads prompts while a request waits for its first token, which that would delay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgeagent.engine.speculation.draft_model import MAX_CATCH_UP_S
+
+# The draft model may take this share of the time in which a first token is awaited. With none, the streams of a machine
+# that always has a new prompt would never have drafts.
+_SHARE = 0.05
+
+
+class CatchUpTime:
+    """Saves up time while a first token is awaited, until there is enough for a chunk of tokens."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._is_first_awaited = False
+        self._saved_s, self._noted_at_s = 0.0, clock()
+
+    def note(self, *, is_first_awaited: bool) -> None:
+        """Record before each step whether a request waits for its first token."""
+        now_s = self._clock()
+        is_still = is_first_awaited and self._is_first_awaited
+        self._saved_s = min(MAX_CATCH_UP_S, self._saved_s + _SHARE * (now_s - self._noted_at_s)) if is_still else 0.0
+        self._is_first_awaited, self._noted_at_s = is_first_awaited, now_s
+
+    @property
+    def allows(self) -> bool:
+        """Whether the draft model may compute tokens that it lacks."""
+        return not self._is_first_awaited or self._saved_s >= MAX_CATCH_UP_S
+
+    def spend(self, seconds: float) -> None:
+        """Record how long the draft model has computed such tokens."""
+        self._saved_s -= seconds
