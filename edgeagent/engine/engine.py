@@ -29,8 +29,8 @@ from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import InternalError
 from edgeagent.types import FinishReason, MemoryKind, Tier
 
-_RESTORE_SHARE = 0.1  # of the inter-token-latency budget, for restoring one sequence between two steps
-_PAUSE_SHARE = 0.1  # of the inter-token-latency budget, for reading out idle prefixes between two steps of a stream
+# Shares of the inter-token-latency budget, for one sequence's restore and for read-outs between two steps.
+_BUDGET_SHARE_TO_RESTORE, _BUDGET_SHARE_TO_READ_OUT = 0.1, 0.1
 _WAIT_FOR_DISK_S = 0.05  # until the disk has probably written the queued blocks
 _LOAD_WAIT_S = 0.005  # how long to wait for a block from disk when there is nothing else to do
 
@@ -67,7 +67,7 @@ class Engine:
         )
         self._costs = StepCosts(runner, self._prefixes, itl_budget_s)
         self._admission = Admission(runner, self._prefixes, clock)
-        self._itl_budget_s, self._restore_budget_s = itl_budget_s, itl_budget_s * _RESTORE_SHARE
+        self._itl_budget_s, self._restore_budget_s = itl_budget_s, itl_budget_s * _BUDGET_SHARE_TO_RESTORE
         drafters = (drafters or Drafters()).within(runner.max_drafts, are_even=runner.memory_kind not in CUTTABLE)
         self._stores = [self._prefixes] if drafters.model is None else [self._prefixes, drafters.model.prefixes]
         self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock, runner.is_end)
@@ -247,7 +247,7 @@ class Engine:
                 self._admission.checkpoint(sequence, start)
         self._unsettled.clear()
         has_streams = any(sequence.num_output for sequence in self._running.values())
-        pause_s = self._itl_budget_s * _PAUSE_SHARE if has_streams else math.inf
+        pause_s = self._itl_budget_s * _BUDGET_SHARE_TO_READ_OUT if has_streams else math.inf
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
         for prefixes in self._stores:
             prefixes.run_beside(self._unsettled_s, self._unsettled_tokens, pause_s=pause_s, is_awaited=is_awaited)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from edgeagent.engine.cache.saver import Saver
 
-_SHARE = 0.01  # of the time of steps
+_SHARE_OF_STEPS = 0.01  # of the time of steps
 _NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer, which does not change the 95th percentile
 # A smaller debt is no reason to pause: it may be rounding.
 _LEAST_S = 0.0001
@@ -62,8 +62,8 @@ class BackgroundWork:
             self._pay(pause_s)
         if is_awaited:
             return
-        self._credit_s += step_s * _SHARE
-        for _ in range(self._num_saves(self._credit_s if is_rare else step_s * _SHARE, is_rare=is_rare)):
+        self._credit_s += step_s * _SHARE_OF_STEPS
+        for _ in range(self._num_saves(self._credit_s if is_rare else step_s * _SHARE_OF_STEPS, is_rare=is_rare)):
             if self._saver.has_something and not self._saver.is_waiting:
                 self._credit_s = max(0.0, self._credit_s - self._saver.next_save_s)
                 self._save_one()

@@ -12,7 +12,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.calibration import Sample
-from edgeagent.engine.tuning.work import BATCH_TOKENS, MAX_STREAMS, Work, tokens_of
+from edgeagent.engine.tuning.workload import BATCH_TOKENS, MAX_STREAMS, Workload, tokens_of
 
 _LAYER_OUTPUT = b"l_out-"  # names the output of a layer in most of llama.cpp's graphs, but not in all
 # The deadline is checked after so many nodes without a layer's output. Most layers have fewer.
@@ -43,7 +43,7 @@ class LlamaProbe:
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
         self._runner = _ProbeRunner(model, config, attention, num_probe_cells(depth), self._callback)
 
-    def measure(self, work: Work, num_layers: int, deadline_s: float) -> Sample | None:
+    def measure(self, work: Workload, num_layers: int, deadline_s: float) -> Sample | None:
         """See calibration.Probe. Return None also if llama.cpp's graph does not say where its layers end."""
         kind, state = work.split(" ")
         self._deadline_s = deadline_s
@@ -64,7 +64,7 @@ class LlamaProbe:
         """Free the context."""
         self._runner.close()
 
-    def _slices(self, work: Work, kind: str) -> list[Slice]:
+    def _slices(self, work: Workload, kind: str) -> list[Slice]:
         if kind == "streams":
             return [Slice(1 + at, self._runner.length(1 + at), [at], 0) for at in range(self._num_streams)]
         return [Slice(0, self._runner.length(0), [0] * min(tokens_of(work), self._runner.max_batch), 0)]

@@ -8,7 +8,7 @@ from edgeagent.engine.speculation.draft_model import MAX_CATCH_UP_S
 
 # The draft model may take this share of the time in which a first token is awaited. With none, the streams of a machine
 # that always has a new prompt would never have drafts.
-_SHARE = 0.05
+_SHARE_OF_TIME = 0.05
 
 
 class CatchUpTime:
@@ -23,7 +23,9 @@ class CatchUpTime:
         """Record before each step whether a request waits for its first token."""
         now_s = self._clock()
         is_still = is_first_awaited and self._is_first_awaited
-        self._saved_s = min(MAX_CATCH_UP_S, self._saved_s + _SHARE * (now_s - self._noted_at_s)) if is_still else 0.0
+        self._saved_s = (
+            min(MAX_CATCH_UP_S, self._saved_s + _SHARE_OF_TIME * (now_s - self._noted_at_s)) if is_still else 0.0
+        )
         self._is_first_awaited, self._noted_at_s = is_first_awaited, now_s
 
     @property

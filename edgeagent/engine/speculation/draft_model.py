@@ -41,26 +41,26 @@ _WEIGHT = 0.1
 class _Draft:
     """The state of one sequence in the draft model.
 
-    - `num_agreed`: how many tokens the prefix cache records for the sequence. They equal the target's tokens.
-    - `fed`: the tokens after the first `num_agreed` that the runner has computed: the last known token, then drafted
-      ones. They are recorded only after the target has verified them.
+    - `num_recorded`: how many tokens the prefix cache records for the sequence. They equal the target's tokens.
+    - `unrecorded`: the tokens after the first `num_recorded` that the runner has computed: the last known token, then
+      drafted ones. They are recorded only after the target has verified them.
     - `restoring`: the unfinished restore of its prefix; None if it is complete.
     """
 
     seq_id: int
-    num_agreed: int
+    num_recorded: int
     restoring: Restoring | None = None
-    num_looked_at: int = 0  # full blocks up to this length are already marked for saving
-    fed: list[int] = field(default_factory=list)
+    num_marked: int = 0  # full blocks up to this length are already marked for saving
+    unrecorded: list[int] = field(default_factory=list)
 
     def num_accepted(self, tokens: Items[int]) -> int:
-        """Return how many leading tokens of `fed` equal the sequence's own tokens at these positions.
+        """Return how many leading tokens of `unrecorded` equal the sequence's own tokens at these positions.
 
         The last of the sequence's `tokens` is not compared: it begins the next draft.
         """
-        actual = tokens[self.num_agreed : len(tokens) - 1]
+        actual = tokens[self.num_recorded : len(tokens) - 1]
         accepted = 0
-        while accepted < min(len(self.fed), len(actual)) and self.fed[accepted] == actual[accepted]:
+        while accepted < min(len(self.unrecorded), len(actual)) and self.unrecorded[accepted] == actual[accepted]:
             accepted += 1
         return accepted
 
@@ -104,7 +104,7 @@ class DraftModel:
         if draft is None or not self._is_restored(draft):
             return math.inf
         num_missing = self.num_missing(sequence) or 0
-        return (self.costs.prefill_s(num_missing, draft.num_agreed) or 0.0) if num_missing > _FEW else 0.0
+        return (self.costs.prefill_s(num_missing, draft.num_recorded) or 0.0) if num_missing > _FEW else 0.0
 
     def is_level(self, sequence: Sequence) -> bool:
         """Whether the draft model can draft for a sequence at once: it lacks at most a few of its tokens."""
@@ -118,7 +118,9 @@ class DraftModel:
         """
         draft = self._drafts.get(sequence.id)
         return (
-            None if draft is None else len(sequence.tokens) - 1 - draft.num_agreed - draft.num_accepted(sequence.tokens)
+            None
+            if draft is None
+            else len(sequence.tokens) - 1 - draft.num_recorded - draft.num_accepted(sequence.tokens)
         )
 
     def wait_for(self, sequence: Sequence) -> bool:
@@ -140,11 +142,11 @@ class DraftModel:
         """
         self.prefixes.shed()
         try:
-            return self._guess(counts, endings)
+            return self._draft_all(counts, endings)
         except (DecodeCancelled, OutOfCells):
             for draft in self._drafts.values():
-                draft.fed.clear()
-                draft.num_agreed = self.prefixes.rewind(draft.seq_id)
+                draft.unrecorded.clear()
+                draft.num_recorded = self.prefixes.rewind(draft.seq_id)
             return {}
         except InternalError:
             # Answers do not need drafts, so ignore the error. After a failed decode the state of the memory is unknown.
@@ -152,8 +154,8 @@ class DraftModel:
                 if draft.restoring is not None:
                     self.prefixes.stop_reload(draft.restoring)
                     draft.restoring = None
-                draft.fed.clear()
-                draft.num_agreed = 0
+                draft.unrecorded.clear()
+                draft.num_recorded = 0
                 self.prefixes.reset(draft.seq_id)
             return {}
 
@@ -188,7 +190,7 @@ class DraftModel:
         """Restore blocks for about 10 ms, without waiting for the disk. Return whether the restore is complete."""
         if draft.restoring is not None and self.prefixes.reload(draft.restoring, _MAX_RESTORE_S):
             draft.restoring = None
-            draft.num_agreed = draft.num_looked_at = self.prefixes.length(draft.seq_id)
+            draft.num_recorded = draft.num_marked = self.prefixes.length(draft.seq_id)
         return draft.restoring is None
 
     def _settle(self, sequence: Sequence) -> _Draft | None:
@@ -203,19 +205,21 @@ class DraftModel:
         accepted = draft.num_accepted(sequence.tokens)
         # The cells of drafted tokens were not recorded, so another sequence may have reserved them since.
         if accepted and self.prefixes.reserve(accepted):
-            self.prefixes.append(draft.seq_id, draft.fed[:accepted])
-        draft.fed.clear()
-        draft.num_agreed = self.prefixes.rewind(draft.seq_id)
+            self.prefixes.append(draft.seq_id, draft.unrecorded[:accepted])
+        draft.unrecorded.clear()
+        draft.num_recorded = self.prefixes.rewind(draft.seq_id)
         self._save_ends(sequence, draft)
         return draft
 
     def _save_ends(self, sequence: Sequence, draft: _Draft) -> None:
         """Mark the sequence's full blocks, so that they are read out when there is time."""
         if sequence.keeps_prefix:
-            self.prefixes.save(draft.seq_id, draft.num_looked_at, sequence.spec.cache_priority)
-        draft.num_looked_at = draft.num_agreed
+            self.prefixes.save(draft.seq_id, draft.num_marked, sequence.spec.cache_priority)
+        draft.num_marked = draft.num_recorded
 
-    def _guess(self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending]) -> dict[str, tuple[int, ...]]:
+    def _draft_all(
+        self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending]
+    ) -> dict[str, tuple[int, ...]]:
         started_s = self._clock()
         depth = max((len(sequence.tokens) for sequence, _ in counts), default=0)
         used = StepShape(0, self.prefixes.num_cells_used, 0.0)
@@ -227,15 +231,15 @@ class DraftModel:
             draft = self._settle(sequence)
             if draft is None:
                 continue
-            missing = sequence.tokens[draft.num_agreed : len(sequence.tokens) - 1]
+            missing = sequence.tokens[draft.num_recorded : len(sequence.tokens) - 1]
             if len(missing) > room or not count:
                 missing = missing[:room]
                 if missing:
-                    slices.append(Slice(draft.seq_id, draft.num_agreed, missing, 0))
+                    slices.append(Slice(draft.seq_id, draft.num_recorded, missing, 0))
             else:
                 # Missing tokens are computed in one batch with the last token, which begins the draft.
-                slices.append(Slice(draft.seq_id, draft.num_agreed, [*missing, sequence.tokens[-1]], 1))
-                draft.fed.append(sequence.tokens[-1])
+                slices.append(Slice(draft.seq_id, draft.num_recorded, [*missing, sequence.tokens[-1]], 1))
+                draft.unrecorded.append(sequence.tokens[-1])
                 wanted[sequence.id] = count
                 going_on.append((sequence.id, draft))
             behind.append((draft, missing))
@@ -243,12 +247,12 @@ class DraftModel:
         num_new = sum(len(part.tokens) for part in slices) + sum(wanted.values()) - len(wanted)
         if not slices or not self.prefixes.reserve(num_new):
             for draft, _ in behind:
-                draft.fed.clear()
+                draft.unrecorded.clear()
             return {}
         self._decode(slices)
         for draft, missing in behind:
             self.prefixes.append(draft.seq_id, missing)
-            draft.num_agreed += len(missing)
+            draft.num_recorded += len(missing)
         if len(wanted) == len(slices) and max(len(missing) for _, missing in behind) <= _FEW:
             step_s = self.costs.predict(used.plus(len(wanted), depth)) or 0.0
             self.start_s += _WEIGHT * (max(0.0, self._clock() - started_s - step_s) - self.start_s)
@@ -281,8 +285,10 @@ class DraftModel:
             self._pick_s += _WEIGHT * ((self._clock() - started_s) / num_rows - self._pick_s)
             slices = []
             for name, draft in going_on:
-                draft.fed.append(proposals[name][-1])
-                slices.append(Slice(draft.seq_id, draft.num_agreed + len(draft.fed) - 1, draft.fed[-1:], 1))
+                draft.unrecorded.append(proposals[name][-1])
+                slices.append(
+                    Slice(draft.seq_id, draft.num_recorded + len(draft.unrecorded) - 1, draft.unrecorded[-1:], 1)
+                )
             if slices:
                 self._decode(slices)
         return {name: tuple(tokens) for name, tokens in proposals.items()}

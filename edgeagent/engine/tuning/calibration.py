@@ -20,7 +20,7 @@ from typing import Protocol
 
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.choices import Room, decide
-from edgeagent.engine.tuning.work import PROMPT_TOKENS, TURN_TOKENS, Work, tokens_of
+from edgeagent.engine.tuning.workload import PROMPT_TOKENS, TURN_TOKENS, Workload, tokens_of
 from edgeagent.types.choices import CandidateTimes, Measurements
 
 MAX_DEPTH = 512
@@ -39,18 +39,18 @@ _MIN_COUNTED_S = 0.02
 _MIN_S = 1e-6
 
 _FORM_WORKS = (
-    Work.TOKEN_ALONE,
-    Work.TURN_ALONE,
-    Work.STREAMS_ALONE,
-    Work.PROMPT_ALONE,
-    Work.TOKEN_BEHIND,
-    Work.TURN_BEHIND,
-    Work.PROMPT_BEHIND,
-    Work.TOKEN_BESIDE,
-    Work.STREAMS_DEEP,
-    Work.PROMPT_BESIDE,
+    Workload.TOKEN_ALONE,
+    Workload.TURN_ALONE,
+    Workload.STREAMS_ALONE,
+    Workload.PROMPT_ALONE,
+    Workload.TOKEN_BEHIND,
+    Workload.TURN_BEHIND,
+    Workload.PROMPT_BEHIND,
+    Workload.TOKEN_BESIDE,
+    Workload.STREAMS_DEEP,
+    Workload.PROMPT_BESIDE,
 )
-_SIZE_WORKS = (Work.BATCH_BEHIND, Work.BATCH_ALONE)
+_SIZE_WORKS = (Workload.BATCH_BEHIND, Workload.BATCH_ALONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Sample:
 class Probe(Protocol):
     """A context with one candidate setting, which computes only the first layers."""
 
-    def measure(self, work: Work, num_layers: int, deadline_s: float) -> Sample | None:
+    def measure(self, work: Workload, num_layers: int, deadline_s: float) -> Sample | None:
         """Do a kind of work with the first `num_layers` layers, and return the time; None if the deadline passes."""
         ...
 
@@ -80,7 +80,7 @@ class _Times:
     candidate: Attention
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def note(self, work: Work, sample: Sample) -> None:
+    def note(self, work: Workload, sample: Sample) -> None:
         if sample.share >= _UNDISTURBED or sample.seconds < _MIN_COUNTED_S:
             self.seconds[work] = min(max(sample.seconds, _MIN_S), self.seconds.get(work, math.inf))
 
@@ -140,7 +140,7 @@ class Calibration:
         return Measurements(self._depth, self._num_layers or self._max_layers, took_s, self._is_whole, known)
 
     def _compare(
-        self, candidates: Sequence[Attention], works: Sequence[Work], started_s: float, budget_s: float
+        self, candidates: Sequence[Attention], works: Sequence[Workload], started_s: float, budget_s: float
     ) -> list[_Times]:
         """Measure the candidates and return their times. Leave out kinds of work that any of them lacks."""
         all_times = [_Times(candidate) for candidate in candidates]
@@ -167,7 +167,7 @@ class Calibration:
         """
         took_s = 0.0
         for probe in [*probes, probes[0]]:
-            sample = probe.measure(Work.TURN_ALONE, self._min_layers, deadline_s)
+            sample = probe.measure(Workload.TURN_ALONE, self._min_layers, deadline_s)
             if sample is None:
                 return False
             took_s = sample.seconds
@@ -181,7 +181,7 @@ class Calibration:
         return True
 
     def _rounds(
-        self, probes: Sequence[Probe], all_times: Sequence[_Times], works: Sequence[Work], deadline_s: float
+        self, probes: Sequence[Probe], all_times: Sequence[_Times], works: Sequence[Workload], deadline_s: float
     ) -> None:
         """Measure all kinds of work in up to three rounds, until the deadline."""
         for _ in range(_MAX_ROUNDS):
@@ -200,9 +200,9 @@ def most_probes(candidates: Sequence[Attention]) -> int:
     return max(len(num_sizes), *num_sizes.values())
 
 
-def _num_repeats(work: Work) -> int:
+def _num_repeats(work: Workload) -> int:
     return _NUM_REPEATS_OF_SHORT if tokens_of(work) <= TURN_TOKENS else 1
 
 
-def _num_tokens(works: Sequence[Work]) -> int:
+def _num_tokens(works: Sequence[Workload]) -> int:
     return sum(tokens_of(work) * _num_repeats(work) for work in works)

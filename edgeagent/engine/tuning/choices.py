@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.own_work import expected_work
-from edgeagent.engine.tuning.work import Work
+from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Kept, Measurements, StepSums
 
 # A candidate must be better than the default by _MARGIN, or better than an earlier choice by _KEPT_MARGIN. Repeated
@@ -31,22 +31,25 @@ _KEPT_MARGIN = 0.15
 # By its score, a form is chosen only if none of _LIMITED_WORKS takes longer with it than with the usual form, by more
 # than the share _MOST_SLOWER.
 _MOST_SLOWER = 0.03
-_LIMITED_WORKS = (Work.PROMPT_ALONE, Work.PROMPT_BEHIND, Work.TOKEN_ALONE, Work.STREAMS_ALONE)
+_LIMITED_WORKS = (Workload.PROMPT_ALONE, Workload.PROMPT_BEHIND, Workload.TOKEN_ALONE, Workload.STREAMS_ALONE)
 # With so many seconds of recorded work, the work decides.
 _ENOUGH_WORK_S = 600.0
 
 
 # The work of each situation, and the same work without used cells. None if the situation has no used cells.
-_FORM_SITUATIONS: Mapping[Work, Work | None] = {
-    Work.PROMPT_ALONE: None,
-    Work.PROMPT_BEHIND: Work.PROMPT_ALONE,
-    Work.PROMPT_BESIDE: Work.PROMPT_ALONE,
-    Work.TURN_BEHIND: Work.TURN_ALONE,
-    Work.TOKEN_BEHIND: Work.TOKEN_ALONE,
-    Work.TOKEN_BESIDE: Work.TOKEN_ALONE,
-    Work.STREAMS_DEEP: Work.STREAMS_ALONE,
+_FORM_SITUATIONS: Mapping[Workload, Workload | None] = {
+    Workload.PROMPT_ALONE: None,
+    Workload.PROMPT_BEHIND: Workload.PROMPT_ALONE,
+    Workload.PROMPT_BESIDE: Workload.PROMPT_ALONE,
+    Workload.TURN_BEHIND: Workload.TURN_ALONE,
+    Workload.TOKEN_BEHIND: Workload.TOKEN_ALONE,
+    Workload.TOKEN_BESIDE: Workload.TOKEN_ALONE,
+    Workload.STREAMS_DEEP: Workload.STREAMS_ALONE,
 }
-_SIZE_SITUATIONS: Mapping[Work, Work | None] = {Work.BATCH_ALONE: None, Work.BATCH_BEHIND: Work.BATCH_ALONE}
+_SIZE_SITUATIONS: Mapping[Workload, Workload | None] = {
+    Workload.BATCH_ALONE: None,
+    Workload.BATCH_BEHIND: Workload.BATCH_ALONE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +69,17 @@ class Room:
         """The average number of cells that one sequence uses: half of its share, since it grows from nothing."""
         return self.num_cells / self.parallel / 2
 
-    def reach(self, work: Work, depth: int) -> float:
+    def reach(self, work: Workload, depth: int) -> float:
         """Return how many cells are usually in use during a kind of work, as a multiple of `depth`.
 
         `depth`: the number of used cells in the measurement.
         """
         num_used = self.num_own
-        if work in (Work.PROMPT_BESIDE, Work.TOKEN_BESIDE):
+        if work in (Workload.PROMPT_BESIDE, Workload.TOKEN_BESIDE):
             num_others = self.num_cells / 2 - self.num_own
             # Only the latest idle prefix may not have been read out yet.
             num_used = num_others if self.keeps_idle else min(num_others, self.num_own)
-        return num_used * (self.parallel if work is Work.STREAMS_DEEP else 1) / depth
+        return num_used * (self.parallel if work is Workload.STREAMS_DEEP else 1) / depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class _Chooser:
         if len(sizes) == 1:
             return Choice(name, sizes[0], "default", "no other size fits the options and this context")
         is_flash = candidates[0].flash == "on"
-        measured_with = {times.is_flash for times in self._times if Work.BATCH_ALONE in times.seconds}
+        measured_with = {times.is_flash for times in self._times if Workload.BATCH_ALONE in times.seconds}
         if measured_with == {not is_flash}:
             return Choice(name, sizes[0], "default", "sizes were measured only with the other form of attention")
         seconds = {size: self._seconds(is_flash, int(size)) for size in sizes}
@@ -201,9 +204,9 @@ class _Chooser:
         self,
         name: str,
         seconds: Mapping[str, Mapping[str, float]],
-        situations: Mapping[Work, Work | None],
+        situations: Mapping[Workload, Workload | None],
         kept: str | None,
-        limited: Sequence[Work] = (),
+        limited: Sequence[Workload] = (),
     ) -> Choice:
         """Choose one of the keys of `seconds`. They are the possible values of a setting.
 
@@ -242,7 +245,7 @@ class _Chooser:
             why += f"not be slower: {best} takes {slower}" if slower else f"be better by {margin:.0%}"
         return Choice(name, taken, "measurement", why, alternatives)
 
-    def _predict(self, seconds: Mapping[str, float], work: Work, alone: Work | None) -> float:
+    def _predict(self, seconds: Mapping[str, float], work: Workload, alone: Workload | None) -> float:
         """Return the expected seconds of a kind of work with all layers and the usual number of used cells.
 
         `seconds`: the measured times. `alone`: the same kind without used cells; None if `work` itself has none.
@@ -257,14 +260,14 @@ def _form_of(kept: Kept) -> str:
     return "on" if kept.is_flash else "off"
 
 
-def _slower(seconds: Mapping[str, float], usual: Mapping[str, float], limited: Sequence[Work]) -> str:
+def _slower(seconds: Mapping[str, float], usual: Mapping[str, float], limited: Sequence[Workload]) -> str:
     """Return the work that takes the most longer than usual, with the factor; "" if none takes much longer."""
     factors = {work: seconds[work] / usual[work] for work in limited if work in seconds and work in usual}
     worst = max(factors, key=lambda work: factors[work], default=None)
     return "" if worst is None or factors[worst] <= 1 + _MOST_SLOWER else f"{factors[worst]:.2f} of the time ({worst})"
 
 
-def _scores(predicted: Mapping[str, Mapping[Work, float]], works: Sequence[Work]) -> dict[str, float]:
+def _scores(predicted: Mapping[str, Mapping[Workload, float]], works: Sequence[Workload]) -> dict[str, float]:
     best = {work: min(times[work] for times in predicted.values()) for work in works}
     return {
         value: math.exp(sum(math.log(times[work] / best[work]) for work in works) / len(works))

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgeagent.engine.tuning.work import MAX_STREAMS, PROMPT_TOKENS, TILE_TOKENS, TURN_TOKENS, Work
+from edgeagent.engine.tuning.workload import MAX_STREAMS, PROMPT_TOKENS, TILE_TOKENS, TURN_TOKENS, Workload
 from edgeagent.types import replace
 from edgeagent.types.choices import StepSums
 
 # A form of attention is never expected to take less than this share of the recorded seconds.
 _LEAST_SHARE = 0.1
-_NEEDED = frozenset(work for work in Work if work not in (Work.BATCH_ALONE, Work.BATCH_BEHIND))
+_NEEDED = frozenset(work for work in Workload if work not in (Workload.BATCH_ALONE, Workload.BATCH_BEHIND))
 
 
 def expected_work(
@@ -62,10 +62,10 @@ def _predict(
         return {}
     num_streams = min(parallel, MAX_STREAMS)
     sizes = [1, TURN_TOKENS, PROMPT_TOKENS]
-    alone_s = [seconds[work] for work in (Work.TOKEN_ALONE, Work.TURN_ALONE, Work.PROMPT_ALONE)]
+    alone_s = [seconds[work] for work in (Workload.TOKEN_ALONE, Workload.TURN_ALONE, Workload.PROMPT_ALONE)]
     if num_streams > 1:
         sizes.insert(1, num_streams)
-        alone_s.insert(1, seconds[Work.STREAMS_ALONE])
+        alone_s.insert(1, seconds[Workload.STREAMS_ALONE])
     found: dict[str, float] = {}
     for each in sums:
         num_tokens = each.num_tokens / max(1.0, each.num_steps)
@@ -88,20 +88,23 @@ def _predict(
 def _attention_s(seconds: Mapping[str, float], kind: str, depth: int, num_streams: int) -> tuple[float, float]:
     """Return the seconds for each pair of a token and an earlier one, and for each with a cell of another sequence."""
 
-    def added_s(work: Work, alone: Work) -> float:
+    def added_s(work: Workload, alone: Workload) -> float:
         return max(0.0, seconds[work] - seconds[alone])
 
     if kind == "prompt":
-        pair_s = added_s(Work.PROMPT_BEHIND, Work.PROMPT_ALONE) / (PROMPT_TOKENS * depth)
-        return pair_s, min(pair_s, added_s(Work.PROMPT_BESIDE, Work.PROMPT_ALONE) / (PROMPT_TOKENS * depth))
-    own_s, others_s = added_s(Work.TOKEN_BEHIND, Work.TOKEN_ALONE), added_s(Work.TOKEN_BESIDE, Work.TOKEN_ALONE)
+        pair_s = added_s(Workload.PROMPT_BEHIND, Workload.PROMPT_ALONE) / (PROMPT_TOKENS * depth)
+        return pair_s, min(pair_s, added_s(Workload.PROMPT_BESIDE, Workload.PROMPT_ALONE) / (PROMPT_TOKENS * depth))
+    own_s, others_s = (
+        added_s(Workload.TOKEN_BEHIND, Workload.TOKEN_ALONE),
+        added_s(Workload.TOKEN_BESIDE, Workload.TOKEN_ALONE),
+    )
     ratio = min(1.0, others_s / own_s) if own_s else 1.0
     if kind == "streams":
         # Each stream had its own share of the used cells.
         num_pairs = depth * (1 + ratio * (num_streams - 1))
-        pair_s = added_s(Work.STREAMS_DEEP, Work.STREAMS_ALONE) / num_pairs
+        pair_s = added_s(Workload.STREAMS_DEEP, Workload.STREAMS_ALONE) / num_pairs
     elif kind == "turn":
-        pair_s = added_s(Work.TURN_BEHIND, Work.TURN_ALONE) / (TURN_TOKENS * depth)
+        pair_s = added_s(Workload.TURN_BEHIND, Workload.TURN_ALONE) / (TURN_TOKENS * depth)
     else:
         pair_s = own_s / depth
     return pair_s, ratio * pair_s

@@ -14,7 +14,7 @@ from edgeagent.engine.llama.bindings import node_name
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.work import Work
+from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
 from tests.models import MEMORIES
@@ -33,7 +33,7 @@ def model(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Mod
 def test_every_memory_can_do_all_works(model: Model, form: str) -> None:
     probe = LlamaProbe(model, CONFIG, Attention(form, 64), 128)  # type: ignore[arg-type]
     for _ in range(2):
-        for work in Work:
+        for work in Workload:
             sample = probe.measure(work, 1, math.inf)
             assert sample is not None
             assert sample.seconds > 0
@@ -54,7 +54,7 @@ def test_the_first_layers_alone_are_computed(tiny_model: TinyModel, monkeypatch:
     lengths = []
     for num_layers in (1, model.num_layers):
         names.clear()
-        probe.measure(Work.TURN_BEHIND, num_layers, math.inf)
+        probe.measure(Workload.TURN_BEHIND, num_layers, math.inf)
         lengths.append(len(names))
         outputs = {name for name in names if name.startswith(b"l_out-")}
         assert len(outputs) == num_layers
@@ -66,8 +66,8 @@ def test_the_first_layers_alone_are_computed(tiny_model: TinyModel, monkeypatch:
 def test_a_deadline_ends_it_at_once(tiny_model: TinyModel) -> None:
     model = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
     probe = LlamaProbe(model, CONFIG, Attention("on", 64), 128)
-    assert probe.measure(Work.TURN_ALONE, 1, -math.inf) is None
-    assert probe.measure(Work.TURN_ALONE, 1, math.inf) is not None
+    assert probe.measure(Workload.TURN_ALONE, 1, -math.inf) is None
+    assert probe.measure(Workload.TURN_ALONE, 1, math.inf) is not None
     probe.close()
     model.close()
 
@@ -78,8 +78,8 @@ def test_a_graph_that_does_not_name_its_layers_gives_no_time(
     monkeypatch.setattr(probes, "_LAYER_OUTPUT", b"unknown-")
     model = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
     probe = LlamaProbe(model, CONFIG, Attention("on", 64), 128)
-    assert probe.measure(Work.TURN_ALONE, 1, math.inf) is None
-    assert probe.measure(Work.TURN_ALONE, model.num_layers, math.inf) is not None
+    assert probe.measure(Workload.TURN_ALONE, 1, math.inf) is None
+    assert probe.measure(Workload.TURN_ALONE, model.num_layers, math.inf) is not None
     probe.close()
     model.close()
 
@@ -91,7 +91,7 @@ def test_a_deadline_ends_it_inside_a_layer(tiny_model: TinyModel, monkeypatch: p
     monkeypatch.setattr(probes, "_NODES_BETWEEN_LOOKS", 1)
     now_s = iter(range(1_000_000))
     monkeypatch.setattr(time, "monotonic", lambda: next(now_s))
-    assert probe.measure(Work.TURN_ALONE, 1, 10) is None
+    assert probe.measure(Workload.TURN_ALONE, 1, 10) is None
     assert next(now_s) < 30, "a clock that advances by one at each look"
     probe.close()
     model.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.calibration import Calibration, Sample
 from edgeagent.engine.tuning.choices import Room
-from edgeagent.engine.tuning.work import Work, tokens_of
+from edgeagent.engine.tuning.workload import Workload, tokens_of
 from edgeagent.types.choices import Measurements
 from tests.fakes import FakeClock
 
@@ -17,7 +17,7 @@ NUM_LAYERS = 24
 DEPTH = 1024
 CANDIDATES = tuple(Attention(form, size) for form in ("on", "off") for size in (512, 128, 64))
 
-Costs = Callable[[Attention, Work], float]
+Costs = Callable[[Attention, Workload], float]
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Machine:
     shares: list[float] = field(default_factory=list)
     open_s: float = 0.0
     num_open: int = 0
-    asked: list[tuple[str, int, Work]] = field(default_factory=list)
+    asked: list[tuple[str, int, Workload]] = field(default_factory=list)
 
     def open(self, attention: Attention) -> FakeProbe:
         self.clock.advance(self.open_s)
@@ -48,7 +48,7 @@ class FakeProbe:
     machine: Machine
     attention: Attention
 
-    def measure(self, work: Work, num_layers: int, deadline_s: float) -> Sample | None:
+    def measure(self, work: Workload, num_layers: int, deadline_s: float) -> Sample | None:
         machine = self.machine
         machine.asked.append((self.attention.flash, self.attention.micro_batch, work))
         took_s = machine.cost(self.attention, work) * tokens_of(work) * num_layers
@@ -65,7 +65,7 @@ class FakeProbe:
 def cheap(form: str, size: int, *, ratio: float = 2.0) -> Costs:
     """Return the costs of a machine on which one form and one size are faster than all others."""
 
-    def cost(attention: Attention, work: Work) -> float:
+    def cost(attention: Attention, work: Workload) -> float:
         is_quick = attention.micro_batch == size if work.startswith("batch") else attention.flash == form
         return 1e-5 if is_quick else ratio * 1e-5
 

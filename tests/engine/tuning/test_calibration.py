@@ -7,7 +7,7 @@ import pytest
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.calibration import most_probes
 from edgeagent.engine.tuning.choices import decide
-from edgeagent.engine.tuning.work import Work, tokens_of
+from edgeagent.engine.tuning.workload import Workload, tokens_of
 from tests.engine.tuning.machines import CANDIDATES, NUM_LAYERS, ROOM, Machine, cheap
 
 
@@ -45,7 +45,7 @@ def test_what_not_all_candidates_did_is_not_counted() -> None:
 def test_candidates_are_measured_in_turn() -> None:
     machine = Machine(lambda _, __: 1e-5)
     machine.calibrate()
-    forms = [flash for flash, _, work in machine.asked if work is Work.PROMPT_BEHIND]
+    forms = [flash for flash, _, work in machine.asked if work is Workload.PROMPT_BEHIND]
     assert forms[:4] == ["on", "off", "on", "off"]
 
 
@@ -61,7 +61,7 @@ def test_a_disturbed_time_is_not_counted() -> None:
     for each in found.candidates:
         attention = Attention("on" if each.is_flash else "off", each.micro_batch)
         for work, seconds in each.seconds.items():
-            undisturbed_s = cost(attention, Work(work)) * 50 * tokens_of(Work(work)) * found.num_layers
+            undisturbed_s = cost(attention, Workload(work)) * 50 * tokens_of(Workload(work)) * found.num_layers
             assert seconds == pytest.approx(undisturbed_s) or seconds < 0.02
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.choices import Decision, Room, decide
-from edgeagent.engine.tuning.work import Work
+from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types.choices import CandidateTimes, Kept, Measurements, StepSums
 from tests.engine.tuning.machines import CANDIDATES, DEPTH, NUM_LAYERS, ROOM, Machine, cheap
 
@@ -23,7 +23,7 @@ def test_no_choice_is_a_constant(form: str, size: int) -> None:
     assert [choice.by for choice in decision.choices] == ["measurement", "measurement"]
 
 
-def measured(on: dict[Work, float], off: dict[Work, float]) -> Measurements:
+def measured(on: dict[Workload, float], off: dict[Workload, float]) -> Measurements:
     candidates = tuple(
         CandidateTimes(is_flash, 128, {str(work): seconds for work, seconds in times.items()})
         for is_flash, times in ((True, on), (False, off))
@@ -40,10 +40,17 @@ def kept(*, is_flash: bool) -> Kept:
 
 
 # Half of the kinds of work that decide the form.
-HALF = (Work.PROMPT_ALONE, Work.TURN_ALONE, Work.TURN_BEHIND, Work.TOKEN_ALONE, Work.TOKEN_BEHIND, Work.TOKEN_BESIDE)
+HALF = (
+    Workload.PROMPT_ALONE,
+    Workload.TURN_ALONE,
+    Workload.TURN_BEHIND,
+    Workload.TOKEN_ALONE,
+    Workload.TOKEN_BEHIND,
+    Workload.TOKEN_BESIDE,
+)
 
 
-def alike(seconds: float) -> dict[Work, float]:
+def alike(seconds: float) -> dict[Workload, float]:
     return dict.fromkeys(HALF, seconds)
 
 
@@ -59,8 +66,10 @@ def test_a_former_choice_stands_until_another_is_clearly_better() -> None:
     assert chosen(found(1.3), kept(is_flash=False)) == "on"
 
 
-@pytest.mark.parametrize("work", [Work.PROMPT_ALONE, Work.PROMPT_BEHIND, Work.TOKEN_ALONE, Work.STREAMS_ALONE])
-def test_a_better_form_is_not_taken_where_it_is_slower_for_short_texts(work: Work) -> None:
+@pytest.mark.parametrize(
+    "work", [Workload.PROMPT_ALONE, Workload.PROMPT_BEHIND, Workload.TOKEN_ALONE, Workload.STREAMS_ALONE]
+)
+def test_a_better_form_is_not_taken_where_it_is_slower_for_short_texts(work: Workload) -> None:
     on, off = alike(1.0) | {work: 1.0}, alike(0.5)
     assert chosen(measured(on, off | {work: 1.02})) == "off"
     [form, _] = decide(CANDIDATES, measured(on, off | {work: 1.1}), ROOM, num_layers=NUM_LAYERS).choices
@@ -69,14 +78,19 @@ def test_a_better_form_is_not_taken_where_it_is_slower_for_short_texts(work: Wor
 
 
 def test_the_way_back_to_the_default_is_not_limited() -> None:
-    slow, quick = alike(1.0), alike(0.5) | {Work.TOKEN_ALONE: 1.1}
+    slow, quick = alike(1.0), alike(0.5) | {Workload.TOKEN_ALONE: 1.1}
     assert chosen(measured(quick, slow), kept(is_flash=False)) == "on"
 
 
 # Plain attention computes a token behind others in less time, and a prompt in more.
-EVERY: dict[Work, float] = dict.fromkeys((work for work in Work if not work.startswith("batch")), 1.0)
-ON = EVERY | {Work.TOKEN_BEHIND: 3.0}
-OFF = EVERY | {Work.PROMPT_ALONE: 1.2, Work.PROMPT_BEHIND: 1.2, Work.PROMPT_BESIDE: 1.2, Work.TOKEN_BEHIND: 1.5}
+EVERY: dict[Workload, float] = dict.fromkeys((work for work in Workload if not work.startswith("batch")), 1.0)
+ON = EVERY | {Workload.TOKEN_BEHIND: 3.0}
+OFF = EVERY | {
+    Workload.PROMPT_ALONE: 1.2,
+    Workload.PROMPT_BEHIND: 1.2,
+    Workload.PROMPT_BESIDE: 1.2,
+    Workload.TOKEN_BEHIND: 1.5,
+}
 
 
 def used_for(num_tokens: int, depth: int, seconds: float) -> tuple[StepSums, ...]:
@@ -106,7 +120,9 @@ def test_the_model_s_own_work_decides_once_there_is_enough() -> None:
 
 def test_a_choice_by_own_work_stays_at_the_next_loads() -> None:
     """With the chosen form, the work takes less than the ten minutes that are enough, and other work would be slow."""
-    slow = OFF | dict.fromkeys((Work.PROMPT_ALONE, Work.PROMPT_BEHIND, Work.TURN_BEHIND, Work.STREAMS_DEEP), 3.0)
+    slow = OFF | dict.fromkeys(
+        (Workload.PROMPT_ALONE, Workload.PROMPT_BEHIND, Workload.TURN_BEHIND, Workload.STREAMS_DEEP), 3.0
+    )
     found = measured(ON, slow)
     work, form = used_for(1, 2 * DEPTH, 3100.0), "on"
     for _ in range(3):
@@ -135,14 +151,14 @@ def test_own_work_changes_a_former_choice_only_if_the_other_is_clearly_better() 
 
 
 def test_own_work_decides_nothing_without_measurements_of_all_kinds() -> None:
-    partly: dict[Work, float] = {work: seconds for work, seconds in OFF.items() if work != Work.STREAMS_DEEP}
+    partly: dict[Workload, float] = {work: seconds for work, seconds in OFF.items() if work != Workload.STREAMS_DEEP}
     assert decided(used_for(1, 2 * DEPTH, 6000.0), measured(ON, partly)).attention.flash == "on"
 
 
 def test_idle_texts_weigh_as_much_as_there_is_room_for_them() -> None:
     """Plain attention is faster after a prefix but slower beside other texts, so how many texts fit decides."""
-    on = alike(1.0) | {Work.TURN_BEHIND: 1.7, Work.TOKEN_BEHIND: 1.7}
-    off = alike(1.0) | {Work.TURN_BEHIND: 1.2, Work.TOKEN_BEHIND: 1.2, Work.TOKEN_BESIDE: 1.3}
+    on = alike(1.0) | {Workload.TURN_BEHIND: 1.7, Workload.TOKEN_BEHIND: 1.7}
+    off = alike(1.0) | {Workload.TURN_BEHIND: 1.2, Workload.TOKEN_BEHIND: 1.2, Workload.TOKEN_BESIDE: 1.3}
     assert chosen(measured(on, off), room=Room(8192, 1, keeps_idle=True)) == "off"
     assert chosen(measured(on, off), room=Room(8192, 8, keeps_idle=True)) == "on"
     # Those that leave the cells slow nobody, except the latest one.
@@ -150,8 +166,8 @@ def test_idle_texts_weigh_as_much_as_there_is_room_for_them() -> None:
 
 
 def test_without_measurements_the_default_or_what_was_chosen_before() -> None:
-    one_sided = measured({Work.PROMPT_ALONE: 9.0}, {Work.PROMPT_ALONE: 1.0})
-    for found in (None, measured({}, {}), measured(alike(9.0), {Work.PROMPT_ALONE: 1.0}), one_sided):
+    one_sided = measured({Workload.PROMPT_ALONE: 9.0}, {Workload.PROMPT_ALONE: 1.0})
+    for found in (None, measured({}, {}), measured(alike(9.0), {Workload.PROMPT_ALONE: 1.0}), one_sided):
         decision = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS)
         assert decision.attention == CANDIDATES[0]
         assert [choice.by for choice in decision.choices] == ["default", "default"]
@@ -169,7 +185,7 @@ def test_sizes_of_one_form_say_nothing_of_the_other() -> None:
 
 
 def test_an_option_overrides() -> None:
-    found = measured({Work.PROMPT_ALONE: 9.0}, {Work.PROMPT_ALONE: 1.0})
+    found = measured({Workload.PROMPT_ALONE: 9.0}, {Workload.PROMPT_ALONE: 1.0})
     decision = decide(CANDIDATES[:3], found, ROOM, num_layers=NUM_LAYERS, asked="on")
     assert decision.attention.flash == "on"
     assert decision.choices[0].by == "option"

@@ -7,7 +7,7 @@ import pytest
 from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 from edgeagent.engine.costs.work_done import WorkDone
 from edgeagent.engine.tuning.own_work import expected_work
-from edgeagent.engine.tuning.work import TILE_TOKENS, Work, tokens_of
+from edgeagent.engine.tuning.workload import TILE_TOKENS, Workload, tokens_of
 
 DEPTH, NUM_STREAMS = 512, 8
 
@@ -21,7 +21,7 @@ def step_s(shape: StepShape, *, is_flash: bool) -> float:
 def calibrated(*, is_flash: bool, num_streams: int = NUM_STREAMS) -> dict[str, float]:
     """Return the seconds that a calibration of this machine measures."""
     found: dict[str, float] = {}
-    for work in Work:
+    for work in Workload:
         num_tokens = num_streams if work.startswith("streams") else tokens_of(work)
         match work.partition(" ")[2]:
             case "alone":
@@ -81,7 +81,9 @@ def test_the_tile_is_the_one_that_steps_are_padded_to() -> None:
 def test_a_turn_is_padded_to_a_tile_where_that_is_faster(num_tokens: int) -> None:
     """Each pair takes ten times as long in a step of fewer tokens than a tile."""
     times = calibrated(is_flash=True)
-    times[Work.TURN_BEHIND] = times[Work.TURN_ALONE] + 10 * (times[Work.TURN_BEHIND] - times[Work.TURN_ALONE])
+    times[Workload.TURN_BEHIND] = times[Workload.TURN_ALONE] + 10 * (
+        times[Workload.TURN_BEHIND] - times[Workload.TURN_ALONE]
+    )
     turn, padded = StepShape.alone(num_tokens, 4000), step_s(StepShape.alone(64, 4000), is_flash=True)
     work = WorkDone()
     work.note(turn, padded)
@@ -107,6 +109,6 @@ def test_no_form_takes_less_than_nothing() -> None:
 def test_nothing_is_known_if_a_kind_was_not_measured_or_nothing_was_recorded() -> None:
     work, times = WorkDone(), calibrated(is_flash=True)
     work.note(StepShape.alone(1, 100), 1.0)
-    partly = {each: took_s for each, took_s in times.items() if each != Work.TURN_ALONE}
+    partly = {each: took_s for each, took_s in times.items() if each != Workload.TURN_ALONE}
     for seconds, sums in (({"on": times, "off": partly}, work.sums()), ({"on": times, "off": times}, ())):
         assert expected_work(seconds, sums, "on", depth=DEPTH, parallel=4, scale=1.0) == {}

@@ -12,7 +12,7 @@ from msgspec import structs
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.tuning.work import PROMPT_TOKENS, TURN_TOKENS, Work
+from edgeagent.engine.tuning.workload import PROMPT_TOKENS, TURN_TOKENS, Workload
 from edgeagent.types.choices import Kept, Learned, StepTime
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import Keep
@@ -121,13 +121,13 @@ def _calibrated(kept: Kept, num_layers: int) -> list[tuple[StepShape, float]]:
         if each.is_flash == kept.is_flash:
             seconds |= each.seconds
     turns = {
-        Work.TURN_ALONE: StepShape.alone(TURN_TOKENS, 0),
-        Work.TURN_BEHIND: StepShape.alone(TURN_TOKENS, found.depth),
+        Workload.TURN_ALONE: StepShape.alone(TURN_TOKENS, 0),
+        Workload.TURN_BEHIND: StepShape.alone(TURN_TOKENS, found.depth),
     }
     shapes = {
-        Work.PROMPT_ALONE: StepShape.alone(PROMPT_TOKENS, 0),
-        Work.PROMPT_BEHIND: StepShape.alone(PROMPT_TOKENS, found.depth),
-        Work.PROMPT_BESIDE: StepShape(PROMPT_TOKENS, found.depth, 0.0),
+        Workload.PROMPT_ALONE: StepShape.alone(PROMPT_TOKENS, 0),
+        Workload.PROMPT_BEHIND: StepShape.alone(PROMPT_TOKENS, found.depth),
+        Workload.PROMPT_BESIDE: StepShape(PROMPT_TOKENS, found.depth, 0.0),
     }
     if not shapes.keys() <= seconds.keys():
         return []

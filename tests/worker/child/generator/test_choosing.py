@@ -11,7 +11,7 @@ from msgspec import structs
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import OutOfCells
-from edgeagent.engine.tuning.work import Work
+from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import CandidateTimes, Kept, StepSums
 from edgeagent.types.file_shape import LayerShape
@@ -98,9 +98,9 @@ def test_the_next_load_chooses_for_the_work_that_was_done(load: Load) -> None:
     found = read_kept(kept_of(load()))
     assert found is not None
     assert found.measurements is not None
-    works = [work for work in Work if not work.startswith("batch")]
-    on = dict.fromkeys(map(str, works), 1e-3) | {Work.TOKEN_BEHIND: 10e-3}
-    off = dict.fromkeys(map(str, works), 1e-3) | {Work.PROMPT_ALONE: 2e-3, Work.TOKEN_BEHIND: 2e-3}
+    works = [work for work in Workload if not work.startswith("batch")]
+    on = dict.fromkeys(map(str, works), 1e-3) | {Workload.TOKEN_BEHIND: 10e-3}
+    off = dict.fromkeys(map(str, works), 1e-3) | {Workload.PROMPT_ALONE: 2e-3, Workload.TOKEN_BEHIND: 2e-3}
     candidates = (CandidateTimes(True, 64, on), CandidateTimes(False, 64, off))
     measurements = structs.replace(found.measurements, candidates=candidates, is_whole=True)
     fresh = structs.replace(found, measurements=measurements, is_flash=True, micro_batch=64)

@@ -12,7 +12,7 @@ MAX_STREAMS = 8
 _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
 
 
-class Work(StrEnum):
+class Workload(StrEnum):
     """The measured kinds of work.
 
     The second word of a name says which cells are in use: "alone" none, "behind" and "deep" earlier tokens of the same
@@ -33,6 +33,6 @@ class Work(StrEnum):
     BATCH_BEHIND = "batch behind"
 
 
-def tokens_of(work: Work) -> int:
+def tokens_of(work: Workload) -> int:
     """Return how many tokens a kind of work computes, at most."""
     return _NUM_TOKENS[work.partition(" ")[0]]
