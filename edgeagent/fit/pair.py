@@ -22,7 +22,8 @@ def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, room: Room) 
     if len(shapes) == 1:
         return ""
     pair, alone = make_plan(shapes, config, room), make_plan(shapes[:1], config, room)
-    if pair.fits and pair.config == alone.config and _of_model(pair) == _of_model(alone):
+    keeps_states = pair.layout.num_back >= alone.layout.num_back
+    if pair.fits and keeps_states and pair.config == alone.config and _of_model(pair) == _of_model(alone):
         return ""
     needed = predict(shapes[1:], pair.config, pair.num_cells)
     return (

@@ -63,7 +63,7 @@ class StepSums(Struct, frozen=True, array_like=True):
     seconds: Sum
 
 
-class DraftRecord(Struct, frozen=True):
+class DraftRecord(Struct, frozen=True, rename={"verified": "judged", "accepted": "stood"}):
     """Counts of verified and of accepted draft tokens by position, for one source and one kind of sampler."""
 
     source: Name

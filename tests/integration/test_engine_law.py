@@ -308,6 +308,7 @@ def test_drafts_change_nothing(
 
     monkeypatch.setattr(proposals, "allocate", allocate)
     monkeypatch.setattr(CatchUpTime, "allows", True)  # although there is nearly always a new prompt
+    monkeypatch.setattr(DraftModel, "catch_up_s", lambda self, sequence: 0.0)
     target = Model(exact_model(kind), CONFIG)
     runner, draft_runner = LlamaRunner(target, CONFIG), LlamaRunner(target, CONFIG)
     naive = Naive(target, CONFIG)

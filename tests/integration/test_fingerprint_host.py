@@ -15,6 +15,7 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.llama.model import Model
 from edgeagent.types import MemoryKind
+from edgeagent.worker.child import opening
 from edgeagent.worker.child.generator import host
 from tests.integration.test_disk_cache_host import PROMPT, Machine
 from tests.models import make_tiny_model
@@ -89,7 +90,7 @@ def test_how_many_layers_are_on_a_gpu_changes_nothing(kept: Kept, monkeypatch: p
             super().__init__(*rest, **named)
             self.num_gpu_layers = 3
 
-    monkeypatch.setattr(host, "Model", Offloaded)
+    monkeypatch.setattr(opening, "Model", Offloaded)
     assert kept.cached()[0] > 200
 
 

@@ -59,6 +59,8 @@ class SharedAcceptance:
         self.max_tokens = max_tokens
         self.num_drafts = 0
         """How many drafts were added."""
+        self.num_idle_steps = 0
+        """For how many steps this source had an offer, while a sequence's other source was better."""
         self._counts = _Counts.of(max_tokens)
 
     @property
@@ -110,7 +112,7 @@ class SharedAcceptance:
 
     def add(self, num_verified: int, num_accepted: int) -> None:
         """Add the result of one draft: the numbers of its tokens that were verified and accepted."""
-        self.num_drafts += 1
+        self.num_drafts, self.num_idle_steps = self.num_drafts + 1, 0
         self._counts.add(num_verified, num_accepted, _SHARED_MEMORY)
 
 

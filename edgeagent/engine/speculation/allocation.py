@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 # Drafts must be expected to raise the rate by this factor. Predictions are not exact enough for smaller gains.
 _MIN_GAIN = 1.02
-# With drafts, each stream keeps at least this share of its rate. The longer steps also delay streams without drafts.
-_MIN_SHARE = 0.8
+MIN_SHARE = 0.8
+"""With drafts, each stream keeps at least this share of its rate. Longer steps also delay streams without drafts."""
 # A step with drafts may take this many times as long as one without, even if that exceeds the streams' budget. On a
 # machine whose plain steps take longer than the budget, drafts are worth most.
 _MAX_STRETCH = 3.0
@@ -111,27 +111,12 @@ def _best_count(
         if step > max_s:
             break  # more tokens would not take less time
         rate = _rate(expected, step)
-        if rate > best and min(each) * target_steps_s[0] >= _MIN_SHARE * step:
+        if rate > best and min(each) * target_steps_s[0] >= MIN_SHARE * step:
             best, num_best = rate, number
     return best, num_best
 
 
-def limit_counts(
-    counts: list[int], places: Items[int], offers: Items[Offer], target_steps_s: Items[float], budget_s: float
-) -> None:
-    """Lower the largest of the counts at `places` until streams without drafts are not slowed too much.
-
-    `counts[i]`: how many tokens to draft for `offers[i]`. For the others see `allocate`.
-    """
-    max_s = min(target_steps_s[0] / _MIN_SHARE, longest_s(target_steps_s, budget_s))
-    while _step_s(counts, offers, target_steps_s) > max_s:
-        largest = max(places, key=lambda place: counts[place])
-        if not counts[largest]:
-            break
-        counts[largest] -= 1
-
-
-def _step_s(counts: Items[int], offers: Items[Offer], target_steps_s: Items[float]) -> float:
+def expected_s(counts: Items[int], offers: Items[Offer], target_steps_s: Items[float]) -> float:
     """Return the expected seconds of a step in which `counts[i]` tokens are drafted for `offers[i]`."""
     if sum(counts) >= len(target_steps_s):
         return math.inf
@@ -153,6 +138,18 @@ def best_rate(offer: Offer, target_steps_s: Items[float], num_sequences: int) ->
     for count, chance in enumerate(offer.chances[: len(target_steps_s) - 1], 1):
         expected += chance
         best = max(best, _rate(expected, target_steps_s[count] + offer.draft_s(count)))
+    return best
+
+
+def best_rate_of_all(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:
+    """Return the most tokens per second of all sequences together, if each has such an offer and uses it."""
+    expected, best = 1.0, 0.0
+    for count, chance in enumerate(offer.chances[: (len(target_steps_s) - 1) // num_sequences], 1):
+        expected += chance
+        step_s = target_steps_s[count * num_sequences]
+        if offer.step_s:
+            step_s += offer.start_s + count * offer.step_s[min(num_sequences, len(offer.step_s) - 1)]
+        best = max(best, _rate(num_sequences * expected, step_s))
     return best
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -147,11 +148,15 @@ class Ending:
     `needs[n]`. If `needs` has no such element, the draft always continues.
     """
 
-    def __init__(self, confidence: Confidence, needs: Items[float] = ()) -> None:
+    def __init__(
+        self, confidence: Confidence, needs: Items[float] = (), is_end: Callable[[int], bool] = lambda _: False
+    ) -> None:
+        """`is_end` says whether a token ends the answer of the target."""
         self.probabilities: list[float] = []
         self.is_early = False
         self._confidence = confidence
         self._needs = needs
+        self._is_end = is_end
         self._chance = 1.0
 
     def cut(self, num_tokens: int) -> None:
@@ -160,14 +165,15 @@ class Ending:
             del self.probabilities[num_tokens:]
             self.is_early = False
 
-    def goes_on(self, logits: Logits, token: int, *, is_end: bool = False) -> bool:
+    def goes_on(self, logits: Logits, token: int) -> bool:
         """Record the token that was just drafted. Return whether to draft another one.
 
-        `token` must be the likeliest one of `logits`. If it `is_end`, it ends the answer, so nothing can follow.
+        `token` must be the likeliest one of `logits`. Nothing follows a token that ends the answer.
         """
         probability = self._confidence.probability(logits, token)
         self._chance *= self._confidence.chance(probability)
         number = len(self.probabilities)
         self.probabilities.append(probability)
+        is_end = self._is_end(token)
         self.is_early = not is_end and number < len(self._needs) and self._chance < self._needs[number]
         return not self.is_early and not is_end

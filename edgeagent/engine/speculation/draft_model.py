@@ -274,10 +274,7 @@ class DraftModel:
                 logits = self._runner.logits(row)
                 token = int(logits.argmax())
                 proposals[name].append(token)
-                goes_on = not (is_end := self._runner.is_end(token))
-                if name in endings:
-                    goes_on = endings[name].goes_on(logits, token, is_end=is_end)
-                if not goes_on:
+                if name in endings and not endings[name].goes_on(logits, token):
                     over.add(name)
             going_on = [
                 (name, draft) for name, draft in going_on if name not in over and len(proposals[name]) < wanted[name]

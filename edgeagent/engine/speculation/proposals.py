@@ -16,11 +16,12 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance
-from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, limit_counts, longest_s
+from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, longest_s
 from edgeagent.engine.speculation.answer_lengths import AnswerLengths
+from edgeagent.engine.speculation.asked_drafts import add_asked
 from edgeagent.engine.speculation.catch_up_time import CatchUpTime
 from edgeagent.engine.speculation.confidence import DraftPlan, Ending
-from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.engine.speculation.draft_model import MAX_CATCH_UP_S, DraftModel
 from edgeagent.engine.speculation.experience import Experience
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.planning_time import PlanningTime
@@ -68,6 +69,7 @@ class _State:
     acceptances: dict[str, Acceptance] = field(default_factory=dict)
     source: str = ""  # of this step's drafts; "" if it has none, or only tokens that a grammar forces
     is_catching_up: bool = False  # the draft model first computes the tokens that it lacks, and drafts later
+    is_near: bool = False  # the same for a trial, but only in this step
     ending: Ending | None = None  # of the draft model's draft of this step
 
 
@@ -145,7 +147,7 @@ class Proposals:
         if not self._has_sources:
             return forced
         for state in self._states.values():
-            state.source, state.ending = "", None
+            state.source, state.ending, state.is_near = "", None, False
         for sequence in decoding:
             if sequence.id not in self._states:
                 self._states[sequence.id] = _State()
@@ -182,8 +184,10 @@ class Proposals:
             self.tally.add_draft(state.source, num_proposed, num_accepted, has_ended=has_ended)
             ending, num_verified = state.ending, num_accepted if has_ended else num_proposed
             if ending is not None:
-                self.experience.confidence(sequence.spec.sampler.kind).observe(ending.probabilities, num_accepted)
-                num_verified += ending.is_early  # the place after an early end counts as refused
+                compared = ending.probabilities[:num_accepted] if has_ended else ending.probabilities
+                self.experience.confidence(sequence.spec.sampler.kind).observe(compared, num_accepted)
+                # The place after an early end counts as refused.
+                num_verified += ending.is_early and not has_ended
             state.acceptances[state.source].observe(num_verified, num_accepted)
 
     def note_step(self, num_sequences: int, step_s: float, plain_s: float) -> None:
@@ -218,16 +222,22 @@ class Proposals:
         for sequence, ngram in zip(free, found, strict=True):
             offers = [*ngram, *self._ask_model(sequence, min(rooms[sequence.id], self._max_tokens), draft_steps_s)]
             candidates += best_first(offers, target_steps_s, len(rooms))[:1]
-        behind = [candidate.sequence for candidate in candidates if candidate.catch_up_s]
+        behind = [each.sequence for candidate in candidates for each in candidate.both if each.catch_up_s]
+        for sequence in behind:
+            self._states[sequence.id].is_catching_up |= bool(sequence.spec.draft_tokens)
+        asked = [candidate for candidate in candidates if candidate.sequence.spec.draft_tokens]
+        candidates = [candidate for candidate in candidates if not candidate.sequence.spec.draft_tokens]
         counts, gain = self._choose(candidates, target_steps_s, len(rooms))
-        if is_fixed:
-            self._fix(candidates, counts, target_steps_s, len(rooms))
-            for sequence in behind:
-                self._states[sequence.id].is_catching_up |= bool(sequence.spec.draft_tokens)
+        if asked:
+            num_others = len(rooms) - sum(sequence.spec.draft_tokens not in (None, 0) for sequence in free)
+            add_asked(asked, candidates, counts, num_others, target_steps_s, self._itl_budget_s)
         if self._drafters.are_even:
             counts = [min(counts, default=0) if len(candidates) == len(free) else 0] * len(counts)
         proposals, to_draft = self._accept_offers(candidates, counts)
-        guesses = [(sequence, 0) for sequence in behind if self._states[sequence.id].is_catching_up] + to_draft
+        # Sequences that draft come first, since a catch-up takes all the room that it gets.
+        states = [self._states[each.id] for each in behind]
+        catch_ups = [each for each, state in zip(behind, states, strict=True) if state.is_catching_up or state.is_near]
+        guesses = to_draft + [(each, 0) for each in catch_ups]
         is_restoring = self._drafters.model is not None and self._drafters.model.is_restoring
         goes_on = bool(proposals or guesses or is_restoring)
         self._planning.note(self._clock() - started_s, target_steps_s[0], pays=goes_on)
@@ -242,6 +252,7 @@ class Proposals:
             self._has_computed = True
             if len(guesses) > len(to_draft):
                 self.catch_up_time.spend(self._clock() - began_s)
+                self._trials.spend_on_other(self._clock() - began_s)
         if not goes_on:
             self._rest = _REST
         return proposals
@@ -279,7 +290,7 @@ class Proposals:
                     count = max(count, len(needs) + 1)
                 elif is_planned:
                     count = min(count, NUM_FIRST)
-                self._states[sequence.id].ending = Ending(confidence, needs)
+                self._states[sequence.id].ending = Ending(confidence, needs, self._is_end)
             found.append((sequence, count))
         return found
 
@@ -307,49 +318,37 @@ class Proposals:
         for candidate, count in zip(candidates, counts, strict=True):
             candidate.note_step(count)
         trial = self._trials.of_unknown(candidates, target_steps_s, num_sequences)
-        trial = trial or self._trials.of_other(candidates, target_steps_s, num_sequences)
+        num_steps = self._num_steps - self._planned_at
+        trial = trial or self._trials.of_other(candidates, target_steps_s, num_sequences, num_steps, gain)
         if trial is None and not any(counts):
-            num_plain_steps = self._num_steps - self._planned_at
-            trial = self._trials.next(candidates, target_steps_s, num_sequences, num_plain_steps)
+            trial = self._trials.next(candidates, target_steps_s, num_sequences, num_steps)
         if trial is None:
             return counts, gain if any(counts) else 0.0
-        index = next(place for place, each in enumerate(candidates) if each.sequence is trial.candidate.sequence)
-        self._try(candidates, counts, index, trial)
-        return counts, 0.0
+        is_made = self._try(candidates, counts, trial)
+        return counts, gain if any(counts) and not is_made else 0.0
 
-    def _try(self, candidates: list[Candidate], counts: list[int], index: int, trial: Trial) -> None:
-        """Change `candidates` and `counts` so that the trial is made at `index` in this step.
+    def _try(self, candidates: list[Candidate], counts: list[int], trial: Trial) -> bool:
+        """Change `candidates` and `counts` so that the trial is made in this step; return whether it is.
 
-        If the draft model lacks tokens of its sequence, it catches up first, and `counts` does not change. If all
-        sequences of a step must get equally many tokens, try all candidates, not only this one.
+        If the draft model lacks tokens of its sequence, it catches up first, and nothing changes. If all sequences of a
+        step must get equally many tokens, try all candidates, not only this one.
         """
-        candidates[index] = trial.candidate
-        tried = candidates if self._drafters.are_even else [trial.candidate]
-        if behind := [each for each in tried if each.catch_up_s]:
-            for each in behind:
-                self._states[each.sequence.id].is_catching_up = True
-            return
+        are_even, is_other = self._drafters.are_even, all(each is not trial.candidate for each in candidates)
+        tried = [trial.candidate if each.sequence is trial.candidate.sequence else each for each in candidates]
+        behind = [each for each in tried if each.catch_up_s and (are_even or each is trial.candidate)]
+        for each in behind:
+            self._states[each.sequence.id].is_catching_up = not is_other
+            self._states[each.sequence.id].is_near = is_other
+        if behind:
+            if is_other and trial.candidate.catch_up_s <= MAX_CATCH_UP_S:
+                # With drafts from the text, the draft model would be behind again after this step.
+                counts[[each is trial.candidate for each in tried].index(True)] = 0
+            return False
+        candidates[:] = tried
         for place, each in enumerate(candidates):
-            if place == index or self._drafters.are_even:
+            if are_even or each is trial.candidate:
                 counts[place], each.acceptance.num_idle_steps = min(trial.count, len(each.offer.chances)), 0
-
-    def _fix(
-        self, candidates: Items[Candidate], counts: list[int], target_steps_s: Items[float], num_sequences: int
-    ) -> None:
-        """Set `counts` of the sequences whose clients asked for a number of draft tokens.
-
-        They get fewer if other streams would become too slow.
-        """
-        asked = {
-            index: min(candidate.sequence.spec.draft_tokens, len(candidate.offer.chances))
-            for index, candidate in enumerate(candidates)
-            if candidate.sequence.spec.draft_tokens and not candidate.catch_up_s
-        }
-        for index, count in asked.items():
-            counts[index] = count
-        if len(asked) < num_sequences:
-            offers = [candidate.offer for candidate in candidates]
-            limit_counts(counts, list(asked), offers, target_steps_s, self._itl_budget_s)
+        return True
 
     def _decide_catching_up(self, candidates: Items[Candidate], counts: Items[int], saved_s: float) -> None:
         """Choose the sequences for which the draft model should catch up, so that it can draft for them.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance
-from edgeagent.engine.speculation.allocation import Offer, best_rate, could_pay
+from edgeagent.engine.speculation.allocation import Offer, best_rate_of_all, could_pay
 
 # While drafts do not pay, this share of the time is spent on trials, which show whether they pay by now.
 _SHARE_OF_TRIALS = 0.01
@@ -17,8 +17,11 @@ _SHARE_OF_FIRST_TRIALS = 0.02
 # this share of it.
 _HOPE = 2.0
 _SHARE_WITHOUT_HOPE = 0.25
-# If a sequence has two sources, the one that is not used is tried after this many steps: it may have become better.
+# If sequences have two sources, the one that is not used is tried after this many steps, multiplied by what the drafts
+# of the other one gain: it may have become better.
+# Such trials take a share of the time of their own, of which at most _MOST_SAVED_S is saved up.
 _STEPS_OF_OTHER = 64
+_MOST_SAVED_S = 2.0
 # A source of which little is known, also from earlier processes, is tried at once if that takes at most this long.
 _UNKNOWN_TRIAL_S = 0.1
 
@@ -39,18 +42,15 @@ class Candidate:
     other: Candidate | None = None
 
     @property
-    def idle_longer(self) -> Candidate:
-        """The one of the sequence's sources that has not drafted for longer. `other` must be able to draft at once."""
-        other = self.other
-        if other is None or other.catch_up_s:
-            return self
-        return other if other.acceptance.num_idle_steps > self.acceptance.num_idle_steps else self
+    def both(self) -> tuple[Candidate, ...]:
+        """This candidate, and that of the sequence's other source if there is one."""
+        return (self,) if self.other is None else (self, self.other)
 
     def note_step(self, num_tokens: int) -> None:
         """Record how many tokens this source drafts in a step."""
         self.acceptance.num_idle_steps = 0 if num_tokens else self.acceptance.num_idle_steps + 1
         if self.other is not None:
-            self.other.acceptance.num_idle_steps += 1
+            self.other.acceptance.shared.num_idle_steps += 1
 
     def trial_s(self, num_tokens: int, target_steps_s: Items[float]) -> float:
         """Return the expected seconds that drafting and verifying up to `num_tokens` adds to a step."""
@@ -61,7 +61,8 @@ class Candidate:
 def best_first(offers: list[Candidate], target_steps_s: Items[float], num_sequences: int) -> list[Candidate]:
     """Sort the offers for one sequence by the rate that they promise. The second becomes the `other` of the first."""
     if len(offers) > 1:
-        offers.sort(key=lambda each: -best_rate(each.offer, target_steps_s, num_sequences))
+        # Streams share the draft model's steps. The drafts of one stream alone may not pay, but those of all may.
+        offers.sort(key=lambda each: -best_rate_of_all(each.offer, target_steps_s, num_sequences))
         offers[0].other = offers[1]
     return offers
 
@@ -86,7 +87,7 @@ class Trials:
     """
 
     def __init__(self) -> None:
-        self._saved_s = self._saved_for_first_s = 0.0
+        self._saved_s = self._saved_for_first_s = self._saved_for_others_s = 0.0
 
     def of_unknown(
         self, candidates: Items[Candidate], target_steps_s: Items[float], num_sequences: int
@@ -109,14 +110,38 @@ class Trials:
                 return Trial.of(each, count)
         return None
 
-    def of_other(self, candidates: Items[Candidate], target_steps_s: Items[float], num_sequences: int) -> Trial | None:
-        """Return a trial of a candidate's other source if that was idle for long and may pay; else None."""
-        for each in candidates:
-            other = each.idle_longer
-            is_due = other is not each and other.acceptance.num_idle_steps >= _STEPS_OF_OTHER
-            if is_due and could_pay(other.offer, target_steps_s, num_sequences):
-                return Trial.of(other)
-        return None
+    def of_other(
+        self,
+        candidates: Items[Candidate],
+        target_steps_s: Items[float],
+        num_sequences: int,
+        num_steps: int,
+        gain: float,
+    ) -> Trial | None:
+        """Return a trial of a candidate's other source if that was idle for long and may pay; else None.
+
+        `num_steps`: for how many steps this call saves time. The saved time must be enough for the trial, and for what
+        the source needs to catch up. `gain`: the factor by which the other drafts of this step raise the rate. The more
+        they do, the more a step without them costs, so the fewer trials there are.
+        """
+        self._saved_for_others_s += _SHARE_OF_TRIALS * target_steps_s[0] * num_steps
+        self._saved_for_others_s = min(_MOST_SAVED_S, self._saved_for_others_s)
+        others = [
+            each.other
+            for each in candidates
+            if each.other is not None and each.other.acceptance.shared.num_idle_steps >= _STEPS_OF_OTHER * gain
+        ]
+        worth = [each for each in others if could_pay(each.offer, target_steps_s, num_sequences)]
+        cheapest = min(worth, key=lambda each: each.trial_s(NUM_FIRST, target_steps_s), default=None)
+        if cheapest is None or cheapest.trial_s(NUM_FIRST, target_steps_s) > self._saved_for_others_s:
+            return None
+        if not cheapest.catch_up_s:
+            self._saved_for_others_s -= cheapest.trial_s(NUM_FIRST, target_steps_s)
+        return Trial.of(cheapest)
+
+    def spend_on_other(self, seconds: float) -> None:
+        """Record how long another source caught up for its trial."""
+        self._saved_for_others_s = max(0.0, self._saved_for_others_s - seconds)
 
     def next(
         self, candidates: Items[Candidate], target_steps_s: Items[float], num_sequences: int, num_steps: int
@@ -126,8 +151,7 @@ class Trials:
         `num_steps`: for how many steps without drafts this call saves time. A sequence that never had a draft comes
         first. Otherwise the sequence without drafts for the longest time comes first.
         """
-        sources = [each.idle_longer for each in candidates]
-        worth = [each for each in sources if could_pay(each.offer, target_steps_s, num_sequences)]
+        worth = [each for each in candidates if could_pay(each.offer, target_steps_s, num_sequences)]
         if not worth:
             return None
         is_hopeful = any(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.runner import Logits
 from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.speculation.confidence import Confidence, Ending
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
-from tests.engine.speculation.test_proposals import Repeating, decoding
+from tests.engine.speculation.test_proposals import Repeating, ScriptedDraft, decoding
 from tests.engine.support import END, greedy, make_engine
 from tests.fakes import FakeRunner
 
@@ -47,3 +49,25 @@ def test_the_text_is_not_drafted_behind_an_end() -> None:
     sequence.spec = replace(sequence.spec, draft_tokens=16)
     first = next(place for place, token in enumerate(tokens) if token in ends)
     assert proposals.propose([sequence]) == {"a": tokens[: first + 1]}
+
+
+def test_what_follows_an_accepted_end_is_neither_accepted_nor_refused() -> None:
+    """A draft model may not know the token that ends the target's answers, and draft on behind it."""
+    proposals = Proposals(Drafters(ScriptedDraft(0.001)), CostModel(64))
+    sequence = decoding([5, 6, 7])
+    sequence.spec = replace(sequence.spec, draft_tokens=4)
+    assert len(proposals.propose([sequence])["a"]) == 4
+    proposals.observe(sequence, 4, 2, has_ended=True)
+    (record,) = proposals.experience.records()
+    assert record.verified == record.accepted == (1.0, 1.0, *[0.0] * 14)
+    confidence = proposals.experience.confidence(sequence.spec.sampler.kind)
+    assert sum(confidence._verified) == sum(confidence._accepted) == pytest.approx(1.99)
+    assert (sequence.num_drafted, sequence.num_accepted) == (4, 2)
+
+
+def test_a_draft_ends_with_a_token_that_ends_the_targets_answer() -> None:
+    ending = Ending(Confidence(), [], lambda token: token == 7)
+    logits = np.zeros(50, np.float32)
+    logits[6] = logits[7] = 5.0
+    assert ending.goes_on(logits, 6)
+    assert not ending.goes_on(logits, 7) and not ending.is_early

@@ -22,7 +22,7 @@ from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
-from tests.engine.speculation.test_proposals import ScriptedDraft, decoding, tiles
+from tests.engine.speculation.test_proposals import Repeating, ScriptedDraft, decoding, tiles
 from tests.engine.support import END, greedy
 from tests.fakes import ALWAYS, FakeClock, FakeRunner, warm_costs
 
@@ -204,3 +204,67 @@ def test_a_step_beside_which_the_draft_model_catches_up_counts_as_a_step_with_dr
     assert proposals.propose([sequence]) == {} and not proposals.has_drafted
     sequence.spec = replace(sequence.spec, draft_tokens=2)
     assert proposals.propose([sequence]) == {} and proposals.has_drafted
+
+
+@pytest.mark.parametrize("step_s", [lambda size: 0.010 + 0.002 * size, lambda size: 0.020 + 0.002 * size])
+def test_a_client_that_asks_for_drafts_of_which_there_are_none(step_s: Callable[[int], float]) -> None:
+    """Its text never repeats itself. The other stream's first drafts are trials, which take longer than a plan may."""
+    now_s = 0.0
+    drafters = Drafters(None, Repeating({"b": 16}), planning_share=ALWAYS)
+    proposals = Proposals(drafters, measured(step_s), clock=lambda: now_s)
+    a, b = decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")
+    a.spec = replace(a.spec, draft_tokens=4)
+    num_drafted = 0
+    for _ in range(300):
+        drafts = proposals.propose([a, b])
+        assert "a" not in drafts
+        if "b" in drafts:
+            num_drafted += len(drafts["b"])
+            proposals.observe(b, len(drafts["b"]), 0)
+        now_s += step_s(2)
+    assert num_drafted
+
+
+@pytest.mark.parametrize("asked", [2, 4, 8])
+def test_a_client_that_asks_for_drafts_gets_some_beside_a_stream_with_planned_ones(asked: int) -> None:
+    """All drafts are accepted. Neither stream falls below four fifths of its rate without drafts."""
+    costs, now_s, draft = measured(lambda size: 0.010 + 0.001 * size), 0.0, ScriptedDraft(0.001)
+    proposals = Proposals(Drafters(draft, planning_share=ALWAYS), costs, clock=lambda: now_s)
+    streams = {name: decoding([5, 6, number], name) for number, name in enumerate("ab")}
+    streams["a"].spec = replace(streams["a"].spec, draft_tokens=asked)
+    num_tokens = dict.fromkeys(streams, 0)
+    for _ in range(400):
+        drafts = proposals.propose(list(streams.values()))
+        lengths = {name: len(drafts.get(name, ())) for name in streams}
+        for name, sequence in streams.items():
+            if lengths[name]:
+                proposals.observe(sequence, lengths[name], lengths[name])
+            sequence.tokens.extend([1] * (1 + lengths[name]))
+            sequence.num_computed += 1 + lengths[name]
+            sequence.max_length += 1 + lengths[name]
+            num_tokens[name] += 1 + lengths[name]
+        now_s += 0.010 + 0.001 * (2 + sum(lengths.values())) + 0.001 * max(lengths.values())
+    plain = 1 / 0.012
+    assert all(number / now_s >= 0.8 * plain for number in num_tokens.values()), num_tokens
+    assert num_tokens["a"] / now_s > 1.2 * plain
+
+
+def test_a_catch_up_does_not_take_the_room_of_those_that_draft() -> None:
+    asked: list[list[int]] = []
+
+    class Noting(ScriptedDraft):
+        def catch_up_s(self, sequence: Sequence) -> float:
+            return 1.0 if sequence.id == "a" else 0.0
+
+        def draft(
+            self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
+        ) -> dict[str, tuple[int, ...]]:
+            asked.append([count for _, count in counts])
+            return super().draft(counts, endings)
+
+    proposals = Proposals(Drafters(Noting(0.001)), measured(tiles), clock=lambda: 0.0)
+    streams = [decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")]
+    for each in streams:
+        each.spec = replace(each.spec, draft_tokens=3)
+    proposals.propose(streams)
+    assert asked == [[3, 0]]

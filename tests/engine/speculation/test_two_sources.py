@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import pytest
 
+from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import Acceptance, SharedAcceptance
+from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.proposals import _NGRAM_SOURCES, MODEL, Drafters, Proposals
 from edgeagent.types.choices import DraftRecord
 from tests.engine.speculation.test_never_costs import measured
@@ -42,6 +47,10 @@ class Text:
         self.proposals = Proposals(drafters, self.costs, clock=lambda: self.now_s)
         self.sequence = decoding([5, 6, 7])
         self.chance = random.Random(3)
+
+    def begin_answer(self) -> None:
+        self.proposals.release(self.sequence)
+        self.sequence = decoding([5, 6, 7])
 
     def rate(self, num_steps: int) -> float:
         """Run steps; return their rate in tokens per second."""
@@ -111,3 +120,55 @@ def test_a_sequence_hears_what_others_have_shown() -> None:
     for _ in range(200):
         busy.observe(3, 3)
     assert silent.chances[0] > 0.9
+
+
+class Behind(ScriptedDraft):
+    """A draft model that lacks the tokens of all steps in which it did not draft, like a real one."""
+
+    num_lacking = 0
+    token_s = 0.001
+
+    def catch_up_s(self, sequence: Sequence) -> float:
+        return self.num_lacking * self.token_s if self.num_lacking > 4 else 0.0
+
+    def is_level(self, sequence: Sequence) -> bool:
+        return self.num_lacking <= 4
+
+    def draft(
+        self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
+    ) -> dict[str, tuple[int, ...]]:
+        self.num_lacking = 0
+        return super().draft(counts, endings)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6])
+def test_a_draft_model_that_became_better_is_found_although_it_must_catch_up(share: float) -> None:
+    draft = Behind(0.003)
+    text = Text({"model": 0.98, "ngrams": share}, draft)
+    text.proposals.experience.learn(records(model=0.1, ngrams=share))
+    for step in range(4000):
+        if step % 200 == 0:
+            text.begin_answer()
+            draft.num_lacking = 100
+        before = text.sequence.num_computed
+        text.rate(1)
+        if text.proposals._states["a"].source != MODEL:
+            draft.num_lacking += text.sequence.num_computed - before
+    before = text.used[MODEL]
+    text.rate(200)
+    assert text.used[MODEL] - before > 150
+
+
+@pytest.mark.parametrize("num_streams", [1, 4, 8])
+def test_worthless_drafts_from_the_text_do_not_hide_a_draft_model(num_streams: int) -> None:
+    """Beside many streams, no stream's drafts pay alone."""
+    model = Behind(0.003)
+    names = [f"s{number}" for number in range(num_streams)]
+    drafters = Drafters(model, Repeating(dict.fromkeys(names, 16)), planning_share=ALWAYS)
+    proposals = Proposals(drafters, measured(lambda size: 0.010 + 0.001 * size), clock=lambda: 0.0)
+    proposals.experience.learn(records(model=0.8, ngrams=0.03))
+    streams = [decoding([5, 6, number], name) for number, name in enumerate(names)]
+    for _ in range(20):
+        proposals.propose(streams)
+    sources = {proposals._states[name].source for name in names}
+    assert sources == {MODEL}

@@ -134,9 +134,10 @@ class Preparation:
         shapes: tuple[FileShape, ...] = ()
         if model is not None:
             shapes = (model.shape,) if draft.header is None else (model.shape, draft.header.shape)
-            # If memory is short, the model runs without its draft.
+            # If memory is short, the model runs without its draft. Other models are unloaded only for a named one.
+            counted = shapes if draft.by == "option" else shapes[:1]
             self.needed_bytes, self.least_bytes = (
-                predict(shapes, self.engine, num_cells_wanted(model.shape, self.engine)).total_bytes,
+                predict(counted, self.engine, num_cells_wanted(model.shape, self.engine)).total_bytes,
                 predict(shapes[:1], self.engine, least_cells(model.shape, self.engine)).total_bytes,
             )
         return Load(

@@ -1,0 +1,37 @@
+"""Gives drafts to sequences whose clients asked for a number of them, unless other streams would become too slow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Items
+
+from edgeagent.engine.speculation.allocation import MIN_SHARE, expected_s, longest_s
+from edgeagent.engine.speculation.trials import Candidate
+
+
+def add_asked(
+    asked: Items[Candidate],
+    candidates: list[Candidate],
+    counts: list[int],
+    num_others: int,
+    target_steps_s: Items[float],
+    budget_s: float,
+) -> None:
+    """Add the candidates of such sequences to `candidates`, and how many tokens each drafts to `counts`.
+
+    A source that must first catch up is replaced by the sequence's other source, or left out. `num_others`: how many
+    streams' clients did not ask for drafts. Each of them keeps four fifths of its rate. For the rest see `allocate`.
+    """
+    ready = [each if not each.catch_up_s else each.other for each in asked]
+    added = [each for each in ready if each is not None and not each.catch_up_s]
+    wanted = [min(each.sequence.spec.draft_tokens or 0, len(each.offer.chances)) for each in added]
+    offers = [each.offer for each in (*candidates, *added)]
+    max_s = math.inf
+    if num_others:
+        tokens = [1.0 + sum(each.offer.chances[:count]) for each, count in zip(candidates, counts, strict=True)]
+        slowest = min(tokens) if len(tokens) == num_others else 1.0
+        max_s = min(slowest * target_steps_s[0] / MIN_SHARE, longest_s(target_steps_s, budget_s))
+    while any(wanted) and expected_s([*counts, *wanted], offers, target_steps_s) > max_s:
+        wanted[wanted.index(max(wanted))] -= 1
+    counts += wanted
+    candidates += added
