@@ -223,9 +223,9 @@ class Proposals:
             offers = [*ngram, *self._ask_model(sequence, min(rooms[sequence.id], self._max_tokens), draft_steps_s)]
             candidates += best_first(offers, target_steps_s, len(rooms))[:1]
         behind = [each.sequence for candidate in candidates for each in candidate.both if each.catch_up_s]
-        for sequence in behind:
-            self._states[sequence.id].is_catching_up |= bool(sequence.spec.draft_tokens)
         asked = [candidate for candidate in candidates if candidate.sequence.spec.draft_tokens]
+        for candidate in asked:
+            self._states[candidate.sequence.id].is_catching_up |= candidate.catch_up_s > 0.0
         candidates = [candidate for candidate in candidates if not candidate.sequence.spec.draft_tokens]
         counts, gain = self._choose(candidates, target_steps_s, len(rooms))
         if asked:
