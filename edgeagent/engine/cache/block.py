@@ -152,16 +152,15 @@ _FACTORS = {
     Importance.SYSTEM: 4.0,
     Importance.PINNED: 1.0,  # is not evicted at all
 }
-# The depth at which attention to earlier tokens costs about as much as all else in a step.
-_DEPTH_THAT_DOUBLES = 4096
 
 
-def value_of(block: Block, importance: Importance) -> float:
+def value_of(block: Block, importance: Importance, doubling_depth: float) -> float:
     """Return a block's value per byte: the cost to compute it again, times a factor for its importance.
 
-    The unit of the cost is a token at position 0. Tokens at later positions cost more, because of attention.
+    The unit of the cost is a token at position 0. A token at position `doubling_depth` costs twice as much, because it
+    attends to that many earlier tokens.
     """
-    cost = len(block.tokens) * (1 + block.start / _DEPTH_THAT_DOUBLES)
+    cost = len(block.tokens) * (1 + block.start / doubling_depth)
     return _FACTORS[importance] * cost / max(1, block.num_bytes)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from edgeagent.engine.cache.backlog import Backlog
 from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier, value_of
 from edgeagent.engine.cache.pins import Pins
+from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.types import CacheStatus
 
 # The factor on the value of a block that the tier below also holds, since the block can be read again.
@@ -69,8 +70,10 @@ class HostTier:
         can_cut: bool = True,
         below: LowerTier | None = None,
         clock: Callable[[], float] = time.monotonic,
+        costs: CostModel | None = None,
     ) -> None:
         self.max_bytes = max_bytes
+        self._costs = costs or CostModel(1)
         self._can_cut = can_cut
         self._below = below
         self._clock = clock
@@ -101,10 +104,8 @@ class HostTier:
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """See BlockTier."""
-        for key in keys:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._rank(entry)
+        for entry in self._known(keys):
+            self._rank(entry)
 
     def offer(self, block: Block, importance: Importance) -> bool:
         """See BlockTier. It evicts other blocks to make room."""
@@ -156,24 +157,23 @@ class HostTier:
         Pass parents before children. Blocks more important than ONCE are offered to the tier below. A VOLATILE block
         stays VOLATILE, even if the request may be written to disk: some of its tokens may not belong to the request.
         """
-        for key in keys:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._raise(entry, entry.importance if entry.importance is Importance.VOLATILE else importance)
+        for entry in self._known(keys):
+            self._raise(entry, entry.importance if entry.importance is Importance.VOLATILE else importance)
 
     def keep(self, keys: Iterable[BlockKey], importance: Importance) -> None:
         """Like `promote`, but raise VOLATILE blocks too.
 
         All tokens of these blocks must belong to a sequence that may be written to disk.
         """
-        for key in keys:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._raise(entry, importance)
+        for entry in self._known(keys):
+            self._raise(entry, importance)
+
+    def _known(self, keys: Iterable[BlockKey]) -> list[_Entry]:
+        return [self._entries[key] for key in keys if key in self._entries]
 
     def hold(self, lane: str, keys: Iterable[BlockKey]) -> None:
         """Pin blocks, parents first, for a lane. They stay until the lane pins others or other lanes need room."""
-        blocks = [self._entries[key].block for key in keys if key in self._entries]
+        blocks = [entry.block for entry in self._known(keys)]
         if blocks:
             freed = self._pins.pin(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
             for key in (*freed, *(block.key for block in blocks)):
@@ -229,7 +229,7 @@ class HostTier:
     def _rank(self, entry: _Entry) -> None:
         """Set the priority of a block that was used just now."""
         block, partition = entry.block, self._partition(entry.block.root)
-        value = value_of(block, entry.importance)
+        value = value_of(block, entry.importance, self._costs.doubling_depth)
         entry.priority = self._floor + value * (_KEPT_BELOW if entry.is_below else 1.0)
         partition.used_s = self._clock()
         self._queue(entry)

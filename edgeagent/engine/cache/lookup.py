@@ -27,6 +27,7 @@ from edgeagent.engine.cache.block import (
 from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.radix_tree import Place, RadixTree, Walk
+from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.types import MemoryKind
 
 _MAX_HOST_BYTES = 2 << 30
@@ -281,15 +282,21 @@ def make_blocks(
     *,
     is_draft: bool = False,
     codec: PayloadCodec | None = None,
+    costs: CostModel | None = None,
 ) -> BlockCache:
     """Return a model's BlockCache as configured.
 
     `share`: the model's part of the host memory for blocks, 0 to 1. A tier `below` needs a keyring that outlives the
-    process. BlockCache describes `token_bytes`, `is_draft` and `codec`.
+    process. BlockCache describes `token_bytes`, `is_draft` and `codec`. `costs` says how much more late tokens cost.
     """
     # A block of windowed layers has only the cells in the window at its end, so it cannot be cut.
     can_cut = memory_kind is MemoryKind.FULL_ATTENTION
-    host = HostTier(int(_host_bytes(config) * share), can_cut=can_cut, below=below)
+    host = HostTier(
+        int(_host_bytes(config) * share),
+        can_cut=can_cut,
+        below=below,
+        costs=costs,
+    )
     keyring = keyring or Keyring(b"", os.urandom(32))
     block_tokens = choose_block_tokens(token_bytes)
     return BlockCache(

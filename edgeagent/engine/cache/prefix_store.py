@@ -288,5 +288,7 @@ def make_prefix_store(
     codec: PayloadCodec | None = None,
 ) -> PrefixStore:
     """Return a prefix store for a runner, as configured. `make_blocks` describes the arguments after `costs`."""
-    blocks = make_blocks(runner.memory_kind, config, keyring, below, share, token_bytes, is_draft=is_draft, codec=codec)
+    blocks = make_blocks(
+        runner.memory_kind, config, keyring, below, share, token_bytes, is_draft=is_draft, codec=codec, costs=costs
+    )
     return PrefixStore(runner, blocks, costs)

@@ -122,6 +122,17 @@ class CostFit:
         """Return how many seconds of a step with `num_tokens` tokens are caused by `num_cells` cells in use."""
         return self._coefficients[1] * num_tokens * num_cells / _THOUSAND
 
+    @property
+    def doubling_depth(self) -> float:
+        """The number of earlier tokens with which a token of a prompt takes twice as long as with none; 0 if unknown.
+
+        It is at least 1. If earlier tokens cost nothing, it is infinite.
+        """
+        tokens, _, _, pairs, _ = self._coefficients
+        if not tokens or self.sizes[-1] < FLASH_TILE:
+            return 0.0
+        return max(1.0, tokens * _THOUSAND / pairs) if pairs else math.inf
+
     def ratio(self, num_tokens: int) -> float:
         """Return the factor that corrects the formula for this many tokens, interpolated between measured sizes."""
         size = size_of(num_tokens)

@@ -35,6 +35,7 @@ TILE = 32
 _PADDING_GAIN = 0.1
 # Steps of up to 1 / _SMALL of a tile take about as long as a padded one, or less.
 _SMALL = 4
+_USUAL_DOUBLING_DEPTH = 4096.0  # as long as none was measured
 _NUM_ERRORS = 200
 _ENOUGH_ERRORS = 20
 
@@ -141,6 +142,11 @@ class CostModel:
         per_step = max(1, min(num_tokens, self._max_batch))
         step_s = self.predict(StepShape.alone(per_step, depth + (num_tokens - per_step) // 2))
         return None if step_s is None else step_s * num_tokens / per_step
+
+    @property
+    def doubling_depth(self) -> float:
+        """At this position in a prompt, attention to earlier tokens takes as long as everything else for a token."""
+        return self._fit.doubling_depth or _USUAL_DOUBLING_DEPTH
 
     def crowding_s(self, num_tokens: int, num_idle: int) -> float:
         """Return the expected seconds that `num_idle` cells of idle sequences add to a step of `num_tokens`."""
