@@ -26,8 +26,8 @@ _DRAFTS_PER_UPDATE = 8
 # of a sequence would end its drafts.
 _WEIGHT_OF_FIRST_RATE = 4.0  # for the rate of a source
 _WEIGHT_OF_RATE = 6.0  # for the rate of a source at one position
-_WEIGHT_OF_SHARED = 8.0  # for the rate of a sequence
-_WEIGHT_AT_POSITION = 12.0  # for the rate of a sequence at one position
+_WEIGHT_OF_SHARED = 12.0  # for the rate of a sequence
+_WEIGHT_AT_POSITION = 20.0  # for the rate of a sequence at one position
 
 
 @dataclass(slots=True)

@@ -149,11 +149,21 @@ class Ending:
     """
 
     def __init__(
-        self, confidence: Confidence, needs: Items[float] = (), is_end: Callable[[int], bool] = lambda _: False
+        self,
+        confidence: Confidence,
+        needs: Items[float] = (),
+        is_end: Callable[[int], bool] = lambda _: False,
+        *,
+        num_planned: int = 0,
     ) -> None:
-        """`is_end` says whether a token ends the answer of the target."""
+        """`num_planned`: the length of the draft if the draft model were never unsure. `needs` may let it grow further.
+
+        `is_end` says whether a token ends the answer of the target.
+        """
         self.probabilities: list[float] = []
         self.is_early = False
+        """Whether the draft ended before its planned length, since the draft model was unsure."""
+        self._num_planned = num_planned
         self._confidence = confidence
         self._needs = needs
         self._is_end = is_end
@@ -175,5 +185,7 @@ class Ending:
         number = len(self.probabilities)
         self.probabilities.append(probability)
         is_end = self._is_end(token)
-        self.is_early = not is_end and number < len(self._needs) and self._chance < self._needs[number]
-        return not self.is_early and not is_end
+        if is_end or (number < len(self._needs) and self._chance < self._needs[number]):
+            self.is_early = not is_end and len(self.probabilities) < self._num_planned
+            return False
+        return True

@@ -284,13 +284,14 @@ class Proposals:
                 confidence = self.experience.confidence(sequence.spec.sampler.kind)
                 is_planned = plan.gain > 0.0 and not sequence.spec.draft_tokens
                 needs: list[float] = []
+                num_planned = count
                 if is_planned and confidence.is_known:
                     room = sequence.max_length - len(sequence.tokens) - 1
                     needs = plan.needs(confidence.rate, count, num_drafting, room)
                     count = max(count, len(needs) + 1)
                 elif is_planned:
                     count = min(count, NUM_FIRST)
-                self._states[sequence.id].ending = Ending(confidence, needs, self._is_end)
+                self._states[sequence.id].ending = Ending(confidence, needs, self._is_end, num_planned=num_planned)
             found.append((sequence, count))
         return found
 

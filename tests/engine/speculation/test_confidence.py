@@ -39,13 +39,13 @@ def test_tokens_behind_a_refused_one_tell_nothing() -> None:
 
 
 def test_it_ends_where_all_of_it_is_too_unlikely_to_stand() -> None:
-    ending = Ending(Confidence(), [0.6, 0.6, 0.6])
+    ending = Ending(Confidence(), [0.6, 0.6, 0.6], num_planned=4)
     assert ending.goes_on(logits(0.9, 0.1), 0)
     assert ending.goes_on(logits(0.8, 0.2), 0)
     assert not ending.goes_on(logits(0.7, 0.3), 0), "0.9 x 0.8 x 0.7 = 0.5"
     assert ending.is_early
     assert ending.probabilities == pytest.approx([0.9, 0.8, 0.7])
-    whole = Ending(Confidence(), [0.6])
+    whole = Ending(Confidence(), [0.6], num_planned=2)
     assert whole.goes_on(logits(0.9, 0.1), 0) and whole.goes_on(logits(0.1, 0.9), 0), "it has its full length"
     assert not whole.is_early
 
@@ -84,12 +84,19 @@ def test_beside_others_each_token_has_its_part_of_the_costs() -> None:
     assert plan.needs(0.8, 3, 2, 16) == pytest.approx([100 * (0.001 + 0.00075) / 0.8] * 2)
 
 
+def test_a_draft_of_its_planned_length_that_does_not_grow_has_not_ended_early() -> None:
+    ending = Ending(Confidence(), [0.6, 0.6, 0.6], num_planned=2)
+    assert ending.goes_on(logits(0.9, 0.1), 0)
+    assert not ending.goes_on(logits(0.6, 0.4), 0)
+    assert not ending.is_early, "nothing is known of a third token"
+
+
 def test_a_draft_that_is_tried_has_its_length() -> None:
     assert DraftPlan([0.01] * 5, [0.0, 0.001], 1, 1, 0.0, math.inf).needs(0.9, 3, 1, 16) == []
 
 
 def test_what_is_cut_off_tells_nothing() -> None:
-    ending = Ending(Confidence(), [0.6, 0.6])
+    ending = Ending(Confidence(), [0.6, 0.6], num_planned=3)
     assert ending.goes_on(logits(0.9, 0.1), 0)
     assert not ending.goes_on(logits(0.6, 0.4), 0)
     ending.cut(2)

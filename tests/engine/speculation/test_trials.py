@@ -16,10 +16,12 @@ from edgeagent.engine.speculation.trials import Candidate, Trial, Trials
 TARGET_S = [0.010, *(0.011 + 0.0001 * number for number in range(64))]
 
 
-def candidate(shared: SharedAcceptance, *, step_s: float = 0.001, catch_up_s: float = 0.0) -> Candidate:
+def candidate(
+    shared: SharedAcceptance, *, chance: float = 0.5, step_s: float = 0.001, catch_up_s: float = 0.0
+) -> Candidate:
     sequence = Sequence(SequenceSpec("a", [5], Sampler(ResolvedSampling(), 50)), array("i", [5, 6]), 1, 200, 0)
     acceptance = Acceptance(shared)
-    return Candidate(sequence, "any", acceptance, Offer((0.5,) * 16, (0.0, step_s)), catch_up_s=catch_up_s)
+    return Candidate(sequence, "any", acceptance, Offer((chance,) * 16, (0.0, step_s)), catch_up_s=catch_up_s)
 
 
 def unknown() -> SharedAcceptance:
@@ -65,11 +67,24 @@ def test_what_cannot_pay_or_takes_long_is_not_tried_at_once(wrong: dict[str, flo
 
 
 def test_trials_take_a_small_share_of_the_time() -> None:
-    trials, each = Trials(), candidate(refused())
+    trials, each = Trials(), candidate(refused(), chance=0.01)
     each.acceptance.has_verified = True  # else there is more time for its first trial
     num_trials = sum(trials.next([each], TARGET_S, 1, 1) is not None for _ in range(2000))
-    share = num_trials * each.trial_s(NUM_FIRST, TARGET_S) / (2000 * TARGET_S[0])
+    share = num_trials * (each.trial_s(NUM_FIRST, TARGET_S) - 0.03 * TARGET_S[0]) / (2000 * TARGET_S[0])
     assert 0.008 < share <= 0.01
+
+
+def test_a_source_that_nearly_pays_is_tried_more_often_since_that_loses_little() -> None:
+    half_as_long_again = [0.018, *[0.028] * 16]  # with the draft's 3 ms, a trial takes as long as 0.72 plain steps
+
+    def num_trials(chance: float) -> int:
+        trials, each = Trials(), candidate(refused(), chance=chance)
+        each.acceptance.has_verified = True
+        return sum(trials.next([each], half_as_long_again, 1, 1) is not None for _ in range(2000))
+
+    assert 25 <= num_trials(0.01) <= 30
+    assert 5 * num_trials(0.01) < num_trials(0.22) <= 2000 * 0.01 / (0.72 - 0.66) + 1
+    assert num_trials(0.4) == pytest.approx(2000 * 0.01 / (0.05 * 0.72), rel=0.01)
 
 
 def test_a_source_that_would_not_pay_at_twice_its_rate_gets_less_time() -> None:
@@ -87,7 +102,7 @@ def test_a_source_that_would_not_pay_at_twice_its_rate_gets_less_time() -> None:
 
 def test_a_sequence_without_any_draft_comes_first_else_the_one_that_waits_longest() -> None:
     trials, shared = Trials(), refused()
-    verified, waiting, new = (candidate(shared) for _ in range(3))
+    verified, waiting, new = (candidate(shared, chance=0.01) for _ in range(3))
     verified.acceptance.has_verified = waiting.acceptance.has_verified = True
     waiting.acceptance.num_idle_steps = 7
     order = []
