@@ -16,8 +16,8 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.sequence import Sequence
 from edgeagent.types import MemoryKind
 
-# A sequence waits for another one's prefill only if that saves at least this many tokens. A chunk of a prompt ends at a
-# regular interval only if all other ends of its chunks are at least this far away.
+# A sequence waits for another one's prefill only if that saves at least this many tokens. The ends of chunks at regular
+# intervals are also at least this many tokens away from all other chunk ends.
 _MIN_SHARED = 32
 
 
@@ -36,8 +36,9 @@ class Admission:
         """Whether `sequence` should wait for the prefill of a running sequence (the leader) with the same prefix.
 
         This is the case if the leader will compute at least _MIN_SHARED more tokens of the prompt than are cached now.
-        The leader becomes at least as urgent as `sequence`. If the memory is not full attention, the leader also ends a
-        chunk where the shared prefix ends, so that a state can be saved there.
+        Then `sequence.follows` is set, and the leader takes over the tier of `sequence` if that tier comes first. If
+        the memory is not full attention, the leader also ends a chunk where the shared prefix ends, so that a state can
+        be saved there.
         """
         followed = sequence.leader(running)
         if followed is not None:
@@ -65,8 +66,8 @@ class Admission:
     def claim(self, sequence: Sequence, *, is_alone: bool) -> bool:
         """Give a sequence a seq_id and the part of its prompt that is in cells. `advance` then restores the blocks.
 
-        Return False if the sequence must wait, because cells or seq_ids are lacking. `is_alone`: no other sequence
-        runs, so there are enough cells.
+        Return False if the sequence must wait, because too few cells or no seq_id are free. `is_alone`: no other
+        sequence runs, so there are enough cells.
         """
         started_s = self._clock()
         found = self._find(sequence)
@@ -84,7 +85,7 @@ class Admission:
         """Evict idle prefixes from the cells before the prefix of a newly claimed sequence is restored.
 
         Only prefixes that are also stored in blocks are evicted. If no other sequence runs (`is_alone`), more prefixes
-        are first read out into blocks, as far as ReadOutPolicy allows.
+        are first copied from the cells into blocks, as far as ReadOutPolicy allows.
         """
         if is_alone:
             restored = (
@@ -97,8 +98,8 @@ class Admission:
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
         """Restore blocks for about `budget_s` seconds. Return True if none remain, so that steps may begin.
 
-        A restore ends early if a block is gone. Steps then compute the missing tokens. The first call that returns True
-        for a sequence records its number of cached tokens and its cache time.
+        A restore ends early if a block is no longer available. Steps then compute the missing tokens. The first call
+        that returns True for a sequence sets its `num_cached`, `marks.claimed_s` and `marks.cache_s`.
         """
         assert sequence.seq_id is not None
         if sequence.restoring is not None:
@@ -119,7 +120,10 @@ class Admission:
         return True
 
     def checkpoint(self, sequence: Sequence, start: int) -> None:
-        """Save what can be read out only now, such as a recurrent state. `start`: the last step's first position."""
+        """Save what the next step would overwrite, such as a recurrent state. Do nothing if no prefix is kept.
+
+        `start`: how many tokens of the sequence were computed before its latest step.
+        """
         if sequence.keeps_prefix:
             assert sequence.seq_id is not None
             is_boundary = sequence.num_computed in sequence.chunk_ends

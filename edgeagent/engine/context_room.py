@@ -9,9 +9,10 @@ from edgeagent.errors import ContextLengthExceeded, InternalError
 def output_room(spec: SequenceSpec, context_length: int, num_trained: int) -> int:
     """Return the most tokens that a sequence may generate in a context of `context_length` tokens.
 
-    Tokens that another engine has delivered count too. `num_trained`: see `longer_context`. Raise ContextLengthExceeded
-    if the prompt leaves no room for a token; a prefill-only prompt may fill the context. Raise InternalError if the
-    prompt is empty, or if all tokens that the sequence may generate were already delivered.
+    The number includes the tokens that another engine has delivered already. `num_trained`: see `longer_context`.
+
+    Raise ContextLengthExceeded if the prompt leaves no room for a token; a prefill-only prompt may fill the context.
+    Raise InternalError if the prompt is empty, or if all tokens that the sequence may generate were already delivered.
     """
     num_prompt = len(spec.prompt)
     room = context_length - num_prompt

@@ -46,7 +46,10 @@ def read_cpu() -> CpuSample:
 
 
 class ThreadGovernor:
-    """Chooses the number of threads: as many as other programs leave cores free, at most `max_threads`."""
+    """Chooses `num_threads`: one thread for each core that other programs leave free, 1 to `max_threads`.
+
+    `num_cores`: how many logical CPUs the machine has; if None, the operating system is asked.
+    """
 
     def __init__(
         self,

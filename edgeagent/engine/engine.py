@@ -144,7 +144,7 @@ class Engine:
         return sequence
 
     def admit(self) -> list[Output]:
-        """Start waiting sequences, in fair shares, while there is room. Return an output for each with a ready prefix.
+        """Start waiting sequences while there is room (`by_share`). Return an output for each with a restored prefix.
 
         `step` calls this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
         """
@@ -235,7 +235,7 @@ class Engine:
         return outputs
 
     def settle(self) -> None:
-        """Save the states and blocks of the latest step, and read some prefixes out of the cells.
+        """Save the states and blocks of the latest step, and copy some prefixes from the cells into blocks.
 
         Without this call, the next `admit` or `step` does so. Send the new tokens first: this call takes milliseconds.
         """
@@ -253,7 +253,7 @@ class Engine:
             prefixes.run_beside(self._unsettled_s, self._unsettled_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     def close(self) -> None:
-        """Cancel all sequences and save prefixes to the tier below, if any. Call no method afterwards."""
+        """Cancel all sequences, and save their prefixes to disk if there is a disk cache. Call no method afterwards."""
         for sequence_id in [*self._waiting, *self._running]:
             self.cancel(sequence_id)
         self._warmer.pause()
@@ -304,7 +304,7 @@ class Engine:
         return [Output(sequence) for sequence, _ in copied if sequence.spec.reports_progress]
 
     def _use_idle_moment(self) -> None:
-        """Wait for the side context, or for blocks of running sequences. Do background work if no sequence runs."""
+        """Wait for the side context, or for blocks that are read from disk. Do background work if no sequence runs."""
         restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
         if self._side.sequence is not None:
             self._side.wait_alone(_LOAD_WAIT_S if restorings else ALONE_S)

@@ -106,11 +106,11 @@ def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
 
 
 def can_take_back(runner: LlamaRunner) -> bool:
-    """Whether refused drafts can be removed, so that the next logits are as without drafts.
+    """Whether refused drafts can be removed, so that the next logits are the same as if there had been no drafts.
 
-    A memory with states must go back to an earlier state for that. This is tried with two sequences, since llama.cpp's
-    code differs by architecture and backend, and was wrong for some. The cells must be empty, and are empty afterwards.
-    Raise OutOfCells or InternalError.
+    A memory with states must return to an earlier state for that. Two sequences try it here, since llama.cpp's code
+    differs by architecture and backend, and was wrong for some. Other memory is not tried. The cells must be empty, and
+    are empty afterwards. Raise OutOfCells or InternalError.
     """
     num_drafts = min(runner.max_drafts, _NUM_DRAFTS)
     if runner.memory_kind in CUTTABLE or num_drafts < 1:

@@ -55,7 +55,7 @@ class Runner(Protocol):
     num_sequences: int
     max_batch: int
     max_outputs: int  # the most tokens of a batch that may give logits
-    row_cost: float  # cost of a row of logits in addition to its token, in tokens
+    row_cost: float  # what a row of logits costs in addition to its token, as a multiple of a token's cost
     max_drafts: int  # the most tokens of a sequence that `rewind` can take back; 0: no drafts are possible
     attention_tile: int  # how many tokens of one sequence attention computes at once; 0: no batch is padded
     min_prompt_chunk: int  # prompt chunks of fewer tokens give different bits than larger ones (see engine.replay)
@@ -99,7 +99,10 @@ class Runner(Protocol):
         ...
 
     def copy(self, source: int, target: int, length: int) -> bool:
-        """Let an empty target share the source's first `length` positions. Return False if this memory cannot."""
+        """Let the empty sequence `target` share the first `length` positions of `source`.
+
+        Return False if this memory cannot do that.
+        """
         ...
 
     def can_save(self, seq_id: int, start: int, end: int) -> bool:
@@ -154,7 +157,10 @@ class Chunk:
 
 
 class SideContext(Protocol):
-    """A context that computes one prompt on its own thread, paused at first. The engine's thread calls its methods."""
+    """A context that computes one prompt on a thread of its own. It starts paused.
+
+    Only the engine's thread calls its methods.
+    """
 
     is_over: bool
     """Whether the computation has ended, because the prompt is complete or because of an error."""

@@ -107,7 +107,7 @@ def rank(sequence: Sequence) -> int:
 
 
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Return sequences sorted by urgency: raised ones first, then by tier and arrival."""
+    """Return sequences sorted by urgency: raised ones (see `raise_stalled`) first, then by tier and arrival."""
     return sorted(sequences, key=lambda sequence: (rank(sequence), sequence.order))
 
 
@@ -226,8 +226,8 @@ class Scheduler:
     def _prompt_budget(self, beside: StepShape, depth: int, budget_s: float | None) -> int:
         """Return how many prompt tokens to add to a step with the shape `beside`.
 
-        `depth`: how many tokens of the farthest prompt were computed before. `budget_s`: how long the step may take;
-        None if no stream waits for its end.
+        `depth`: the largest number of tokens that are computed already, among the prompts. `budget_s`: how long the
+        step may take; None if no stream waits for its end.
         """
         costs = self._cost_model
         if costs.predict(beside.plus(MIN_CHUNK, depth)) is None:

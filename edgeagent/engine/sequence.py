@@ -69,12 +69,12 @@ class SequenceSpec:
 
     @property
     def cache_partition(self) -> str:
-        """The partition of its cached prefix. Each adapter has its own one, since adapters compute different cells."""
+        """The request's cache partition. Each adapter has its own, since adapters compute different KV cells."""
         return partition_of(self.partition, self.adapter)
 
     @property
     def cache_priority(self) -> CachePriority:
-        """How important its cached prefix is."""
+        """The importance of the request's cached prefix. It decides when the prefix is saved and evicted."""
         kept = Importance.PINNED if self.pin else Importance.IDLE
         # A request that repeats the prompt computes its last tokens again (see `Sequence.num_usable`).
         turn_end = min(max(self.boundaries, default=len(self.prompt)), len(self.prompt) - _NUM_COMPUTED_AGAIN)
@@ -165,7 +165,7 @@ class Sequence:
         return max(0, len(self.tokens) - num_computed)
 
     def leader(self, running: Container[Sequence]) -> Sequence | None:
-        """Return the running sequence for whose prefill this one waits; None if it waits for none."""
+        """Return the running sequence whose prefill this one waits for; None if there is none."""
         if self.follows is None:
             return None
         leader, length = self.follows
@@ -182,10 +182,10 @@ class Sequence:
             self.farthest, self.advanced_s = self.num_computed, now_s
 
     def leaves_one(self, position: int) -> bool:
-        """Whether a chunk must not end at `position`, since it would leave a single token to compute alone.
+        """True if a chunk must not end at `position`, because a single token would be left to compute alone.
 
-        A token that is computed alone gives other bits than in a chunk. The rule holds for the chunks of a prompt, and
-        for the chunks of a batch that is repeated (see replay).
+        A token that is computed alone gives slightly other logits than in a chunk. The rule applies to the chunks of a
+        prompt, and to the chunks of an output batch that is computed again (see replay).
         """
         if self.min_prompt_chunk == 1:
             return False
@@ -208,7 +208,7 @@ class Sequence:
 
     @property
     def num_until_chunk_end(self) -> int:
-        """How many tokens to compute until the next position where a chunk or a repeated batch must end."""
+        """How many tokens to compute until the next position where a chunk, or an output batch, must end."""
         end = len(self.tokens)
         index = bisect.bisect_right(self.chunk_ends, self.num_computed)
         if index < len(self.chunk_ends):

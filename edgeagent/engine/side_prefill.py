@@ -66,7 +66,7 @@ class SidePrefill:
         self._clock = clock
         self._context: SideContext | None = None
         self._chunks: list[Chunk] = []
-        # Of the tokens that were computed before the context was opened: how many it was given, and how many there are.
+        # Tokens that were computed before the context was opened: how many were given to it, and how many there are.
         self._num_given, self._num_known = 0, 0
         self._step_s = self._pause_s = 0.0  # expected durations
         self._until_s = 0.0  # when the streams' next step is due
@@ -85,8 +85,8 @@ class SidePrefill:
     def share(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
         """Return the sequences that the engine's next step may compute: all except the one in the side context.
 
-        If a prompt would gain by a side context, open one for it. A side context that is already open is only replaced
-        for a more urgent prompt.
+        If a side context would make a prompt faster, open one for it. If one is open already, replace it only for a
+        more urgent prompt. `num_cells`: KV cells in use.
         """
         self._begin_with_one(running, num_cells)
         own = self.sequence
@@ -209,7 +209,7 @@ class SidePrefill:
     def _give(self) -> bool:
         """Pass the next cached cells of the prompt to the side context. Return False if it has all of them.
 
-        Without memory for the cells, close the side context.
+        If there is no memory for the cells, close the side context and return True.
         """
         if self._num_given == self._num_known or self._context is None or self.sequence is None:
             return False
@@ -225,7 +225,7 @@ class SidePrefill:
         return True
 
     def _chunk_of(self, sequence: Sequence, beside: StepShape) -> int:
-        """Return the chunk size in tokens for a side context; 0 if the prompt would not gain by one.
+        """Return the chunk size in tokens for a side context; 0 if the prompt should not get one.
 
         `beside`: the shape of a step with all streams.
         """

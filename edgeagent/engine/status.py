@@ -13,7 +13,7 @@ from edgeagent.types import CacheStatus, DraftCounts
 class EngineStatus:
     """Counts and rates of an engine for the status page and metrics.
 
-    `prefill_tokens_per_s` and `token_s` are the two values of `StepCosts.rates`.
+    `prefill_tokens_per_s` and `token_s` are the two values of `StepCosts.rates`. `host`: the blocks in host memory.
     """
 
     num_steps: int
@@ -24,7 +24,7 @@ class EngineStatus:
     token_s: float
     step_errors: tuple[PredictionError | None, ...]  # of the model's steps, and of its draft model's if it has one
     drafts: tuple[DraftCounts, ...]
-    draft_gain: float
+    draft_gain: float  # the factor by which drafts raised the tokens per second; 0 if there were no drafts
     num_side_bytes: int  # bytes of memory that a side context may take
     host: CacheStatus
 

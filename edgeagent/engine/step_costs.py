@@ -40,7 +40,10 @@ class StepCosts:
         return StepShape(num_tokens, self._prefixes.num_cells_used, sum(work.num_pairs for work in works))
 
     def padded(self, works: Items[Work]) -> tuple[StepShape, int]:
-        """Return the shape with which a batch should be computed, and the `min_tokens` for it (see Runner.decode)."""
+        """Return the shape that a batch should have, and its `min_tokens` (see Runner.decode).
+
+        If padding would make the batch faster, the shape includes it. Otherwise `min_tokens` is 0.
+        """
         shape = self._unpadded = self.shape(works)
         if any(work.num_scored for work in works):
             return shape, 0
@@ -59,9 +62,10 @@ class StepCosts:
         return self._prefixes.costs.predict(self.shape([replace(work, drafts=()) for work in works]))
 
     def observe(self, shape: StepShape, step_s: float, running: Collection[Sequence]) -> None:
-        """Record how long the step of the latest `padded` took, and update `rates` if due.
+        """Record how long a step took, and update `rates` if that is due.
 
-        `shape`: its shape with padding. `running`: the sequences that run now.
+        The step must be the batch of the latest `padded`, and `shape` the shape that it returned. `running`: the
+        sequences that run now.
         """
         costs = self._prefixes.costs
         expected_s = costs.predict(shape)
@@ -74,8 +78,8 @@ class StepCosts:
     def _measured_rates(self, running: Collection[Sequence]) -> tuple[float, float]:
         """Return the new `rates`.
 
-        If other sequences run, the prompt of an additional one only gets the time that they leave of the
-        inter-token-latency budget.
+        An additional sequence's prompt gets only the part of the inter-token-latency budget that the running sequences
+        leave.
         """
         costs = self._prefixes.costs
         depths = [sequence.num_computed for sequence in running]

@@ -22,9 +22,9 @@ class StepInProgress:
     """
 
     can_be_interrupted: bool
-    # Whether the step is long and may be interrupted. `begin` sets this before it asks `is_wanted`. So if a thread
-    # queues a command and then reads False, the `begin` of a long step sees the command. `begin` does not ask if the
-    # step is not long, or if the step before was put off.
+    # Whether the step is long and may be interrupted. `begin` sets this before it calls `is_wanted`. So if a thread
+    # queues a command and then reads False here, the next `begin` of a long step sees the command. `begin` does not
+    # call `is_wanted` if the step is not long, or if the step before was put off.
     is_long: bool = False
     is_urgent: bool = False  # whether the step has a realtime request; keeps its value until the next step
     expected_s: float = 0.0  # 0 if unknown
