@@ -23,7 +23,7 @@ class AbortFlag:
         lib.llama_set_abort_callback(context, self._callback, ctypes.cast(self._flag, ctypes.c_void_p))
 
     def set(self) -> None:
-        """Interrupt the running computation. Later computations are interrupted too, until `clear`."""
+        """Interrupt the running computation, and all later ones until `clear` is called."""
         self._flag[0] = b"\1"
 
     def clear(self) -> None:

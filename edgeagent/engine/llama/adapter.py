@@ -17,9 +17,9 @@ class Adapter:
     """A loaded adapter. llama.cpp frees it with its model."""
 
     def __init__(self, model: Model, path: Path) -> None:
-        """Load the adapter. Raise ModelDamaged if it is not an adapter for this model, or is an aLoRA adapter.
+        """Load the adapter. Raise OSError if the file cannot be read.
 
-        Raise OSError if the file cannot be read.
+        Raise ModelDamaged if the file is not an adapter for this model, or is an aLoRA adapter, which is not supported.
         """
         self.path = path
         self.id = adapter_id(path)

@@ -38,8 +38,9 @@ def choose_tile(file_type: int | None) -> int:
 def num_to_fill(num_tokens: int, tile: int, micro_batch: int) -> int:
     """Return how many padding tokens, 0 to 3, to add to a batch of `num_tokens`.
 
-    llama.cpp splits the batch into micro-batches. If the last one would have a single token, at least one is added,
-    since a single token is rounded differently (see engine.replay).
+    `tile`: the result of `choose_tile`. llama.cpp splits the batch into parts of `micro_batch` tokens. If the last part
+    would have a single token, at least one padding token is added, since a single token is rounded differently (see
+    engine.replay).
     """
     is_last_alone = num_tokens > 1 and num_tokens % micro_batch == 1
     return max(_num_to_round(num_tokens, tile), 1 if is_last_alone else 0)

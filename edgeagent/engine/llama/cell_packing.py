@@ -89,7 +89,7 @@ class CellPacker:
         return packed.toreadonly()
 
     def unpack(self, payload: Payload) -> Payload:
-        """Return the payload from which a packed one was made, with rounded cells. It is valid until the next call.
+        """Return the original of a packed payload, with rounded values. It is valid until the next call of `unpack`.
 
         A payload that is not packed is returned as it is. Raise InternalError if a packed payload is damaged.
         """
@@ -139,9 +139,9 @@ def _packed_bytes(num_bytes: int, spans: list[tuple[int, int]]) -> int:
 
 
 def _read_header(source: NDArray[np.uint8]) -> tuple[int, list[tuple[int, int]], int]:
-    """Return what a packed payload's header says: (size before packing, spans of f16 values, end of the header).
+    """Return (size before packing, spans of f16 values, end of the header) from the header of a packed payload.
 
-    Raise InternalError if the header does not match the bytes after it.
+    Sizes are in bytes. Raise InternalError if the header does not match the bytes after it.
     """
     if len(source) >= _HEADER.size:
         _, num_bytes, num_spans = _HEADER.unpack_from(source.data)

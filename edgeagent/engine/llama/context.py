@@ -90,8 +90,8 @@ class LlamaRunner:
     ) -> None:
         """Make the context. Raise ModelLoadFailed if llama.cpp cannot (out of memory, impossible options).
 
-        `num_back`: by how many tokens a sequence should be able to go back. If the model has a recurrent state, this
-        needs earlier states, which llama.cpp keeps for some architectures. `max_drafts` is the number that is possible.
+        `num_back`: how many tokens a sequence should be able to go back. If the model has a recurrent state, this needs
+        earlier states, which llama.cpp keeps only for some architectures. `max_drafts` then says how many are possible.
         """
         self.model = model
         self.attention = attention or attention_candidates(model, config, num_cells)[0]
@@ -105,7 +105,7 @@ class LlamaRunner:
         self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
         self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
         self.weight_tile = choose_tile(model.file_type) if self._can_fill else 0
-        """With how many tokens at once the weights are multiplied; 0 if no batch is filled up for them."""
+        """How many tokens the CPU's kernels multiply with the weights at once; 0 if batches are not padded to this."""
         is_flash = self._can_fill and self.attention.flash == "on"
         self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
         self._window = model.window
@@ -222,7 +222,7 @@ class LlamaRunner:
         self._outputs = [row for part in slices for row in rows[part.seq_id]]
 
     def _decode_at_once(self, slices: Sequence[Slice], min_tokens: int) -> dict[int, list[int | Logits]]:
-        """Compute slices in one call of llama_decode. Return each sequence's rows in llama.cpp's buffer of logits."""
+        """Compute slices in one call of llama_decode. Return rows in llama.cpp's buffer of logits, by seq_id."""
         at = 0
         rows: dict[int, list[int | Logits]] = {}
         for part in slices:
@@ -383,7 +383,7 @@ class LlamaRunner:
         return is_whole
 
     def _window_begins(self, seq_id: int) -> int:
-        """Return the first position from which on the windowed layers have all cells of a sequence.
+        """Return the position from which on the windowed layers have all cells of a sequence.
 
         Earlier cells may be missing: they were reused, or were outside the window when the range was saved.
         """

@@ -59,7 +59,7 @@ class Embedder:
     def __init__(
         self, model: Model, config: EngineConfig, max_tokens: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`max_tokens` is the length of the longest text."""
+        """`max_tokens`: the length of the longest text, in tokens."""
         self.max_tokens = max_tokens
         self.pooling = choose_pooling(model)
         self.num_chunks = 0
@@ -92,9 +92,9 @@ class Embedder:
         self._sum = np.zeros(self._model.embedding_length)
 
     def advance(self, budget_s: float, num_threads: int) -> Rows | None:
-        """Compute a chunk in about `budget_s`. Return the text's normalized vector if it was the last chunk, else None.
+        """Compute a chunk in about `budget_s` seconds. Return the vector of the text after its last chunk, else None.
 
-        Raise InternalError if llama.cpp fails or returns NaN or infinity.
+        The vector has Euclidean length 1. Raise InternalError if llama.cpp fails or returns NaN or infinity.
         """
         chunk = self._tokens[self._num_done : self._num_done + self._chunk_length(budget_s)]
         is_last = self._num_done + len(chunk) == len(self._tokens)
@@ -181,10 +181,9 @@ class Embedder:
 
 
 def normalized(vector: NDArray[np.float64]) -> Rows:
-    """Return a vector scaled to Euclidean length 1; a zero vector stays zero.
+    """Return a vector scaled to Euclidean length 1; a zero vector stays zero. A sum gives the same result as a mean.
 
-    So the sum of token vectors gives the same result as their mean. Raise InternalError if the vector contains NaN or
-    infinity.
+    Raise InternalError if the vector contains NaN or infinity.
     """
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length):

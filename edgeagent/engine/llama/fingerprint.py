@@ -74,14 +74,17 @@ def make_fingerprint(
 
 
 def adapter_id(file: Path) -> str:
-    """Return an id of an adapter's file, as hex digits. It changes when the file changes."""
+    """Return an id of an adapter's file, as 32 hex digits. It changes when the file changes."""
     hasher = hashlib.blake2b(digest_size=16, person=b"edgeagent lora")
     _add_file(hasher.update, file)
     return hasher.hexdigest()
 
 
 def describe_unused(folder: Path, model: str, mine: Fingerprint, keyring: Keyring) -> str | None:
-    """Return a log line about a model's blocks on disk that have another fingerprint; None if there are none."""
+    """Return a log line about a model's blocks on disk that have another fingerprint; None if there are none.
+
+    `mine`: the fingerprint of the loaded model. `keyring`: makes the block keys for that fingerprint.
+    """
     abouts = cache_folder.read_abouts(folder)
     others = {
         root: about
@@ -110,7 +113,7 @@ def _differs(name: str, theirs: Mapping[str, str], mine: Fingerprint) -> bool:
 def _add_file(update: Callable[[bytes], None], path: Path) -> None:
     """Hash a model file without reading all of it: its size, its mtime, its header, and samples of its weights.
 
-    The mtime stands for the bytes that are not read: if they change in place, the mtime changes too.
+    The mtime covers the bytes that are not read: if they change in place, the mtime changes too.
     """
     with path.open("rb", buffering=0) as file:
         status = path.stat()

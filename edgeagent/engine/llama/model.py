@@ -118,7 +118,7 @@ class Model:
     """Weights and vocabulary of one GGUF file. Implements text.vocabulary.Vocabulary.
 
     If there are GPUs, `config.gpu_layers` layers are put on them; -1 means all. `on_progress` gets the loaded share,
-    0 to 1. Raises ModelLoadFailed if the file cannot be loaded or has no vocabulary. Close the contexts first.
+    0 to 1. Raises ModelLoadFailed if the file cannot be loaded or has no vocabulary. Close its contexts before `close`.
     """
 
     def __init__(self, path: Path, config: EngineConfig, on_progress: Callable[[float], None] | None = None) -> None:
@@ -228,19 +228,19 @@ class Model:
 
     @property
     def bos_token(self) -> int | None:
-        """The token to begin a sequence with, if the model wants one."""
+        """The token to begin a sequence with; None if the model wants none."""
         token = lib.llama_vocab_bos(self._vocab)
         return int(token) if token >= 0 and lib.llama_vocab_get_add_bos(self._vocab) else None
 
     @property
     def eos_token(self) -> int | None:
-        """The token to end a text with, if the model wants one, as some embedding models do."""
+        """The token to end a text with, as some embedding models want; None if the model wants none."""
         token = lib.llama_vocab_eos(self._vocab)
         return int(token) if token >= 0 and lib.llama_vocab_get_add_eos(self._vocab) else None
 
     @property
     def separator_token(self) -> int | None:
-        """The token between two texts that are read together, if the model wants one."""
+        """The token between two texts that are read together; None if the model wants none."""
         token = lib.llama_vocab_sep(self._vocab)
         return int(token) if token >= 0 and lib.llama_vocab_get_add_sep(self._vocab) else None
 
@@ -309,7 +309,7 @@ class Model:
 
     @property
     def context_length_trained(self) -> int:
-        """Tokens of context the model was trained for."""
+        """The context length that the model was trained for, in tokens; 0 if unknown."""
         return int(lib.llama_model_n_ctx_train(self._handle))
 
     @property
@@ -323,7 +323,7 @@ class Model:
 
     @property
     def embedding_length(self) -> int:
-        """Length of the vector that the model outputs for a token."""
+        """Number of values in the vector that the model outputs for a token."""
         return int(lib.llama_model_n_embd_out(self._handle))
 
     @property

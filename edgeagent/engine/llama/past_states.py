@@ -40,7 +40,7 @@ class PastStates:
     def __init__(self, context: Any, memory: Any) -> None:
         self._context, self._memory = context, memory
         self.depth = int(lib.llama_n_rs_seq(context))
-        """By how many tokens a sequence can go back at most; 0 if llama.cpp keeps no states for this architecture."""
+        """The most tokens that a sequence can go back; 0 if llama.cpp keeps no states for this architecture."""
         self._micro_batch = int(lib.llama_n_ubatch(context))
         self._valid: dict[int, int] = {}  # tokens that may be taken back, by sequence
         self._moved: set[int] = set()  # sequences that went back and were not decoded since
@@ -60,7 +60,7 @@ class PastStates:
         return [*([others] if others else []), *([drafting] if is_one else [[part] for part in drafting])]
 
     def begin(self) -> None:
-        """Note that a batch is about to be computed. The earlier states from the previous batch are then invalid."""
+        """Note that a batch is about to be computed, so that the states of the previous batch are no longer valid."""
         self._valid.clear()
 
     def note(self, slices: Iterable[Slice]) -> None:

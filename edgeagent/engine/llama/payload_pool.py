@@ -24,8 +24,8 @@ Buffer = NDArray[np.uint8]
 class PayloadPool:
     """Lends buffers. A buffer returns to the pool when its last reference is dropped, on any thread.
 
-    The pool keeps free buffers of at most `max_free_bytes` together. It drops first those that returned first, so it
-    keeps the sizes that were used last.
+    The pool keeps free buffers of at most `max_free_bytes` together. The buffers that returned first are dropped first,
+    so it keeps the sizes that were used last.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class PayloadPool:
         """Add a free buffer of this many bytes whose pages were already written to. Drop buffers of other sizes for it.
 
         Return False if free buffers of its size would exceed `max_free_bytes`, if there is no memory, or if the buffer
-        is too small to need preparation. Buffers above a `max_free_bytes` that was lowered are dropped.
+        is too small to need preparation. If `max_free_bytes` was lowered, drop free buffers until it is kept again.
         """
         capacity = _capacity(num_bytes)
         self._make_room(0)
@@ -72,7 +72,7 @@ class PayloadPool:
         return True
 
     def _find(self, capacity: int) -> Buffer | None:
-        """Take out the free buffer of this capacity that returned last; None if there is none."""
+        """Remove and return the free buffer of this capacity that returned last; None if there is none."""
         for number in reversed(list(self._free)):
             whole = self._free.get(number)
             if whole is not None and len(whole) == capacity and self._free.pop(number, None) is not None:

@@ -44,7 +44,7 @@ class LlamaProbe:
         self._runner = _ProbeRunner(model, config, attention, num_probe_cells(depth), self._callback)
 
     def measure(self, work: Workload, num_layers: int, deadline_s: float) -> Sample | None:
-        """See calibration.Probe. Return None also if llama.cpp's graph does not say where its layers end."""
+        """See calibration.Probe. Also return None if the nodes of llama.cpp's graph do not show where a layer ends."""
         kind, state = work.split(" ")
         self._deadline_s = deadline_s
         self._arrange(state)
