@@ -2,9 +2,9 @@
 
     seconds = a·tokens + b·tokens·cells + c·pairs + d
 
-No coefficient is negative. There are two values of c: one for steps of at least FLASH_TILE tokens, which flash
-attention computes in whole tiles, and one for smaller steps. A ratio for each size of step corrects the formula:
-kernels work in tiles, so five tokens may cost as much as eight.
+StepShape describes tokens, cells and pairs. No coefficient is negative. There are two values of c: one for steps of at
+least FLASH_TILE tokens, which flash attention computes in whole tiles, and one for smaller steps. A ratio for each size
+of step corrects the formula: kernels work in tiles, so five tokens may cost as much as eight.
 
 The measurements are kept as a table with one mean for each kind of step. Steps of one kind have the same size and
 similar numbers of cells and pairs. So measurements of large steps are not lost during an hour of small ones. Recent
@@ -69,7 +69,7 @@ class CostFit:
         """The measured sizes (see `size_of`), in ascending order."""
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Add a measured step."""
+        """Add a measured step, and update the ratio of its size. `seconds`: how long the step took."""
         self._num_observed += 1
         size, terms = size_of(shape.num_tokens), _terms(shape)
         if size not in self._means:
@@ -142,7 +142,7 @@ class CostFit:
         return interpolated([(each, self._ratios[each]) for each in self.sizes[max(0, place - 1) : place + 1]], size)
 
     def order(self, num_tokens: int) -> int:
-        """Return the number of the latest measurement of steps with this many tokens (see `_Mean`).
+        """Return `_Mean.order` of the latest measurement of steps with this many tokens.
 
         If this size was never measured, use the next larger measured size, or else the largest one.
         """
@@ -207,7 +207,7 @@ def size_of(num_tokens: int) -> int:
 
 
 def _level(number: float) -> int:
-    """Return the k for which the integer part of `number` is more than 2^(k-1) and at most 2^k; 0 if it is below 2."""
+    """Return the smallest k such that 2^k is at least the integer part of `number`; 0 if `number` is below 2."""
     return max(0, int(number) - 1).bit_length()
 
 

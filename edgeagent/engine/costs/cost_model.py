@@ -60,7 +60,7 @@ class CostModel:
         self._num_observed = self._fitted_at = 0
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
         self.work = WorkDone()
-        """What the model is used for."""
+        """The sums over the steps that the model computed, by kind of step."""
 
     @property
     def error(self) -> PredictionError | None:
@@ -71,7 +71,7 @@ class CostModel:
         return PredictionError(statistics.median(errors), errors[int(0.95 * (len(errors) - 1))])
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Add a measured step."""
+        """Add a measured step. Update the pace, and at times the fit. `seconds`: how long the step took."""
         expected_s = self.predict(shape)
         self._num_observed += 1
         is_far_off = True
@@ -113,9 +113,9 @@ class CostModel:
         return self._fit.sum_s(shape) * self._fit.ratio(shape.num_tokens) * self._pace
 
     def padded(self, shape: StepShape, span: int) -> StepShape:
-        """Return how a step should be computed: as it is, or padded to a whole tile.
+        """Return the shape in which to compute a step: its own shape, or that of a step padded to a whole tile.
 
-        `span`: how many cells the step's tokens attend to, all together. A tile computes a pair of each of its tokens
+        `span`: how many cells the step's sequences have, all together. A tile computes attention for each of its tokens
         with each of these cells.
 
         Flash attention on a CPU computes a tile of 64 tokens in the time of 10 to 30 single ones. At a depth of
@@ -169,7 +169,7 @@ class CostModel:
         measured.
 
         The results never decrease. If a smaller step was measured slower than a larger one, the newer of the two
-        measurements is believed. Otherwise a step that was slow once would be avoided, and never measured again.
+        measurements counts. Otherwise a step that was slow once would be avoided, and never measured again.
         """
         if not self._fit.sizes:
             return None

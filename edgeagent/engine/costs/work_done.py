@@ -1,7 +1,7 @@
 """Sums up the steps that a model has computed, by their size.
 
-The sums show what a model is used for: long or short prompts, one stream or several, and behind how many tokens.
-`engine.tuning.own_work` compares forms of attention by them.
+The sums show what a model is used for: long or short prompts, one stream or several, and how many earlier tokens they
+attend to. `engine.tuning.own_work` compares forms of attention by these sums.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WorkDone:
         self._sums: dict[str, StepSums] = {}
 
     def note(self, shape: StepShape, seconds: float) -> None:
-        """Add a step."""
+        """Add a step of this shape that took `seconds`."""
         kind = next((kind for most, kind in _KINDS if shape.num_tokens <= most), _LARGEST_KIND)
         num_products = float(shape.num_tokens * shape.num_cells)
         self._add(StepSums(kind, 1.0, float(shape.num_tokens), shape.num_pairs, num_products, seconds))
@@ -48,7 +48,7 @@ class WorkDone:
 
 
 def _combined(one: StepSums, other: StepSums, factor: float = 1.0) -> StepSums:
-    """Return the sums of both, multiplied by a factor."""
+    """Return the sums of `one` and `other`, multiplied by `factor`. Their kind is that of `one`."""
     return StepSums(
         one.kind,
         factor * (one.num_steps + other.num_steps),

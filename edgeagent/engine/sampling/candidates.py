@@ -38,7 +38,7 @@ class Candidates:
     target: float = 0.0
 
     def taken(self, found: Indices) -> Candidates:
-        """Return the tokens at the indices `found` that the mask allows."""
+        """Return the candidates at the indices `found`, without those that the mask excludes. Other cuts remain."""
         if self.mask is not None:
             found = found.compress(self.mask.take(found))
         ids = found if self.ids is None else self.ids.take(found)
@@ -47,7 +47,7 @@ class Candidates:
 
     @property
     def is_cut(self) -> bool:
-        """Whether no cut is left to make, so that each of the candidates may be drawn."""
+        """True if all cuts are made, so that each of the candidates may be drawn."""
         return self.mask is None and self.weights is None and self.lowest == -math.inf
 
     def first(self, length: int) -> Candidates:

@@ -17,17 +17,17 @@ class TokenConstraint(Protocol):
         ...
 
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
-        """Return which tokens may come next, shape (num_vocab,). The array is valid until the next call.
+        """Return which tokens may come next, shape (num_vocab,); None if all tokens may.
 
-        Return None if all may. `likeliest`: the token that the model finds likeliest without the grammar. The grammar
-        may use it as a hint.
+        The array is valid until the next call. `likeliest`: the likeliest token without the grammar, as a hint that
+        the grammar may use.
         """
         ...
 
     def instead_of(self, token: int) -> int | None:
-        """Return the token to draw instead of `token`, which is the likeliest one but not allowed.
+        """Return the token to use if the likeliest token, `token`, is not allowed.
 
-        If None, the token is drawn from the allowed ones as usual.
+        If None, a token is drawn from the allowed ones as usual.
         """
         ...
 

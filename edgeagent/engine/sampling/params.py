@@ -12,7 +12,8 @@ from edgeagent.types import SamplingParams
 class ResolvedSampling:
     """Sampling parameters that are all in range.
 
-    A `top_k` of 0 or -1 and a `repeat_last_n` of -1 mean no limit. If `seed` is None, a random seed is used.
+    A `top_k` of 0 or -1 and a `repeat_last_n` of -1 mean no limit; a `repeat_last_n` of 0 switches penalties off. If
+    `seed` is None, a random seed is used. `logit_bias`: pairs of a token and the number to add to its logit.
     """
 
     temperature: float = 0.8
@@ -28,7 +29,7 @@ class ResolvedSampling:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether recent tokens change the logits."""
+        """Whether any penalty is set, so that recent tokens change the logits."""
         factors = (self.repeat_penalty - 1.0, self.presence_penalty, self.frequency_penalty)
         return self.repeat_last_n != 0 and any(factors)
 

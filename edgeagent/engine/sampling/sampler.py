@@ -123,7 +123,10 @@ class Sampler:
 
     @property
     def kind(self) -> str:
-        """The temperature and constraint in words. Samplers of one kind accept about the same share of drafts."""
+        """The temperature and constraint in words, such as "temperature 0.5, constrained".
+
+        Samplers of one kind accept about the same share of draft tokens. The temperature is rounded up to halves.
+        """
         freedom = "greedy" if self._is_greedy else f"temperature {math.ceil(2 * self._params.temperature) / 2:g}"
         return freedom if self._constraint is None else f"{freedom}, constrained"
 
@@ -203,9 +206,9 @@ class Sampler:
     def _pick(self, candidates: Candidates) -> int:
         """Draw one of the candidates, within the cuts that are still to be made.
 
-        Making these cuts first would be slow. Instead a token is drawn from all candidates and checked against the
-        cuts. If a cut excludes it, all candidates that are now known to be excluded are left out, and a token is drawn
-        again.
+        Making these cuts first would be slow. Instead, a token is drawn from all candidates and checked against the
+        cuts. If a cut excludes the token, all candidates that are now known to be excluded get the weight 0, and a
+        token is drawn again.
         """
         weights, values = candidates.weights, candidates.values
         if candidates.is_cut and len(values) <= MAX_RANKED:
@@ -315,7 +318,7 @@ class Sampler:
         return candidates.first(length)
 
     def _temper(self, candidates: Candidates) -> Floats:
-        """Return the candidates' weights at the temperature. They replace the logits minus the peak in their buffer."""
+        """Return the candidates' weights at the temperature. They may overwrite the buffer of `candidates.shifted`."""
         if self._params.temperature == 1.0 and candidates.weights is not None:
             return candidates.weights
         tempered = candidates.shifted

@@ -52,7 +52,7 @@ def ranked(values: Floats, k: int) -> Indices:
 
 
 def _guess_floor(values: Floats, k: int) -> float:
-    """Return a floor that probably a few more than `k` values reach."""
+    """Return a floor such that probably a few more than `k` values are at least as large."""
     if len(values) <= _MAX_WHOLE:
         return _kth_largest(values, k)
     sample = values[::_STRIDE]
@@ -97,9 +97,9 @@ def total_of(weights: Floats) -> float:
 
 
 def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
-    """Return a mask of the weights before the one at `index`: larger ones, and equal ones with a lower index.
+    """Return a mask of the weights that rank before the one at `index`: larger ones, and equal ones with a lower index.
 
-    The weight at `index` belongs to the nucleus if the weights before it sum to less than the target.
+    The weight at `index` belongs to the nucleus if these weights sum to less than the target.
     """
     weight = weights[index]
     ahead: NDArray[np.bool_] = weights > weight
@@ -110,8 +110,8 @@ def ahead_of(weights: Floats, index: int) -> NDArray[np.bool_]:
 def around_nucleus(weights: Floats, total: float, share: float) -> Indices | None:
     """Return the indices of a few large weights that include the whole nucleus; None if they are not found quickly.
 
-    The nucleus is the largest weights with at least `share` of `total`, the sum of all. The sum of the small weights is
-    estimated from a sample. There are many of them, so the estimate is good.
+    The nucleus is the largest weights that sum to at least `share` of `total`, the sum of all weights. The sum of the
+    small weights is estimated from a sample. There are many of them, so the estimate is good.
     """
     if len(weights) <= _MAX_WHOLE:
         return None

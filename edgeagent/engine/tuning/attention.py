@@ -27,7 +27,7 @@ class Attention:
 def possible_attention(
     config: EngineConfig, *, num_heads: int, num_cells: int, is_on_gpu: bool
 ) -> tuple[Attention, ...]:
-    """Return the settings to choose from for a context of `num_cells`. The first is the default."""
+    """Return the settings that a context of `num_cells` may use; at least one. The first is the default."""
     if config.flash_attention == "on":
         forms: tuple[Literal["auto", "on", "off"], ...] = ("on",)
     elif config.flash_attention == "off":

@@ -88,8 +88,8 @@ class _Times:
 class Calibration:
     """Measures candidates within a time budget. `open_probe` makes the context of a candidate.
 
-    `min_layers`, `max_layers`: limits of the number of layers to compute. `depth`: how many cells are in use, in the
-    kinds of work that need used cells.
+    `min_layers`, `max_layers`: limits of the number of layers to compute. `depth`: how many cells are in use in the
+    kinds of work that need used cells (see Workload).
     """
 
     def __init__(

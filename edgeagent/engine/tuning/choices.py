@@ -2,7 +2,7 @@
 
 The compared situations are those of a machine with one user:
 
-- a prompt: into empty cells, after a long text, or with idle texts in the cells
+- a prompt: with no cells in use, after a long text, or with idle prefixes in the cells
 - the next turn of a conversation
 - the tokens of one stream, or of several
 
@@ -108,8 +108,8 @@ def decide(
     """Choose one of the candidates. The first one is the default.
 
     `asked`: the value of the option --flash-attention. `former`: the earlier choice, if any. It may have been measured
-    under other conditions. `work`: what was recorded with that choice, under the same conditions. `stays`: keep
-    its form of attention if there is a choice.
+    under other conditions. `work`: what was recorded with that choice, under the same conditions. `stays`: keep the
+    form of attention of `former`, unless the option or the context leaves only one form.
     """
     chooser = _Chooser(measurements, room, num_layers)
     form = chooser.choose_form(candidates, asked, former, work, stays=stays)
@@ -261,7 +261,7 @@ def _form_of(kept: Kept) -> str:
 
 
 def _slower(seconds: Mapping[str, float], usual: Mapping[str, float], limited: Sequence[Workload]) -> str:
-    """Return the work that takes the most longer than usual, with the factor; "" if none takes much longer."""
+    """Return the largest slowdown of `limited` work against `usual`, in words; "" if it is at most _MOST_SLOWER."""
     factors = {work: seconds[work] / usual[work] for work in limited if work in seconds and work in usual}
     worst = max(factors, key=lambda work: factors[work], default=None)
     return "" if worst is None or factors[worst] <= 1 + _MOST_SLOWER else f"{factors[worst]:.2f} of the time ({worst})"

@@ -86,7 +86,7 @@ def _predict(
 
 
 def _attention_s(seconds: Mapping[str, float], kind: str, depth: int, num_streams: int) -> tuple[float, float]:
-    """Return the seconds for each pair of a token and an earlier one, and for each with a cell of another sequence."""
+    """Return two times of attention, in seconds: of a token with an earlier token, and with another sequence's cell."""
 
     def added_s(work: Workload, alone: Workload) -> float:
         return max(0.0, seconds[work] - seconds[alone])

@@ -15,8 +15,11 @@ _NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt"
 class Workload(StrEnum):
     """The measured kinds of work.
 
-    The second word of a name says which cells are in use: "alone" none, "behind" and "deep" earlier tokens of the same
-    sequences, and "beside" cells of idle sequences.
+    The first word of a name says what is computed: tokens of one sequence ("token" 1, "turn" TURN_TOKENS, "prompt"
+    PROMPT_TOKENS, "batch" BATCH_TOKENS), or one token of each of several sequences ("streams").
+
+    The second word says which cells are in use: "alone" none, "behind" and "deep" earlier tokens of the same sequences,
+    and "beside" cells of idle sequences.
     """
 
     PROMPT_ALONE = "prompt alone"
@@ -34,5 +37,5 @@ class Workload(StrEnum):
 
 
 def tokens_of(work: Workload) -> int:
-    """Return how many tokens a kind of work computes, at most."""
+    """Return the most tokens that a kind of work computes."""
     return _NUM_TOKENS[work.partition(" ")[0]]
