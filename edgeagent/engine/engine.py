@@ -54,7 +54,7 @@ class Engine:
         """`prefixes`: the prefix cache and step costs of `runner`. If None, prefixes evicted from its cells are lost.
         `drafters` are limited to the number of tokens that the memory can take back, which may be 0. `num_trained`: the
         model's trained context in tokens; 0 if unknown. `adapters`: identities that sequences may use. `open_side`
-        makes contexts that compute long prompts beside streams (see side_prefill); None: there are none.
+        makes contexts that compute long prompts while streams run (see side_prefill); None: no such contexts.
         """
         self._runner, self._num_trained, self._clock = runner, num_trained, clock
         self.max_running = min(max_running, runner.max_batch)  # each running sequence has a token in every batch
@@ -188,7 +188,7 @@ class Engine:
 
         An interrupted batch (see Runner.decode) gives no outputs. Its tokens are planned again. The next step cannot be
         interrupted, so at least every second step completes, however many cancels arrive. If `is_wanted` reports a
-        waiting command, a long step is put off, but never twice in a row.
+        waiting command, a long step is postponed, but never twice in a row.
         """
         outputs = self.admit()
         if not self._side.wait(is_wanted):

@@ -1,9 +1,9 @@
 """Remembers in which batches a sequence's output was computed, so that computing it again gives the same logits.
 
-Output tokens are computed again in the next worker, after a preemption, or if their cached prefix is gone. Results
-depend on the batch size. Measured on the CPU with plain attention: chunks of two or more tokens give the same bits for
-any size, but single tokens give different bits. So if the sampler is deterministic, output tokens are computed again in
-their original batches, most of which had one token.
+Output tokens are computed again in the next worker, after a preemption, or if their cached prefix was evicted. Results
+depend on the batch size. Measured on the CPU with plain attention: chunks of two or more tokens give bit-identical
+results for any size, but single tokens give slightly different ones. So if the sampler is deterministic, output tokens
+are computed again in their original batches, most of which had one token.
 """
 
 from __future__ import annotations

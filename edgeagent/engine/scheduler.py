@@ -23,8 +23,8 @@ from edgeagent.types import Tier
 # The smallest useful prompt chunk: a smaller one does not fill a tile of a CPU kernel and takes as long.
 MIN_CHUNK = 32
 
-# The smallest chunk beside streams if MIN_CHUNK would exceed their budget. Half a tile takes a little more than half of
-# a tile's time.
+# The smallest chunk in a step with streams if MIN_CHUNK would exceed their budget. Half a tile takes a little more than
+# half of a tile's time.
 MIN_CHUNK_BESIDE = 16
 
 # The longest predicted step. Smaller chunks take a slow machine more time in total: measured on a 0.5 B model, a prompt
@@ -44,7 +44,7 @@ MAX_SCORED = 32
 # The fewest prompt tokens of one sequence to score in a step while a sequence decodes.
 _MIN_SCORED = 4
 
-# The longest predicted step beside streams while an answer that began elsewhere waits to continue. Its client sees a
+# The longest predicted step with streams while an answer that began elsewhere waits to continue. Its client sees a
 # pause too. When 16 answers came back from a remote at once, the last one waited 0.6 s with steps within the budget,
 # and 0.3 s with this limit.
 _RESUMING_STEP_S = 0.25
@@ -224,7 +224,7 @@ class Scheduler:
         return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))
 
     def _prompt_budget(self, beside: StepShape, depth: int, budget_s: float | None) -> int:
-        """Return how many prompt tokens to add to a step with the shape `beside`.
+        """Return how many prompt tokens to add to a step. `beside`: the shape of the step without them.
 
         `depth`: the largest number of tokens that are computed already, among the prompts. `budget_s`: how long the
         step may take; None if no stream waits for its end.

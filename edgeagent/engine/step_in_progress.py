@@ -18,13 +18,13 @@ class StepInProgress:
     """The running step of an engine. Between two steps, `is_long` is False and `expected_s` is 0.
 
     At least every second step runs to its end, however many commands arrive: the step after an interrupted one is never
-    `is_long`, and no step is put off twice in a row.
+    `is_long`, and no step is postponed twice in a row.
     """
 
     can_be_interrupted: bool
     # Whether the step is long and may be interrupted. `begin` sets this before it calls `is_wanted`. So if a thread
     # queues a command and then reads False here, the next `begin` of a long step sees the command. `begin` does not
-    # call `is_wanted` if the step is not long, or if the step before was put off.
+    # call `is_wanted` if the step is not long, or if the step before was postponed.
     is_long: bool = False
     is_urgent: bool = False  # whether the step has a realtime request; keeps its value until the next step
     expected_s: float = 0.0  # 0 if unknown
@@ -36,8 +36,8 @@ class StepInProgress:
     ) -> bool:
         """Begin a step, and return True if it may run now. `expected_s`: None if unknown.
 
-        Return False if the step is put off, because `is_long` is true and `is_wanted` reports a waiting command. A step
-        that is put off has already ended.
+        Return False if the step is postponed, because `is_long` is true and `is_wanted` reports a waiting command. Such
+        a step has ended already, so `end` is not needed.
         """
         is_long = num_tokens > _LONG_TOKENS if expected_s is None else expected_s > _LONG_S
         self.is_urgent = is_urgent
