@@ -47,8 +47,8 @@ class BackgroundWork:
     def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
         """Do the background work that is allowed after a step of `step_s` seconds with `num_tokens` tokens.
 
-        `pause_s`: how many seconds the read-outs that reduce the debt may delay the next step. The first block may take
-        longer. `is_awaited`: whether a client waits for a first token.
+        `pause_s`: the most seconds by which the next step may be delayed to pay off the debt, which is the time lost to
+        idle prefixes. The first block may take longer. `is_awaited`: whether a client waits for a first token.
         """
         self._saver.charge_refused(num_tokens)
         if not self._saver.has_something:
@@ -71,7 +71,7 @@ class BackgroundWork:
             self._credit_s = self._num_steps = 0
 
     def _pay(self, most_s: float) -> None:
-        """Read out idle prefixes until the debt is paid or `most_s` seconds are over.
+        """Read out idle prefixes for as long as they have slowed steps, but for at most `most_s` seconds.
 
         The first block may take longer than `most_s`.
         """

@@ -182,9 +182,9 @@ class PayloadCodec(Protocol):
 class BlockTier(Protocol):
     """A tier of the cache below the KV cells, such as host memory or a disk. It keeps blocks.
 
-    The engine's thread calls every method except `read` and `close` between two tokens. These methods answer from an
-    index in memory, do no I/O and never wait. `read` and `close` may be slow. The engine's thread reads host memory.
-    One loader thread for each model reads the other tiers, while the engine's thread may call other methods.
+    `read` and `close` may be slow. The engine's thread calls all other methods between two tokens. So these answer from
+    an index in memory, do no I/O and never wait. The engine's thread reads host memory. One loader thread for each
+    model reads the other tiers, while the engine's thread may call other methods.
     """
 
     def num_bytes(self, key: BlockKey) -> int | None:

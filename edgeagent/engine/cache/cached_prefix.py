@@ -109,7 +109,7 @@ class Chain:
         return self._keys[-1] if self._keys else None
 
     def append(self, end: int, key: BlockKey) -> None:
-        """Add a block."""
+        """Add the next block, which ends at position `end`."""
         assert end > self.end
         self._ends.append(end)
         self._keys.append(key)
@@ -125,6 +125,6 @@ class Chain:
         return self._keys[: bisect.bisect_right(self._ends, length)]
 
     def take_unkept(self, length: int) -> list[tuple[int, BlockKey]]:
-        """Return (end, key) of the blocks that end at `length` or before. Each block is returned by one call only."""
+        """Return (end, key) of the blocks that end at `length` or before. Each block is returned only once."""
         first, self._num_kept = self._num_kept, max(self._num_kept, bisect.bisect_right(self._ends, length))
         return list(zip(self._ends[first : self._num_kept], self._keys[first : self._num_kept], strict=True))

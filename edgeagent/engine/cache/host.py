@@ -56,8 +56,8 @@ class HostTier:
     evicts PINNED blocks or blocks that are pinned for lanes; lanes pin at most half of the limit. It evicts blocks that
     wait for the tier below only if they take more than half of the limit, or if the tier below cannot write.
 
-    Stale partitions and those above an equal share lose blocks first. As in GreedyDual-Size (Cao and Irani 1997), a
-    block's priority is its value per byte, plus the highest priority of all blocks evicted before its last use.
+    Partitions that are unused for 10 minutes or above an equal share lose blocks first. As in GreedyDual-Size (Cao and
+    Irani 1997), a block's priority is its value per byte, plus the highest priority evicted before its last use.
 
     `can_cut`: a prefix of this model can be cut at any token. Then a block is dropped when a longer sibling is added
     that begins with the block's tokens (see `_drop_beginnings`).
@@ -89,12 +89,12 @@ class HostTier:
         self._num_hits = self._num_misses = self._num_offered = self._num_dropped = self._num_evicted = 0
 
     def num_bytes(self, key: BlockKey) -> int | None:
-        """See BlockTier."""
+        """Return a block's size in bytes; None if this tier does not hold the block. See BlockTier."""
         entry = self._entries.get(key)
         return None if entry is None else entry.block.num_bytes
 
     def read(self, key: BlockKey) -> Block | None:
-        """See BlockTier. This does not wait."""
+        """Return a block without waiting; None if this tier does not hold it. See BlockTier."""
         entry = self._entries.get(key)
         if entry is None:
             self._num_misses += 1
@@ -103,12 +103,12 @@ class HostTier:
         return entry.block
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """See BlockTier."""
+        """Note that these blocks were used just now. See BlockTier."""
         for entry in self._known(keys):
             self._rank(entry)
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """See BlockTier. It evicts other blocks to make room."""
+        """Keep a block, and evict others to make room. Return False if it is not accepted. See BlockTier."""
         self._num_offered += 1
         if block.key in self._entries:
             self.keep((block.key,), importance)
@@ -133,7 +133,7 @@ class HostTier:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last block found no room, because the tier below must write other blocks first."""
+        """Whether the last block was not accepted because the tier below must first write others, to make room."""
         if self._is_waiting:
             self._look_below()
         return self._is_waiting
@@ -144,7 +144,7 @@ class HostTier:
         return self._is_waiting
 
     def discard(self, key: BlockKey) -> None:
-        """See BlockTier. The block is dropped from the tier below too."""
+        """Drop a block that has no children, also from the tier below. See BlockTier."""
         entry = self._entries.get(key)
         if entry is not None and key not in self._children:
             self._remove(entry)
@@ -187,12 +187,12 @@ class HostTier:
             self._hand_down(entry)
 
     def flush(self) -> None:
-        """Offer blocks to the tier below, parents first. Skip VOLATILE blocks, their descendants and accepted ones."""
+        """Offer blocks to the tier below, parents first, except accepted ones, VOLATILE ones and their descendants."""
         for entry in sorted(self._entries.values(), key=lambda entry: entry.block.start):
             self._hand_down(entry)
 
     def purge(self, root: BlockKey | None = None) -> int:
-        """See BlockTier."""
+        """Forget all blocks of a partition (None: of all partitions); return how many. See BlockTier."""
         for key in self._pins.release(root):
             self._queue(self._entries[key])
         gone = [entry for entry in self._entries.values() if root is None or entry.block.root == root]
@@ -201,7 +201,7 @@ class HostTier:
         return len(gone)
 
     def stats(self) -> CacheStatus:
-        """See BlockTier."""
+        """Return counts for status reports. See BlockTier."""
         return CacheStatus(
             num_blocks=len(self._entries),
             num_bytes=self._num_bytes,
@@ -214,7 +214,7 @@ class HostTier:
         )
 
     def close(self) -> None:
-        """See BlockTier."""
+        """Offer the remaining blocks to the tier below. See BlockTier."""
         self.flush()
 
     def _is_held(self, key: BlockKey) -> bool:
@@ -368,7 +368,7 @@ class HostTier:
             self._queue(each)
 
     def _drop_beginnings(self, block: Block) -> None:
-        """Remove the siblings whose tokens are the beginning of `block`, unless they have children or are important."""
+        """Remove the siblings that `block` begins with, unless they have children or importance SYSTEM or PINNED."""
         is_volatile = self._entries[block.key].importance is Importance.VOLATILE
         for key in tuple(self._children[block.parent]):
             sibling = self._entries[key]

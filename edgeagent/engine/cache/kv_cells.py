@@ -53,7 +53,7 @@ class KvCells:
         return int((self._num_holders[np.frombuffer(cells, np.int32)] == 1).sum()) if cells else 0
 
     def take(self, holder: int, count: int) -> None:
-        """Give a holder `count` free cells."""
+        """Give a holder the `count` lowest free cells. At least that many must be free."""
         cells = self._cells.setdefault(holder, array("i"))
         for _ in range(count):
             cell = heapq.heappop(self._free)
@@ -69,7 +69,7 @@ class KvCells:
         self._cells[target] = cells
 
     def trim(self, holder: int, length: int) -> None:
-        """Take all cells but the first `length` from a holder."""
+        """Remove all cells of a holder but its first `length`. Cells without another holder become free."""
         cells = self._cells.get(holder)
         if cells is None or len(cells) <= length:
             return

@@ -131,10 +131,11 @@ class BlockCache:
         return references[::-1]
 
     def continuation(self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
-        """Find the blocks that follow a chain and share the leading tokens of `own`.
+        """Find the blocks that follow a chain and match `own`, the sequence's tokens after the chain.
 
         The chain ends at position `at` with the block `key`. If `key` is None, the chain is empty. A block is
-        extendable if it is full, ends at `cut`, or has children.
+        extendable if all its tokens match, and if it is full, ends at position `cut` or has children. If blocks can be
+        cut, a complete block may have more tokens than `own`.
         """
         if key is not None and key not in self.tree.blocks:
             return Continuation(None, None)
@@ -236,7 +237,7 @@ class BlockCache:
             self.below.touch(keys)
 
     def _part(self, walk: Walk, num_blocks: dict[int, int], end: int) -> BlockReference | None:
-        """Return the block that shares the most tokens with a walk beyond `end`, cut to the shared tokens.
+        """Return the block that shares the most tokens with a walk, cut to these; None if none shares any beyond `end`.
 
         The block begins at one of the positions in `num_blocks`, which maps positions to the number of blocks before.
         Among blocks that share equally many tokens, prefer one in host memory, then one with the fewest blocks before

@@ -36,9 +36,9 @@ class Pins:
         return key in self._num_pins
 
     def pin(self, lane: str, root: BlockKey, sizes: Mapping[BlockKey, int]) -> set[BlockKey]:
-        """Pin these blocks of one partition for a lane, instead of its earlier ones. Return the unpinned keys.
+        """Pin blocks of one partition for a lane, instead of its earlier ones. Return the keys that were unpinned.
 
-        If these blocks alone take more than `max_bytes`, none of them is pinned.
+        `sizes`: the bytes of each block, by key. If all together are more than `max_bytes`, no block is pinned.
         """
         freed = self._unpin(lane)
         if sizes and sum(sizes.values()) <= self._max_bytes:

@@ -1,9 +1,9 @@
 """The interface of the prefix cache for the engine and the drafters. It covers one runner's KV cells and the blocks.
 
 The life of a prefix: `match` finds it, and `claim` makes it a live sequence. `reload` restores its blocks into the
-cells. `save` reads out what can be read only now, such as a recurrent state. `release` leaves the prefix in the
-cells as an idle prefix. Saver reads idle prefixes out of the cells when there is time. Slots keeps the prefixes in the
-cells; BlockCache and the tiers keep the blocks.
+cells. `save` copies what a later step would overwrite, such as a recurrent state, into a block. `release` leaves the
+prefix in the cells as an idle prefix. Saver copies idle prefixes from the cells into blocks when there is time. Such a
+copy is called a read-out. Slots keeps the prefixes in the cells; BlockCache and the tiers keep the blocks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class PrefixStore:
         costs: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blocks` keeps prefixes that are evicted from the cells. If None, evicted prefixes are lost."""
+        """`blocks` keeps prefixes that are evicted from the cells. If None, evicted prefixes are lost.
+
+        `costs`: the measured costs of the runner's steps. If None, a new cost model is made.
+        """
         self.costs = costs or CostModel(runner.max_batch, runner.attention_tile)
         """The measured costs of the runner's steps."""
         self._runner = runner
@@ -73,14 +76,18 @@ class PrefixStore:
         return CachedPrefix(root, before, beyond, references)
 
     def num_shared(self, partition: str, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens an earlier prefix shares. It may be impossible to restore all of them."""
+        """Return how many leading tokens are the same as those of a prefix in the tree.
+
+        Some of them may be impossible to restore.
+        """
         return self._blocks.walk(self._blocks.root(partition), tokens).depth
 
     def claim(self, tokens: array[int], found: CachedPrefix) -> Restoring | None:
-        """Make a live sequence that begins with the prefix `found`; return None if no sequence id is available.
+        """Make a live sequence that begins with the prefix `found`. Return its id and the blocks to restore.
 
-        An id is available if it is free, or if it is idle and its prefix is not the one to copy. Call this method right
-        after `match`. Then call `reload` until it returns True.
+        Return None if no sequence id is available. An id is available if it is free, or if it is idle and its prefix is
+        not the one to copy. `tokens`: the whole prompt. Call this method right after `match`. Then call `reload` until
+        it returns True.
         """
         seq_id = self._cells.claim(found.root, found.source)
         if seq_id is None:
@@ -96,7 +103,8 @@ class PrefixStore:
     def reload(self, restoring: Restoring, budget_s: float) -> bool:
         """Restore blocks for about `budget_s` seconds; return True when no block remains. Never wait for the disk.
 
-        If the next block is loaded, at least that block is restored. A restore ends early if a block is gone.
+        If the next block is loaded, at least that block is restored. If a block is gone or cannot be restored, the
+        restore ends there, and the result is True.
         """
         return self._restorer.advance(restoring, budget_s)
 
@@ -112,9 +120,9 @@ class PrefixStore:
         """Save what a later step would overwrite: a state, or the cells of a sliding window.
 
         With full attention, only mark full blocks for `run_beside`. `since`: how many tokens the sequence had before
-        its last step. Nothing is done if no block and no boundary ends after them. `is_boundary`: other prompts may
-        diverge at the sequence's present end, so a block that is not full is saved too. `Saver.save_live` describes
-        what is read out of each kind of memory.
+        its last step. `is_boundary`: other prompts may diverge at the sequence's present end, so a block that is not
+        full is saved too. If `is_boundary` is False and no full block ends after `since`, do nothing.
+        `Saver.save_live` describes what is read out of each kind of memory.
         """
         now = self._cells.length(seq_id)
         if is_boundary or priority.has_block_end(since, now, self._blocks.block_tokens):
@@ -188,7 +196,7 @@ class PrefixStore:
         return self._saver.checkpoint_interval
 
     def make_way(self, num_tokens: int) -> None:
-        """Read out idle prefixes that would slow a prompt's next `num_tokens` for longer than the read-out takes."""
+        """Save idle prefixes in blocks if that costs less time than they would add to a prompt's next `num_tokens`."""
         self._saver.make_way(num_tokens)
 
     def shed(self) -> None:
@@ -196,12 +204,12 @@ class PrefixStore:
         self._saver.shed()
 
     def forget_idle(self) -> None:
-        """Free the cells of all idle prefixes without reading them out. Blocks stay."""
+        """Free the cells of all idle prefixes without saving them. Blocks stay."""
         self._saver.forget_partition(None)
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether an idle prefix has not been read out yet."""
+        """Whether an idle prefix waits to be saved in blocks."""
         return self._saver.has_unsaved
 
     @property
@@ -214,14 +222,14 @@ class PrefixStore:
         self._background.run_idle()
 
     def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
-        """Do the background work that is allowed after a step. BackgroundWork describes the arguments."""
+        """Do the background work that is allowed after a step. `BackgroundWork.run_beside` describes the arguments."""
         self._background.run_beside(step_s, num_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     # All prefixes.
 
     @property
     def max_pending_bytes(self) -> int:
-        """How many bytes of host memory may be taken by blocks that wait for the tier below."""
+        """The most bytes of host memory for blocks that the tier below has accepted and not yet written."""
         return int(self._blocks.host.max_bytes * PENDING_SHARE)
 
     def stats(self) -> CacheStatus:
@@ -243,7 +251,7 @@ class PrefixStore:
         return self._blocks.purge(root)
 
     def close(self) -> None:
-        """Save all idle prefixes to the tier below, if there is one, except VOLATILE ones. End the thread that reads.
+        """Save all idle prefixes to the tier below, if there is one, except VOLATILE ones. End the loader thread.
 
         This may wait for the tier below to write blocks, within that tier's time limit for closing. The tier stays
         open until `close_below`.

@@ -11,9 +11,9 @@ _WEIGHT = 0.05  # of one prompt in the average
 
 
 class ReadOutPolicy:
-    """Predicts what it costs to read out one runner's idle prefix, to leave it in the cells, or to lose it.
+    """Predicts the costs of copying an idle prefix from the cells into blocks, of leaving it there, and of losing it.
 
-    In idle time, all prefixes are read out. While a client waits, these rules apply:
+    Such a copy is called a read-out. In idle time, all prefixes are read out. While a client waits, these rules apply:
 
     1. A live sequence needs the prefix's cells. A pinned prefix is read out first. Any other prefix is read out first
        if that takes no longer than p times the time to compute it again; otherwise it is lost. Here p is the
@@ -49,7 +49,7 @@ class ReadOutPolicy:
         return self._costs.crowding_s(num_tokens, num_idle)
 
     def is_worth(self, seconds: float, start: int, end: int, priority: CachePriority) -> bool:
-        """Whether having the tokens from `start` to `end` later is worth this time: rules 1 and 3 of this class."""
+        """Whether to spend `seconds` to keep the tokens from `start` to `end` cached: rules 1 and 3 of this class."""
         if priority.importance is Importance.PINNED:
             return True
         again_s = self._costs.prefill_s(end - start, start)

@@ -58,7 +58,7 @@ class BlockLoader:
         return block
 
     def forget(self, key: BlockKey) -> None:
-        """End a request without its block."""
+        """End a request without taking its block."""
         self._num_wanted[key] -= 1
         if self._num_wanted[key] == 0:
             del self._num_wanted[key]

@@ -43,7 +43,7 @@ class _Saved(Enum):
 
 
 class Saver:
-    """Saves one runner's prefixes in blocks. Call `begin` and `end` for every sequence."""
+    """Reads one runner's prefixes out of its cells into blocks. Call `begin` and `end` for every sequence."""
 
     def __init__(
         self,
@@ -59,20 +59,20 @@ class Saver:
         self._runner = runner
         self._clock = clock
         self._has_state = runner.memory_kind not in CUTTABLE
-        self._chains: dict[int, Chain] = {}  # of live and idle sequences, where memory is attention
+        self._chains: dict[int, Chain] = {}  # by sequence id; empty if the model has a state
         self._priorities: dict[int, CachePriority] = {}  # of idle sequences' prefixes
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, the longest idle first
         self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
         self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
         self._refused: dict[int, float] = {}  # those that could not be saved: seconds by which each has slowed steps
-        self._cell_bytes = blocks.token_bytes  # of a token, as of the last block
-        self._read_bytes = self._cell_bytes  # of a token when it is read out of the cells, before a codec packs it
+        self._cell_bytes = blocks.token_bytes  # bytes of a token in the latest block
+        self._read_bytes = self._cell_bytes  # bytes of a token when it is read out, before a codec packs it
         self._is_copied = blocks.has_codec  # whether a block is a copy and leaves the buffer of its read-out free
         self._state_bytes = 0
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether an idle prefix has not been read out yet."""
+        """Whether an idle prefix waits to be saved in blocks."""
         return bool(self._unsaved)
 
     @property
@@ -117,7 +117,7 @@ class Saver:
             self._chains[seq_id] = Chain((reference.end, reference.key) for reference in self._blocks.extendable(known))
 
     def end(self, seq_id: int, priority: CachePriority) -> None:
-        """Note that a sequence was just released."""
+        """Note that a sequence was just released. If it is idle now, its prefix will be read out."""
         self._growing.pop(seq_id, None)
         if not self._cells.is_idle(seq_id):
             self._chains.pop(seq_id, None)
@@ -146,9 +146,9 @@ class Saver:
             self._drop(seq_id)
 
     def charge_refused(self, num_tokens: int) -> None:
-        """Note that a step of `num_tokens` ran beside the idle prefixes that could not be saved.
+        """Note how much time a step of `num_tokens` lost to each idle prefix that could not be saved.
 
-        A prefix that has slowed steps for too long is tried once more. Then its cells are freed, saved or not.
+        When a prefix has cost too much time in total, its read-out is tried once more. If that fails, its cells are freed.
         """
         for seq_id in self._refused.keys() - self._unsaved.keys():
             self._refused[seq_id] += self._policy.crowding_s(num_tokens, self._cells.num_unshared(seq_id))
@@ -156,10 +156,10 @@ class Saver:
                 self._unsaved[seq_id] = None
 
     def prepare(self) -> bool:
-        """Prepare memory for one later read-out, which is then faster. Return False if no more memory is needed.
+        """Prepare memory for one later read-out, which is then faster. Return False if none is needed or available.
 
-        Blocks and free buffers together take at most two blocks more than the limit of host memory when this returns,
-        and at most an eighth of the limit more until the next call.
+        When this returns, blocks and free buffers together exceed the limit of host memory by at most two blocks. Until
+        the next call, they exceed it by at most an eighth of the limit.
         """
         if self._has_state or not self._cell_bytes:
             return False
@@ -194,7 +194,7 @@ class Saver:
                 pass
 
     def make_way(self, num_tokens: int) -> None:
-        """Read out idle prefixes that would slow a prompt's next `num_tokens` for longer than the read-out takes."""
+        """Save idle prefixes in blocks if that costs less time than they would add to a prompt's next `num_tokens`."""
         started_s, num_idle = self._clock(), 0
         for seq_id in tuple(self._unsaved):
             num_idle += self._cells.num_unshared(seq_id)
@@ -232,7 +232,7 @@ class Saver:
         self._growing.clear()
 
     def forget_partition(self, root: BlockKey | None) -> None:
-        """Free the cells of a partition's idle sequences (None: of all partitions) without reading them out."""
+        """Free the cells of a partition's idle sequences (None: of all partitions) without saving them."""
         for seq_id in self._cells.idle_ids:
             if root in (None, self._cells.root(seq_id)):
                 self._drop(seq_id)
@@ -253,7 +253,7 @@ class Saver:
         self._blocks.host.close()
 
     def _is_worth(self, seq_id: int, seconds: float) -> bool:
-        """Whether the part of an idle prefix that is not in blocks is worth this time."""
+        """Whether to spend `seconds` so that the tokens of an idle prefix that are not in blocks stay cached."""
         start, end = self._chain_end(seq_id), self._cells.length(seq_id)
         return self._policy.is_worth(seconds, start, end, self._priorities[seq_id])
 

@@ -23,7 +23,7 @@ from edgeagent.engine.runner import Runner
 
 
 class Slots:
-    """Sequence ids, cells and prefixes of one runner. Only this class copies, cuts and clears its sequences."""
+    """Sequence ids, cells and prefixes of a runner. Only this class copies, cuts and clears the runner's sequences."""
 
     def __init__(self, runner: Runner, tree: RadixTree, on_evict: Callable[[int], None] | None = None) -> None:
         """`on_evict` is called with the id of each idle sequence before its eviction."""
@@ -82,10 +82,11 @@ class Slots:
         return self._tree.partition(seq_id)
 
     def match(self, walk: Walk, max_length: int) -> Source:
-        """Return the longest prefix of the looked-up tokens that a new sequence can begin with. No side effect.
+        """Return the longest prefix of the looked-up tokens that a new sequence can begin with; Source() if none.
 
         The runner must be able to cut the prefix's sequence at the prefix's end. Among equally long prefixes, prefer an
         idle sequence that ends there, since it needs no copy. Second, prefer other idle sequences.
+        No side effect.
         """
         best, best_rank = Source(), -1
         for length, seq_id in walk.sequences(max_length):

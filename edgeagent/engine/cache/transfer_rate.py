@@ -12,7 +12,7 @@ class TransferRate:
         self._seconds_per_byte = 0.0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Add a measurement."""
+        """Add a measurement: a transfer of `num_bytes` took `seconds`."""
         weight = _WEIGHT if self._seconds_per_byte else 1.0
         self._seconds_per_byte += weight * (seconds / max(1, num_bytes) - self._seconds_per_byte)
 

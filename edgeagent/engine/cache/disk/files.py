@@ -36,7 +36,7 @@ _WORDS = {
 
 
 class Files:
-    """One folder's files."""
+    """The file operations in one folder. `folder` need not exist before `prepare`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

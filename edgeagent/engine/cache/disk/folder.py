@@ -44,7 +44,7 @@ _PROBE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits: bytes of all blocks, bytes to leave free on the disk, seconds after which an unused block expires."""
+    """The most bytes of all blocks, the bytes to leave free on the disk, the seconds until an unused block expires."""
 
     max_bytes: int
     min_free_bytes: int = 0
@@ -89,7 +89,7 @@ class Folder:
         self.trouble: str | None = None
         """The disk's error; None while writing works. Nothing is written until a retry succeeds."""
         self.shortage: str | None = None
-        """Why there is no room for the block that was to be written last; None if there is room."""
+        """An error message if there was no room for the last block to write; else None."""
         self._missing_bytes = 0  # the size of the block that found no room
         self._obstacle: str | None = None
         self._is_gone = False  # whether the folder was missing at the last failure
@@ -99,7 +99,7 @@ class Folder:
 
     @property
     def obstacle(self) -> str | None:
-        """Why some files cannot be written: a folder has the name of a file. None if there is no such folder.
+        """An error message if a file cannot be written because a folder has its name; else None.
 
         Other files are still written.
         """
@@ -124,7 +124,7 @@ class Folder:
     def write(
         self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int, *, is_draft: bool = False
     ) -> Outcome:
-        """Write a block's file and add the block to the index.
+        """Write a block's file from its `parts`, `num_bytes` in total, and add the block to the index.
 
         `epoch`: the epoch of the block's partition when the block was offered. If the partition was forgotten since
         then, the outcome is LOST.
@@ -245,7 +245,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Catch an OSError: set `trouble` for the status, plan a retry, and empty the index if the folder is gone."""
+        """Catch an OSError: set `trouble` to "cannot `what` …", plan a retry, empty the index if the folder is gone."""
         try:
             yield
         except OSError as error:
@@ -285,7 +285,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Context manager around a change of file names by this process: the change causes no scan of the folder."""
+        """Wrap a change of file names by this process, so that the change causes no scan of the folder."""
         is_seen = self._files.changed_ns() == self._seen_ns
         yield
         if is_seen:
@@ -307,7 +307,7 @@ class Folder:
         self._obstacle = None
 
     def _set_ages(self, *, is_time_known: bool) -> None:
-        """Set future times of use to about now, in the same order. If the store's time is unknown, set all of them."""
+        """Set future times of use to about now, but keep their order. If the store's time is unknown, set all times."""
         now_s = self._budget.now_s
         wrong = [held for held in self._index.all() if not is_time_known or held.used_s > now_s]
         for place, held in enumerate(sorted(wrong, key=lambda held: -held.used_s)):
@@ -316,7 +316,7 @@ class Folder:
                 self._files.stamp(held.name.file_name, held.used_s)
 
     def _stamp(self) -> None:
-        """Write the times of use that changed to the folder."""
+        """Write changed times of use to the folder."""
         used, self._used = self._used, set()
         for key in used:
             held = self._index.find(key)

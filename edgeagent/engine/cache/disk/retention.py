@@ -9,7 +9,7 @@ from edgeagent.cache_folder import BlockName
 from edgeagent.engine.cache.block import Importance
 
 LITTLE_LEFT = 0.25
-"""Blocks of importance IDLE wait if no more than this part of the hour's allowance is left. The status says so."""
+"""If at most this part of the hour's allowance is left, blocks of importance IDLE wait, and the status says so."""
 # A block is written only if more than this part of the hour's allowance is left. Less important blocks need more, so
 # that many prompts that are used once do not use up the allowance that a system prompt needs.
 _NEEDED_LEFT = {

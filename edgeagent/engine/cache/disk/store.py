@@ -5,11 +5,11 @@ file is ever rewritten or compacted. One file for a whole conversation would sav
 while reading and checking a block of 3 MB takes 2 ms or more. Conversations could then not share prefixes cheaply, and
 writes would not be atomic.
 
-Several threads use the store, which starts none of them. The engine's thread looks blocks up and offers them. Loader
-threads read blocks: one for the target model, and one for the draft model if there is one. The writer's thread calls
-`run`. Only the writer's thread changes the files, and adds blocks to the index or removes them. If a bug has ended that
-thread, `purge` removes files itself. The other threads only hide blocks from lookups, by their epochs or as unreadable.
-The threads share a queue, and values that are replaced atomically.
+Several threads use the store; the store itself starts no thread. The engine's thread looks blocks up and offers them.
+Loader threads read blocks: one for the target model, and one for the draft model if there is one. The writer's thread
+calls `run`. Only the writer's thread changes the files, and adds blocks to the index or removes them. If a bug has
+ended that thread, `purge` removes files itself. The other threads only hide blocks from lookups, by their epochs or as
+unreadable. The threads share a queue, and values that are replaced atomically.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class BlockStore:
         self._writer.is_busy = is_busy
 
     def expect(self, block_tokens: int, max_pending_bytes: int) -> None:
-        """Set how many tokens a full block has, and from how many pending bytes on the writer makes no pauses."""
+        """Set how many tokens a full block has, and at how many pending bytes the writer makes no more pauses."""
         self._writer.block_tokens, self._writer.max_pending_bytes = block_tokens, max_pending_bytes
 
     def wait_until_open(self, timeout_s: float) -> None:
@@ -91,22 +91,22 @@ class BlockStore:
     # The engine's thread
 
     def take_found(self, max_heads: int, *, is_draft: bool = False) -> Iterator[Head]:
-        """See LowerTier."""
+        """Yield heads of blocks that other or earlier processes wrote, each head once. See LowerTier."""
         with contextlib.suppress(Empty):
             for _ in range(max_heads):
                 yield self._writer.found[is_draft].get_nowait()
 
     def num_bytes(self, key: BlockKey) -> int | None:
-        """See BlockTier."""
+        """Return the size of a block's file; None if the block is not on disk. See BlockTier."""
         held = self._index.find(key)
         return None if held is None else held.num_bytes
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """See BlockTier."""
+        """Note that these blocks were used just now. See BlockTier."""
         self._command(Touch(tuple(keys)))
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """See BlockTier.
+        """Queue a block to be written; return False if it is not accepted now. See BlockTier.
 
         Until a block is written, the caller must keep it in memory, and limit the bytes of such blocks.
         """
@@ -133,20 +133,20 @@ class BlockStore:
         return has_parent or self.is_pending(block.parent)
 
     def is_pending(self, key: BlockKey) -> bool:
-        """See LowerTier."""
+        """Whether a block was accepted and is not written yet. See LowerTier."""
         return key in self._writer.pending
 
     def withdraw(self, key: BlockKey) -> None:
-        """See LowerTier."""
+        """Cancel the write of a pending block. See LowerTier."""
         self._writer.pending.pop(key, None)
 
     @property
     def is_stalled(self) -> bool:
-        """See LowerTier."""
+        """Whether pending blocks cannot be written at the moment. See LowerTier."""
         return self._writer.is_stalled
 
     def wait_written(self) -> bool:
-        """See LowerTier."""
+        """Wait until fewer blocks are pending; return False if that does not happen. See LowerTier."""
         self._hurry()
         num_before = len(self._writer.pending)
         while num_before and not self.is_stalled and not self._is_over:
@@ -156,12 +156,12 @@ class BlockStore:
         return False
 
     def discard(self, key: BlockKey) -> None:
-        """See BlockTier."""
+        """Remove a block that has no children. See BlockTier."""
         if key in self._writer.pending or self._index.find(key) is not None:
             self._command(Discard(key))
 
     def purge(self, root: BlockKey | None = None) -> int:
-        """See BlockTier."""
+        """Forget all blocks of a partition (None: of all partitions); return how many. See BlockTier."""
         num_found = self._index.forget(root)
         for block in tuple(self._writer.pending.values()):
             if root is None or block.root == root:
@@ -172,7 +172,7 @@ class BlockStore:
         return num_found
 
     def stats(self) -> CacheStatus:
-        """See BlockTier."""
+        """Return counts for status reports. See BlockTier."""
         return CacheStatus(
             num_blocks=len(self._index),
             num_bytes=self._index.num_bytes,
@@ -188,7 +188,7 @@ class BlockStore:
 
     @property
     def trouble(self) -> str | None:
-        """The error of the disk or the writer, because of which nothing is written now; None if there is no error."""
+        """The error message of the disk or the writer while nothing can be written; None if there is no error."""
         return self._folder.trouble
 
     @property
@@ -197,9 +197,10 @@ class BlockStore:
         return self._writer.num_written
 
     def close(self) -> None:
-        """See BlockTier. Wait until the writer's thread has closed the folder, at most 0.5 s longer than `close_s`.
+        """Write pending blocks for up to `close_s` seconds, then close the folder. See BlockTier.
 
-        `close_s` counts from the first call of `wait_written` or `close`.
+        This waits for the writer's thread, at most 0.5 s longer than `close_s`. `close_s` counts from the first call of
+        `wait_written` or `close`.
         """
         self._hurry()
         self._is_closed = True
@@ -226,7 +227,7 @@ class BlockStore:
     # The loader threads
 
     def read(self, key: BlockKey) -> Block | None:
-        """See BlockTier."""
+        """Read and check a block's file; return None if it is gone, damaged or unreadable. See BlockTier."""
         held = self._index.find(key)
         if held is None:
             self._num_misses += 1

@@ -73,7 +73,7 @@ class WriteBudget:
         self._allowance_left, self._looked_at_s = 1.0, 0.0
         self._latest: _State | None = None  # this process's latest, used if the file cannot be read
         self.obstacle: str | None = None
-        """Why the shared state cannot be saved or locked: a folder has a file's name. None if no folder does."""
+        """An error message if a folder has the name of the state file or of the lock file; else None."""
         self.read_bytes_per_s = 0.0
 
     @property

@@ -79,7 +79,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Write the queued blocks, but begin none after `by_s`. Then end."""
+    """Write the queued blocks, but begin none after the time `by_s` of the writer's clock. Then end."""
 
     by_s: float
 
@@ -361,7 +361,7 @@ class DiskWriter:
         return self._folder.write(name, parts, num_bytes, waiting.epoch, is_draft=block.is_draft)
 
     def _rest(self, worked_s: float) -> None:
-        """Pause after a write that took `worked_s` of CPU time, as long as tokens are computed.
+        """Pause after a write that took `worked_s` of CPU time. End the pause when no tokens are being computed.
 
         The threads that compute wait for each other at every layer. If the writer takes CPU time from one, all wait.
         """
