@@ -148,7 +148,7 @@ class Saver:
     def charge_refused(self, num_tokens: int) -> None:
         """Note how much time a step of `num_tokens` lost to each idle prefix that could not be saved.
 
-        When a prefix has cost too much time in total, its read-out is tried once more. If that fails, its cells are freed.
+        When a prefix has cost too much time, its read-out is tried once more. If that fails, its cells are freed.
         """
         for seq_id in self._refused.keys() - self._unsaved.keys():
             self._refused[seq_id] += self._policy.crowding_s(num_tokens, self._cells.num_unshared(seq_id))

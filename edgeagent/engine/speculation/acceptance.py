@@ -81,7 +81,7 @@ class SharedAcceptance:
 
     @property
     def likely_rate(self) -> float:
-        """The highest rate that the few verified tokens leave likely; equal to `rate` once enough are verified.
+        """An optimistic estimate while few tokens are verified; equal to `rate` once enough are verified.
 
         It is one standard deviation above `rate`, which is the mean of a beta distribution.
         """

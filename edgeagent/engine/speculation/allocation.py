@@ -89,7 +89,7 @@ def _best_count(
     num_sequences: int,
     max_s: float,
 ) -> tuple[float, int]:
-    """Return the best rate in tokens per second, and the number n: drafting the first n of `tokens` gives that rate.
+    """Return (rate, n): drafting the first n of `tokens` gives the highest rate in tokens per second.
 
     Each element of `tokens` is (-chance, position in its draft, index of its offer).
     """
@@ -117,7 +117,10 @@ def _best_count(
 
 
 def expected_s(counts: Items[int], offers: Items[Offer], target_steps_s: Items[float]) -> float:
-    """Return the expected seconds of a step in which `counts[i]` tokens are drafted for `offers[i]`."""
+    """Return the expected seconds of a step in which `counts[i]` tokens are drafted for `offers[i]`.
+
+    Return infinity if these are more tokens than `target_steps_s` has times for.
+    """
     if sum(counts) >= len(target_steps_s):
         return math.inf
     lengths = [(count, offer) for count, offer in zip(counts, offers, strict=True) if count and offer.step_s]
@@ -133,7 +136,10 @@ def longest_s(target_steps_s: Items[float], budget_s: float) -> float:
 
 
 def best_rate(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:
-    """Return the most tokens per second of all sequences together, if only this offer is used, or no draft at all."""
+    """Return the highest tokens per second of all sequences together if only this offer may be used.
+
+    If each draft would lower the rate, return the rate without drafts.
+    """
     expected, best = float(num_sequences), _rate(num_sequences, target_steps_s[0])
     for count, chance in enumerate(offer.chances[: len(target_steps_s) - 1], 1):
         expected += chance
@@ -142,7 +148,7 @@ def best_rate(offer: Offer, target_steps_s: Items[float], num_sequences: int) ->
 
 
 def best_rate_of_all(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:
-    """Return the most tokens per second of all sequences together, if each has such an offer and uses it."""
+    """Return the highest tokens per second of all sequences together if each has such an offer and uses it."""
     expected, best = 1.0, 0.0
     for count, chance in enumerate(offer.chances[: (len(target_steps_s) - 1) // num_sequences], 1):
         expected += chance

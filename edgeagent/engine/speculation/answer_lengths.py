@@ -19,11 +19,12 @@ class AnswerLengths:
             self._lengths.append(num_tokens)
 
     def expected_more(self, num_tokens: int) -> float:
-        """Return how many further tokens to expect of an answer that has `num_tokens` now.
+        """Return how many more tokens to expect of an answer that has `num_tokens` now.
 
-        This is the mean of what the longer ones of the latest answers got from there on. One more answer counts, which
-        got as many tokens again. So without longer answers, a cost that the further tokens must earn back is paid only
-        when the answer has lasted as long as it takes to earn it.
+        The latest answers that were longer than `num_tokens` are taken. The result is the mean number of tokens that
+        they got after their first `num_tokens`. One imaginary answer of twice `num_tokens` is included in the mean. So
+        if no answer was longer, the result is `num_tokens`. A cost that further tokens must earn back is then paid only
+        if the tokens so far would have earned it back.
         """
         more = [length - num_tokens for length in self._lengths if length > num_tokens]
         return (sum(more) + num_tokens) / (len(more) + 1)

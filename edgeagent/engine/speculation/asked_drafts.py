@@ -1,4 +1,4 @@
-"""Gives drafts to sequences whose clients asked for a number of them, unless other streams would become too slow."""
+"""Drafts whose lengths clients have set (`draft_tokens`). They are shortened if other streams would become too slow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ def add_asked(
     target_steps_s: Items[float],
     budget_s: float,
 ) -> None:
-    """Add the candidates of such sequences to `candidates`, and how many tokens each drafts to `counts`.
+    """Append the drafts that clients asked for to `candidates`, and the number of tokens of each to `counts`.
 
-    A source that must first catch up is replaced by the sequence's other source, or left out. `num_others`: how many
-    streams' clients did not ask for drafts. Each of them keeps four fifths of its rate. For the rest see `allocate`.
+    - `asked`: the candidates of the sequences whose clients have set `draft_tokens`. A candidate whose source must
+      first catch up is replaced by the sequence's other source, or left out.
+    - `counts`: how many tokens each of `candidates` drafts.
+    - `num_others`: how many streams' clients did not ask for drafts. The drafts are shortened until each of these
+      streams keeps at least four fifths of its rate, and the step is not longer than `longest_s` says.
+
+    `allocate` describes the other arguments.
     """
     ready = [each if not each.catch_up_s else each.other for each in asked]
     added = [each for each in ready if each is not None and not each.catch_up_s]

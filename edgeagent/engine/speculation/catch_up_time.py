@@ -1,4 +1,7 @@
-"""Limits how long the draft model reads prompts while a request waits for its first token, which that would delay."""
+"""Limits the time of catch-ups while a request waits for its first token, since they delay that token.
+
+In a catch-up, the draft model computes the tokens of a sequence that it lacks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _SHARE_OF_TIME = 0.05
 
 
 class CatchUpTime:
-    """Saves up time while a first token is awaited, until there is enough for a chunk of tokens."""
+    """Saves up time for catch-ups while a first token is awaited: 5 % of that time, at most enough for one chunk."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -30,9 +33,9 @@ class CatchUpTime:
 
     @property
     def allows(self) -> bool:
-        """Whether the draft model may compute tokens that it lacks."""
+        """Whether the draft model may catch up now."""
         return not self._is_first_awaited or self._saved_s >= MAX_CATCH_UP_S
 
     def spend(self, seconds: float) -> None:
-        """Record how long the draft model has computed such tokens."""
+        """Record that a catch-up took `seconds`."""
         self._saved_s -= seconds

@@ -17,9 +17,9 @@ from edgeagent.engine.runner import Logits
 
 # Tokens are grouped by the draft model's probability for them.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-# Each verified token multiplies the weight of earlier ones with about the same probability by _MEMORY. What is expected
-# of a group before any of its tokens is verified has the weight of _WEIGHT_OF_EXPECTED verified tokens. That is little:
-# if it is wrong, a long draft multiplies the error.
+# Each verified token multiplies the weight of earlier tokens in its group by _MEMORY. A group begins with an expected
+# acceptance rate, which has the weight of _WEIGHT_OF_EXPECTED verified tokens. The weight is small, since a long draft
+# multiplies the error of a wrong rate.
 _MEMORY = 0.99
 _WEIGHT_OF_EXPECTED = 1.0
 # The assumed acceptance rate, which has the weight of this many verified tokens.
@@ -87,8 +87,8 @@ class DraftPlan:
     - `draft_steps_s[n]`: the seconds of a draft step for n sequences.
     - `num_sequences`: how many sequences decode.
     - `num_drafted`: how many draft tokens are planned for all sequences together.
-    - `gain`: the expected factor by which the drafts raise the tokens per second. 0 for a trial, and if a client has
-      set the number of draft tokens.
+    - `gain`: the expected factor by which the drafts raise the tokens per second. 0 if the step has a trial, or if
+      clients have set the lengths of all its drafts.
     - `max_s`: the most seconds that the step may take.
     """
 
@@ -120,7 +120,7 @@ class DraftPlan:
     def _needs_alone(self, rate: float, acceptance_rate: float, room: int) -> list[float]:
         """Return `needs` if there is only one stream. `rate`: the tokens per second that the plan gives.
 
-        Each element is the least chance at which any number of further tokens is worth its time.
+        Each element is the lowest chance at which some number of further tokens is worth its time.
         """
         most, step_s, target_steps_s = (
             min(len(self.target_steps_s) - 1, room),
@@ -145,7 +145,7 @@ class Ending:
     """Decides after each token of a draft whether to draft another one.
 
     After the token at index n, the draft continues if the chance that all tokens so far are accepted is at least
-    `needs[n]`. If `needs` has no such element, the draft always continues.
+    `needs[n]`, or if `needs` has no such element. A draft always ends after a token that ends the answer.
     """
 
     def __init__(
@@ -156,11 +156,12 @@ class Ending:
         *,
         num_planned: int = 0,
     ) -> None:
-        """`num_planned`: the length of the draft if the draft model were never unsure. `needs` may let it grow further.
+        """`needs`: see the class; if empty, no draft ends early. `is_end` says whether a token ends the answer.
 
-        `is_end` says whether a token ends the answer of the target.
+        `num_planned`: the length of the draft if the draft model is never unsure. `needs` may let it grow further.
         """
         self.probabilities: list[float] = []
+        """The draft model's probability of each drafted token."""
         self.is_early = False
         """Whether the draft ended before its planned length, since the draft model was unsure."""
         self._num_planned = num_planned

@@ -25,7 +25,7 @@ from edgeagent.errors import InternalError
 # each step: this many tokens, or fewer if they would take longer than MAX_CATCH_UP_S. All streams wait for that.
 _MAX_CATCH_UP = 256
 MAX_CATCH_UP_S = 0.1
-"""The longest time in seconds for which the draft model computes such a chunk."""
+"""The most seconds that the draft model computes missing tokens in one step."""
 _MIN_CATCH_UP = 32
 # Blocks are loaded into the draft model's cells for about this long in a step. At least one block is loaded.
 _MAX_RESTORE_S = 0.01
@@ -80,14 +80,17 @@ class DraftModel:
         """The measured costs of the draft model's steps."""
         self._drafts: dict[str, _Draft] = {}
         self.start_s = 0.0
-        """How much longer the first step of a draft takes than a further one, on average.
+        """How many seconds longer the first step of a draft takes than each further one, on average.
 
         The first step also computes the tokens that the draft model lacks.
         """
         self._pick_s = 0.0  # average time of finding the likeliest token of a row of logits
 
     def steps_s(self, num_sequences: int, depth: int) -> list[float]:
-        """Return the expected seconds of draft steps for 0, 1 … `num_sequences` sequences; all 0 before any step."""
+        """Return the expected seconds of draft steps for 0, 1 … `num_sequences` sequences; all 0 before any step.
+
+        `depth`: how many tokens each sequence has.
+        """
         used = StepShape(0, self.prefixes.num_cells_used, 0.0)
         steps_s = self.costs.compare(used, range(1, num_sequences + 1), depth)
         if steps_s is None:
@@ -175,8 +178,8 @@ class DraftModel:
     def _begin(self, sequence: Sequence) -> _Draft | None:
         """Claim a sequence's prefix in the draft model's cells, and begin to restore its blocks.
 
-        Return None if every seq_id is live. Blocks are not read earlier: before the first token, that would delay the
-        target's blocks.
+        Return None if every seq_id is live. Reading these blocks earlier, before the sequence's first token, would
+        delay the reads of the target's blocks.
         """
         partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
         restoring = self.prefixes.claim(sequence.tokens, self.prefixes.match(partition, sequence.tokens, max_length))

@@ -1,6 +1,6 @@
-"""What verified drafts have shown about each source: how often its tokens are accepted, and how sure they must be.
+"""What verified drafts have shown: how often tokens are accepted, and how far the draft model can be trusted.
 
-It is kept by source and kind of sampler. A later process can start with the records of an earlier one.
+Acceptance is kept by source of drafts and kind of sampler. A later process can start with the counts of an earlier one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Experience:
             self.shared(each.source, each.sampler).begin_with(each.verified, each.accepted)
 
     def shared(self, source: str, sampler: str) -> SharedAcceptance:
-        """Return how often the drafts of a source are accepted, over all sequences with this kind of sampler."""
+        """Return the acceptance of a source's drafts over all sequences with this kind of sampler."""
         return self._shared.setdefault((source, sampler), SharedAcceptance(self._max_tokens))
 
     def of_sequence(self, source: str, sampler: str) -> Acceptance:
-        """Return the acceptance of a source's drafts for a new sequence with this kind of sampler."""
+        """Return a new Acceptance for one sequence. It starts with the rates of all sequences (`shared`)."""
         return Acceptance(self.shared(source, sampler))
 
     def confidence(self, sampler: str) -> Confidence:

@@ -28,16 +28,16 @@ _MAX_REPLACED = 4
 
 
 class NgramIndex:
-    """Where each run of three tokens ended, in a sequence of tokens that grows."""
+    """The latest places where each run of three tokens ended in a growing sequence of tokens."""
 
     def __init__(self) -> None:
         self._places: dict[int, list[int]] = {}
         self._num_indexed = _LENGTH - 1  # a place is the number of tokens before it
 
     def extend(self, tokens: Items[int]) -> bool:
-        """Index new tokens; return False if some are left for the next call.
+        """Index the tokens that were added since the last call; return False if some are left for the next call.
 
-        The present end is not indexed, since the last tokens would match themselves.
+        `tokens`: all tokens of the sequence. Its present end is not indexed: the last tokens would match themselves.
         """
         start, end = self._num_indexed, min(len(tokens) - 1, self._num_indexed + _MAX_INDEXED)
         if end - start <= _FEW:
@@ -54,7 +54,7 @@ class NgramIndex:
         return self._num_indexed >= len(tokens) - 1
 
     def find(self, tokens: Items[int]) -> tuple[int, int]:
-        """Return the end of the longest earlier run that equals the last tokens, and its length; (0, 0) if none."""
+        """Return (end, length) of the longest earlier run that equals the last tokens; (0, 0) if there is none."""
         if len(tokens) <= _LENGTH:
             return 0, 0
         best = (0, 0)
@@ -141,7 +141,7 @@ def _continues(tokens: Items[int], distance: int) -> bool:
 
 
 def _following(tokens: Items[int], place: int, count: int) -> list[int]:
-    """Return `count` tokens from a place on. If the tokens end before that, repeat those from the place on."""
+    """Return the `count` tokens from index `place` on. If there are fewer, repeat them."""
     found = list(tokens[place : place + count])
     period = len(tokens) - place
     while len(found) < count:

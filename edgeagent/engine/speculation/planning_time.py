@@ -1,6 +1,6 @@
 """Limits the time that planning drafts takes while they do not pay.
 
-Planning a step's drafts takes some tenths of a millisecond. Beside the smallest models, that is half of a step.
+Planning a step's drafts takes some tenths of a millisecond. For the smallest models, that is half of a step's time.
 """
 
 from __future__ import annotations

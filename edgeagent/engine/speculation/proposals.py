@@ -1,7 +1,7 @@
 """Proposes tokens for a step: tokens that a grammar forces, or drafts from the sequence's own text or a draft model.
 
-The target's logits decide whether they are accepted; see engine.verification. How many are drafted depends on the costs
-of drafts and steps, and on how often drafts were accepted; see allocation.
+The target's logits decide which tokens are accepted; see engine.verification. The number of draft tokens depends on the
+costs of drafts and steps, and on how often drafts were accepted; see allocation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOTHING = Offer(())
 class Drafters:
     """The sources of proposals. `max_tokens`: the most tokens to draft for a sequence in a step (0: none).
 
-    `planning_share`: see PlanningTime. `are_even`: all sequences of a step get equally many tokens, because
+    `planning_share`: see PlanningTime. `are_even`: all sequences of a step must get equally many tokens, because
     different numbers need more passes over the weights.
     """
 
@@ -55,7 +55,7 @@ class Drafters:
     are_even: bool = False
 
     def within(self, max_tokens: int, *, are_even: bool) -> Drafters:
-        """Return drafters for a memory that can remove only `max_tokens` of a sequence; with 0 they draft nothing."""
+        """Return these drafters for a memory that can take back at most `max_tokens` of a sequence; 0: no drafts."""
         if max_tokens == 0:
             return Drafters(max_tokens=0)
         most, forced = min(self.max_tokens, max_tokens), min(self.max_forced, max_tokens)
@@ -109,7 +109,7 @@ class Proposals:
         self.catch_up_time = CatchUpTime(clock)
         """Limits how long the draft model reads prompts while a first token is awaited."""
         self.has_drafted = False
-        """Whether the latest step had drafts, or the draft model computed beside it."""
+        """Whether the latest step had drafts, or a computation of the draft model."""
 
     @property
     def draft_model(self) -> DraftModel | None:
@@ -171,9 +171,9 @@ class Proposals:
         return {name: tokens[:least] for name, tokens in proposals.items()} if least else {}
 
     def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int, *, has_ended: bool = False) -> None:
-        """Note how many of a sequence's proposals were accepted; a grammar's proposals do not count as drafts.
+        """Note how many proposed tokens of a sequence were accepted. Tokens that a grammar forced are not counted.
 
-        `has_ended`: the last accepted one ended the answer. Those after it were not compared.
+        `has_ended`: the last accepted token ended the answer, so the tokens after it were not verified.
         """
         state = self._states.get(sequence.id)
         if state is not None and state.source:
@@ -207,7 +207,7 @@ class Proposals:
             self._drafters.ngrams.release(sequence)
 
     def _drafted(self, free: Items[Sequence], rooms: dict[str, int], plain: StepShape) -> dict[str, tuple[int, ...]]:
-        """Return the drafts for a step. `plain`: its shape without drafts."""
+        """Return the step's drafts for the sequences `free`, by id. `plain`: the step's shape without drafts."""
         self._num_steps += 1
         is_resting, self._rest = self._rest > 0, max(0, self._rest - 1)
         is_fixed = any(sequence.spec.draft_tokens for sequence in free)
@@ -260,7 +260,7 @@ class Proposals:
     def _accept_offers(
         self, candidates: Items[Candidate], counts: Items[int]
     ) -> tuple[dict[str, tuple[int, ...]], list[tuple[Sequence, int]]]:
-        """Return the drafts from the sequences' own texts, and how many tokens the draft model is to draft for whom."""
+        """Return the drafts from the sequences' own texts, and (sequence, number of tokens) for the draft model."""
         proposals: dict[str, tuple[int, ...]] = {}
         to_draft = []
         for candidate, count in zip(candidates, counts, strict=True):
@@ -277,7 +277,7 @@ class Proposals:
         return proposals, to_draft
 
     def _end_early(self, guesses: Items[tuple[Sequence, int]], plan: DraftPlan) -> list[tuple[Sequence, int]]:
-        """Let drafts end early where the draft model is unsure (see DraftPlan); return `guesses` with new lengths."""
+        """Let drafts end early where the draft model is unsure (see Ending). Return `guesses` with their new counts."""
         num_drafting, found = sum(count > 0 for _, count in guesses), []
         for sequence, count in guesses:
             if count:
@@ -300,8 +300,8 @@ class Proposals:
     ) -> tuple[list[int], float]:
         """Return how many tokens each candidate may draft in this step, and the factor by which that raises the rate.
 
-        The rate is in tokens per second. The factor is 0 if there are no drafts, or if they are a trial. A candidate
-        whose source is behind, or another source is to be tried, is replaced by the other source of its sequence.
+        The rate is in tokens per second. The factor is 0 if there are no drafts, or if there is a trial. A candidate is
+        replaced by its `other` if its source must first catch up, or if the other source is to be tried.
         """
         if self._num_steps % _PLAIN_EVERY == 0:
             return [0] * len(candidates), 0.0
@@ -331,8 +331,8 @@ class Proposals:
     def _try(self, candidates: list[Candidate], counts: list[int], trial: Trial) -> bool:
         """Change `candidates` and `counts` so that the trial is made in this step; return whether it is.
 
-        If the draft model lacks tokens of its sequence, it catches up first, and nothing changes. If all sequences of a
-        step must get equally many tokens, try all candidates, not only this one.
+        If the draft model must first catch up with the sequence, the catch-up begins, and the trial is not made now. If
+        all sequences of a step must get equally many tokens, try all candidates, not only this one.
         """
         are_even, is_other = self._drafters.are_even, all(each is not trial.candidate for each in candidates)
         tried = [trial.candidate if each.sequence is trial.candidate.sequence else each for each in candidates]
@@ -367,7 +367,7 @@ class Proposals:
                     self._states[sequence.id].is_catching_up = True
 
     def _find_ngram(self, sequence: Sequence, max_tokens: int) -> list[Candidate]:
-        """Return the offer of the sequence's own text, if there is one."""
+        """Return the offer of the sequence's own text, in a list; empty if there is none."""
         if self._drafters.ngrams is None:
             return []
         tokens, length = self._drafters.ngrams.find(sequence, max_tokens)
@@ -380,7 +380,7 @@ class Proposals:
         return [Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens)]
 
     def _ask_model(self, sequence: Sequence, max_tokens: int, draft_steps_s: Items[float]) -> list[Candidate]:
-        """Return the draft model's offer, if there is one. It has none while `catch_up_s` is infinite."""
+        """Return the draft model's offer, in a list; empty if it can neither draft for the sequence nor catch up."""
         model = self._drafters.model
         if model is None or not (self.catch_up_time.allows or model.is_level(sequence)):
             return []

@@ -1,4 +1,4 @@
-"""Looks up how long steps with drafts would take, and remembers the answers for a few steps."""
+"""Predicts how long steps with drafts take. The predictions are kept for a few steps."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ class StepTimes:
     def look_up(
         self, plain: StepShape, num_free: int, plan_s: float, num_steps: int
     ) -> tuple[list[float], list[float]]:
-        """Return two lists of expected seconds: of a target step with n draft tokens, and of a draft step.
+        """Return two lists of expected seconds.
 
-        Item n of the second list is for n sequences. That list is empty without a draft model. Each target step with
-        drafts includes `plan_s`, the time of planning them. Before the first measurement, all target steps count as
-        1 s. `plain`: the shape of the step without drafts. `num_steps`: how many steps there were.
+        Item n of the first list is for a target step with n draft tokens, up to the most that a step may have. Item n
+        of the second list is for a draft step for n sequences; without a draft model, that list is empty.
+
+        - `plain`: the shape of the target step without drafts.
+        - `num_free`: how many sequences may have drafts.
+        - `plan_s`: the seconds of planning drafts. Each target step with drafts includes them.
+        - `num_steps`: how many steps there were so far.
+
+        Before the first measurement, each target step counts as 1 s.
         """
         if num_steps - self._looked_up_at >= _STEPS_PER_LOOKUP:
             self._times.clear()

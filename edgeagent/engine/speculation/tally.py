@@ -26,10 +26,7 @@ class Tally:
 
     @property
     def gain(self) -> float:
-        """The factor by which drafts raised the tokens per second; 0 if there were none.
-
-        Steps count in which there were drafts, or the draft model computed.
-        """
+        """The factor by which drafts raised the tokens per second; 0 if no step was counted (`add_step`)."""
         return self._without_s / self._taken_s if self._taken_s else 0.0
 
     def counts(self) -> tuple[DraftCounts, ...]:
@@ -40,10 +37,10 @@ class Tally:
         )
 
     def add_draft(self, name: str, num_drafted: int, num_accepted: int, *, has_ended: bool = False) -> None:
-        """Count one draft, of which `num_accepted` tokens were accepted.
+        """Count one draft of the source `name`, of which `num_accepted` tokens were accepted.
 
-        Tokens after the first refused one count as not verified, as do those after an accepted one that `has_ended`
-        the answer.
+        Tokens after the first refused one count as not verified. `has_ended`: the last accepted token ended the answer,
+        so the tokens after it were not verified either.
         """
         source = self._sources.setdefault(name, _Source())
         _add(source.chosen, num_drafted)
@@ -53,10 +50,10 @@ class Tally:
                 _add(source.accepted, position)
 
     def add_step(self, num_sequences: int, num_accepted: int, taken_s: float, plain_s: float) -> None:
-        """Count a step with drafts, or beside which the draft model computed, and in which all sequences decode.
+        """Count a step with drafts, or in which the draft model computed. All sequences of the step must decode.
 
-        `taken_s`: how long the step and its drafting took. `plain_s`: how long the step would take without drafts,
-        with one token for each sequence.
+        `num_accepted`: the accepted draft tokens of all sequences. `taken_s`: how long the step and its drafting took.
+        `plain_s`: how long the step would take without drafts, with one token for each sequence.
         """
         self._taken_s += taken_s
         self._without_s += plain_s * (num_sequences + num_accepted) / num_sequences

@@ -1,4 +1,4 @@
-"""Chooses drafts that are made to learn how often a source's tokens are accepted, although they may not pay."""
+"""Chooses trials: drafts that may not pay, but show how often a source's tokens are accepted."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _UNKNOWN_TRIAL_S = 0.1
 
 @dataclass(slots=True)
 class Candidate:
-    """One source's offer for one sequence. `tokens` are already known if drafting costs nothing.
+    """One source's offer for one sequence.
 
-    `other` is the offer of a second source, which should pay less.
+    `tokens`: the draft, if it comes from the sequence's own text; empty if the draft model must first make it. `other`:
+    the candidate of the sequence's second source, which promises a lower rate; None if there is none.
     """
 
     sequence: Sequence
@@ -55,7 +56,7 @@ class Candidate:
             self.other.acceptance.shared.num_idle_steps += 1
 
     def trial_s(self, num_tokens: int, target_steps_s: Items[float]) -> float:
-        """Return the expected seconds that drafting and verifying up to `num_tokens` adds to a step."""
+        """Return the expected seconds that a draft of up to `num_tokens` adds to a step, its catch-up included."""
         count = min(num_tokens, len(self.offer.chances), len(target_steps_s) - 1)
         return target_steps_s[count] - target_steps_s[0] + self.offer.draft_s(count) + self.catch_up_s
 
@@ -70,7 +71,7 @@ class Candidate:
 
 
 def best_first(offers: list[Candidate], target_steps_s: Items[float], num_sequences: int) -> list[Candidate]:
-    """Sort the offers for one sequence by the rate that they promise. The second becomes the `other` of the first."""
+    """Sort the offers for one sequence, the highest expected rate first. Make the second the `other` of the first."""
     if len(offers) > 1:
         # Streams share the draft model's steps. The drafts of one stream alone may not pay, but those of all may.
         offers.sort(key=lambda each: -best_rate_of_all(each.offer, target_steps_s, num_sequences))
@@ -106,7 +107,8 @@ class Trials:
         """Return a trial if too little is known of a candidate's source; else None.
 
         The first draft of a source is short. Each next one is about twice as long, until a token is refused. Then
-        short drafts are tried as long as they may pay, because two unlucky drafts say little.
+        short drafts are tried as long as they may pay, because two unlucky drafts say little. No trial adds more
+        than 0.1 s to a step.
         """
         for each in candidates:
             shared = each.acceptance.shared
@@ -131,9 +133,9 @@ class Trials:
     ) -> Trial | None:
         """Return a trial of a candidate's other source if that was idle for long and may pay; else None.
 
-        `num_steps`: for how many steps this call saves time. The saved time must be enough for the trial, and for what
-        the source needs to catch up. `gain`: the factor by which the other drafts of this step raise the rate. The more
-        they do, the more a step without them costs, so the fewer trials there are.
+        `num_steps`: the number of steps since the last plan. A share of their time is saved. The saved time must be
+        enough for the trial and for the source's catch-up. `gain`: the factor by which the other drafts of this step
+        raise the rate. A step without these drafts costs more if `gain` is larger, so there are fewer trials then.
         """
         self._saved_for_others_s += _SHARE_OF_TRIALS * target_steps_s[0] * num_steps
         self._saved_for_others_s = min(_MOST_SAVED_S, self._saved_for_others_s)
@@ -151,7 +153,7 @@ class Trials:
         return Trial.of(cheapest)
 
     def spend_on_other(self, seconds: float) -> None:
-        """Record how long another source caught up for its trial."""
+        """Subtract the seconds of a catch-up from the time that is saved for trials of other sources."""
         self._saved_for_others_s = max(0.0, self._saved_for_others_s - seconds)
 
     def next(
@@ -159,8 +161,8 @@ class Trials:
     ) -> Trial | None:
         """Return a trial if the saved time is enough for it; else None.
 
-        `num_steps`: for how many steps without drafts this call saves time. A sequence that never had a draft comes
-        first. Otherwise the sequence without drafts for the longest time comes first.
+        `num_steps`: the number of steps since the last plan. A share of their time is saved. A sequence that never had
+        a draft comes first. Otherwise the sequence without drafts for the longest time comes first.
         """
         worth = [each for each in candidates if could_pay(each.offer, target_steps_s, num_sequences)]
         if not worth:

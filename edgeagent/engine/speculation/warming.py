@@ -1,7 +1,7 @@
-"""Computes the prompts of prefill-only requests with the draft model too, when the engine is idle.
+"""Lets the draft model compute the prompts of prefill-only requests while the engine is idle.
 
-Otherwise the draft model would not compute these prompts, since the requests have no answer to draft for. A later
-answer to the same prompt can then have drafts from its first token on, even after a restart.
+These requests have no answer, so the draft model does not compute their prompts while they run. When it has computed a
+prompt, a later answer to that prompt can have drafts from its first token on, even after a restart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_PROMPTS = 64
 
 
 class PromptWarmer:
-    """A queue of prompts that the draft model has still to compute, the oldest first."""
+    """A queue of prompts that the draft model has not computed yet, the oldest first."""
 
     def __init__(self, model: DraftModel | None) -> None:
         """If `model` is None, prompts are ignored."""
