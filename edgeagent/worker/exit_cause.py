@@ -63,17 +63,17 @@ def read_left_out(stderr: str) -> int:
 
 
 def read_notes(notes: Sequence[str]) -> list[str]:
-    """Return a worker's notes for the log: a few lines, without control characters."""
+    """Return the first three of a worker's notes as lines for the log, each shortened by `one_line`."""
     return [one_line(note) for note in notes[:_MAX_NOTES]]
 
 
 def one_line(text: str) -> str:
-    """Return a worker's text as one short line without control characters."""
+    """Return the first 400 characters of a worker's text. Blanks replace line ends and control characters."""
     return "".join(char if char.isprintable() else " " for char in text[:_MAX_NOTE_CHARS])
 
 
 def is_from_outside(returncode: int) -> bool:
-    """Whether a process was ended from outside: by a person, a service manager, or the kernel for lack of memory.
+    """Return whether a process was ended from outside: by a person, a service manager, or the kernel to free memory.
 
     Always False on Windows. There, the process that ends another one chooses the exit code, so the exit code does not
     show who ended it.
@@ -91,7 +91,7 @@ def num_oom_kills(counters: Path = Path("/proc/vmstat")) -> int:
 
 
 def is_out_of_memory(returncode: int, num_oom_kills: int, stderr: str = "") -> bool:
-    """Whether a process ended because memory ran out.
+    """Return whether a process ended because memory ran out.
 
     `num_oom_kills` is how many processes the kernel ended to free memory while this one ran.
     """
@@ -102,7 +102,8 @@ def is_out_of_memory(returncode: int, num_oom_kills: int, stderr: str = "") -> b
 def describe_exit(returncode: int, stderr: str, *, has_seen_prompts: bool, num_oom_kills: int = 0) -> str:
     """Return what ended a process that was not asked to stop, e.g. "SIGSEGV (invalid memory access)".
 
-    `num_oom_kills` is how many processes the kernel ended to free memory while this one ran.
+    With `has_seen_prompts`, the texts of exceptions are left out, since they may quote a prompt. `num_oom_kills` is how
+    many processes the kernel ended to free memory while this one ran.
     """
     how = _OUT_OF_MEMORY if is_out_of_memory(returncode, num_oom_kills) else _describe_code(returncode)
     why = _describe_output(stderr, has_seen_prompts)

@@ -40,7 +40,10 @@ _MAX_ERROR_CHARS = 4096
 class DiskCache(Struct, frozen=True):
     """The folder of cached blocks, its limits, and the secret that keys and seals the blocks.
 
-    `max_bytes_per_hour`: 0 means no limit. `close_s`: how many seconds a stopping worker may write queued blocks.
+    - `max_bytes`: the limit of the folder's size. `min_free_bytes`: how much of the disk must stay free.
+    - `max_unused_s`: blocks that were unused for this many seconds are evicted.
+    - `max_bytes_per_hour`: the limit of writes; 0 means no limit.
+    - `close_s`: for how many seconds a stopping worker may still write queued blocks.
     """
 
     folder: str
@@ -60,11 +63,11 @@ class Load(Struct, frozen=True, tag="load"):
     - `shapes` has the FileShape of the model, then that of its draft; empty if the model's header could not be read.
     - `room_bytes` is how much of the machine's memory the model may use; 0 means all that is free.
     - `num_tries` is the number of earlier loads that failed because memory ran out.
-    - `kept` is the last content that a worker of this model sent, as `Ready.to_keep` or with Keep.
+    - `kept` is what an earlier worker of this model measured and learned: the last `Ready.to_keep` or `Keep.content`.
     - `adapters` are the paths of the model's LoRA adapters by name.
     - `unusable_adapters` has the reasons why other adapters cannot be used, by name.
-    - `is_replacing`: the worker continues requests of an earlier worker, so it keeps that worker's form of attention.
-    - `draft_why` is the reason for this draft, or for none; `draft_by` is that of a Choice.
+    - `is_replacing`: the worker continues an earlier worker's requests, with the same setting of flash attention.
+    - `draft_why` is the reason for this draft, or for none. `draft_by` is what decided it, see `Choice.by`.
     - `why_no_drafts`: why the model must not take drafts of any kind; "" if it may.
     """
 
@@ -90,8 +93,8 @@ class Load(Struct, frozen=True, tag="load"):
 class Delivered(Struct, frozen=True, array_like=True):
     """The output so far: first `so_far` from another machine, then `tokens` from earlier workers.
 
-    The tokens were delivered in steps of `step_lengths`. `unsaid` has the log probabilities of the last tokens, whose
-    text was not sent yet.
+    `step_lengths` has the number of tokens that each step delivered. `unsaid` has the log probabilities of the last
+    tokens, whose text was not sent yet.
     """
 
     tokens: tuple[int, ...] = ()
@@ -123,7 +126,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """Ask the model a question about text. Questions do not wait for requests."""
+    """Ask the model a question about text, such as its tokens or its embedding. Questions do not wait for requests."""
 
     id: str
     query: TextQuery
@@ -160,28 +163,28 @@ class LoadProgress(Struct, frozen=True, tag="progress"):
 
 
 MEASUREMENTS = "the measurements of settings"
-"""`LoadProgress.trying` while settings are measured: see `calibration_s`."""
+"""The value of `LoadProgress.trying` while settings are measured (see `EngineConfig.calibration_s`)."""
 
 
 def adapter_trial(path: str) -> str:
-    """Return `LoadProgress.trying` for an adapter. It tells the daemon which adapter ended the process."""
+    """Return the `LoadProgress.trying` of an adapter. If the process ends, the daemon knows which adapter it tried."""
     return f"the adapter {path}"
 
 
 def draft_trial(path: str) -> str:
-    """Return `LoadProgress.trying` for a draft model, from before its file is opened until it was tried."""
+    """Return the `LoadProgress.trying` of a draft model. The worker sends it before it opens the draft's file."""
     return f"the draft {path}"
 
 
 def taking_back_trial(path: str) -> str:
-    """Return `LoadProgress.trying` while it is tried whether the model at `path` can remove refused drafts."""
+    """Return the `LoadProgress.trying` of the test whether the model at `path` can remove refused drafts."""
     return f"removing refused drafts of {path}"
 
 
 class Ready(Struct, frozen=True, tag="ready"):
     """The model is loaded and warm.
 
-    `notes` and `warnings` are lines for the daemon's log. `to_keep` is for the next worker's Load.
+    `notes` and `warnings` are lines for the daemon's log. `to_keep` is the `Load.kept` of the next worker.
     """
 
     info: ModelInfo
@@ -191,7 +194,7 @@ class Ready(Struct, frozen=True, tag="ready"):
 
 
 class Keep(Struct, frozen=True, tag="keep"):
-    """A newer value for `Load.kept` than `Ready.to_keep`. It includes what the worker has learned since."""
+    """A newer value for `Load.kept`. It includes what the worker has learned since it sent `Ready.to_keep`."""
 
     content: bytes
 
@@ -208,10 +211,10 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
 
 
 class StepItem(Struct, frozen=True, array_like=True):
-    """One request's share of an engine step. A large share comes in several items; all but the last have `is_part`.
+    """One request's output in an engine step. A large output comes in several items; all but the last have `is_part`.
 
     Only the last item has `tokens`. `unsaid` has the log probabilities of the latest tokens, whose text is held back.
-    If the worker dies, the next one needs them.
+    If the worker dies, the next worker needs these log probabilities.
     """
 
     id: str
@@ -222,7 +225,7 @@ class StepItem(Struct, frozen=True, array_like=True):
 
 
 class StepResult(Struct, frozen=True, tag="steps"):
-    """Deltas of one engine step; a step with many deltas comes in several of these.
+    """The deltas of one engine step. A step with many deltas comes in several StepResults.
 
     `at_s`: when the step's tokens were sampled (time.monotonic).
     """
@@ -274,7 +277,7 @@ class ProtocolError(Exception):
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """Return the frame of a message; raise UnicodeEncodeError or OverflowError if msgpack has no form for a value."""
+    """Return the frame of a message; raise UnicodeEncodeError or OverflowError if msgpack cannot encode a value."""
     buffer = bytearray(LENGTH_BYTES)
     _encoder.encode_into(message, buffer, LENGTH_BYTES)
     _length.pack_into(buffer, 0, len(buffer) - LENGTH_BYTES)

@@ -73,7 +73,8 @@ class _Post:
 def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
     """Keep a renderer running at each pair of pipes until the worker is gone, then end this process.
 
-    Call this in a new process. `mark` begins each frame.
+    Call this in a new process. It does not return. `mark` begins each frame. With `is_enclosed`, each renderer enters
+    the sandbox.
     """
     try:
         worker = os.getppid()
@@ -112,7 +113,10 @@ def _say_what_failed() -> None:
 
 
 def _leave_the_worker(pipes: list[Pipes]) -> None:
-    """Close this fork's copies of the pipes between worker and daemon, so that they end with the worker."""
+    """Close this fork's copies of the worker's files, except stderr and `pipes`.
+
+    Otherwise the pipes between worker and daemon would stay open after the worker's end.
+    """
     kept = {2, *(descriptor for pipe in pipes for descriptor in pipe)}
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -125,7 +129,7 @@ def _leave_the_worker(pipes: list[Pipes]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """On Linux, end this process when its parent ends. On other systems, this process ends when the pipe does."""
+    """On Linux, end this process when `parent` ends. On other systems, the end of its pipe ends this process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

@@ -68,13 +68,13 @@ class Done(Struct, frozen=True, tag="done"):
 
 
 class NotOpen(Struct, frozen=True, tag="not_open"):
-    """The message was not carried out: a process has ended, and with it the template that it had opened."""
+    """The message was not carried out: an earlier process has ended, and its open template is lost. Send Open again."""
 
     number: int
 
 
 class RenderFailed(Struct, frozen=True, tag="refused"):
-    """An error, and the CPU time in seconds until then. `code` is an EdgeAgentError code."""
+    """The Open or Render failed after `cpu_s` seconds of CPU time. `code` is an EdgeAgentError code."""
 
     number: int
     code: str
@@ -84,7 +84,7 @@ class RenderFailed(Struct, frozen=True, tag="refused"):
 
 
 class Ended(Struct, frozen=True, tag="ended"):
-    """The process has ended, and a new one takes over. `number` is the message it was working on, or 0.
+    """The process has ended, and a new one starts. `number` is that of the unfinished message; 0 if there was none.
 
     `signal` is the signal that ended it; 0 if it exited by itself.
     """
@@ -102,7 +102,10 @@ _from_renderer: msgspec.msgpack.Decoder[FromRenderer] = msgspec.msgpack.Decoder(
 
 
 def encode(message: ToRenderer | FromRenderer) -> bytes:
-    """Encode a message, without marks; raise UnicodeEncodeError for text that is not valid Unicode."""
+    """Return a message's bytes with their length before them, but without marks (see `framed`).
+
+    Raise UnicodeEncodeError for text that is not valid Unicode.
+    """
     body = _encoder.encode(message)
     return _length.pack(len(body)) + body
 
@@ -116,7 +119,7 @@ def new_mark() -> bytes:
 
 
 def framed(encoded: bytes, mark: bytes) -> bytes:
-    """Return the frame of an encoded message."""
+    """Return the frame of an encoded message: the mark, the message, and zeros."""
     return mark + encoded + _CLOSE
 
 
@@ -178,7 +181,7 @@ class Frames:
         return None
 
     def _find_frame(self) -> bool:
-        """Drop all bytes before the first mark. Return whether a whole frame head is in the buffer then."""
+        """Drop all bytes before the first mark. Return whether the buffer then begins with a whole frame head."""
         start = self._buffer.find(self._mark)
         if start:
             self._drop(start if start > 0 else max(0, len(self._buffer) - MARK_BYTES + 1))
@@ -190,10 +193,10 @@ class Frames:
 
 
 def decode_to_renderer(body: bytes) -> ToRenderer:
-    """Return the message in a frame body; raise msgspec.MsgspecError."""
+    """Return the message in a frame body; raise msgspec.MsgspecError if it is invalid."""
     return _to_renderer.decode(body)
 
 
 def decode_from_renderer(body: bytes) -> FromRenderer:
-    """Return the message in a frame body; raise msgspec.MsgspecError."""
+    """Return the message in a frame body; raise msgspec.MsgspecError if it is invalid."""
     return _from_renderer.decode(body)

@@ -41,7 +41,7 @@ from edgeagent.worker.render.protocol import (
 
 
 class Template(Protocol):
-    """Renders conversations. Only one thread may use it."""
+    """A chat template, which renders conversations. Only one thread may use it."""
 
     @property
     def supports_tools(self) -> bool: ...
@@ -86,10 +86,11 @@ def open_here(opening: Open) -> ChatTemplate:
 
 
 def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
-    """Start processes for `num_templates` templates. Return a function that opens a template; call it once for each.
+    """Start a process for each of `num_templates` templates. Return a function that opens a template.
 
-    Call this while the process has one thread and is not in a sandbox. On Windows, which cannot fork, templates run in
-    this process, limited only by their own budgets.
+    The returned function may be called `num_templates` times. Call `start_renderers` while this process has one thread
+    and is not in a sandbox. With `is_enclosed`, each new process enters the sandbox. On Windows, which cannot fork,
+    templates run in this process, limited only by their own budgets.
     """
     if not hasattr(os, "fork"):
         return open_here
@@ -114,7 +115,7 @@ class RemoteTemplate:
     """A template in another process. If that process has ended, the template is opened again in the next one."""
 
     def __init__(self, pipes: Pipes, mark: bytes, opening: Open, keeper: int) -> None:
-        """Open the template; raise TemplateTooSlow or another InvalidRequest if that exceeds its limits.
+        """Open the template; raise TemplateTooSlow or another InvalidRequest if opening it exceeds its limits.
 
         `keeper` is the process id of the child that starts the renderers.
         """
@@ -134,21 +135,21 @@ class RemoteTemplate:
 
     @property
     def supports_tools(self) -> bool:
-        """Whether the template has a place for tools."""
+        """Whether the template itself renders tools, calls and results."""
         return self._opened.supports_tools
 
     @property
     def supports_reasoning(self) -> bool:
-        """Whether the template has a place for reasoning."""
+        """Whether the model may reason: the template reacts to `enable_thinking`, or renders past reasoning."""
         return self._opened.supports_reasoning
 
     @property
     def tool_format(self) -> ToolFormat:
-        """See ChatTemplate."""
+        """The format in which the model writes tool calls."""
         return self._opened.tool_format
 
     def render(self, prompt: ChatPrompt) -> Rendered:
-        """Return a rendered conversation; raise InvalidRequest.
+        """Return a rendered conversation; raise InvalidRequest if the template refuses it.
 
         Raise TemplateTooSlow if the request's CPU time is used up, or if the process was ended.
         """
@@ -165,11 +166,11 @@ class RemoteTemplate:
         raise _ended(signal.SIGKILL, REQUEST_CPU_S)
 
     def renew(self) -> None:
-        """Start a new request with the full budget of CPU time."""
+        """Give the next renderings a new budget of CPU time, which all renderings for one request share."""
         self._left_s = REQUEST_CPU_S
 
     def close(self) -> None:
-        """Let the process end. No method may be called after this."""
+        """Close the pipes, which ends the process. No method may be called after this."""
         os.close(self._writes)
         os.close(self._reads)
         self._writes = self._reads = -1
@@ -186,14 +187,14 @@ class RemoteTemplate:
         raise _ended(signal.SIGKILL, OPEN_CPU_S)
 
     def _count_ends(self) -> None:
-        """Count the processes that ended since the last message. Otherwise the next message would get NotOpen."""
+        """Count the processes that ended since the last message. Without this, the next answer would be NotOpen."""
         while (body := self._frames.receive_now()) is not None:
             self._num_ended += isinstance(decode_from_renderer(body), Ended)
 
     def _ask(self, message: ToRenderer, cpu_s: float) -> FromRenderer:
         """Return the answer to a message; NotOpen if the message must be sent again because a process ended.
 
-        Raise the answer's error, or TemplateTooSlow.
+        Raise the error of a RenderFailed. Raise TemplateTooSlow if the process ended during its work on this message.
         """
         try:
             self._count_ends()
@@ -243,7 +244,7 @@ def _fail(why: str, keeper: int) -> NoReturn:
     """End the worker, which is useless without its renderer. The next worker continues its streams.
 
     The sandbox does not allow starting a new keeper process. If a signal from outside killed the keeper, the worker
-    ends by the same signal. That does not count as a crash, since a keeper runs no code of the model.
+    ends by the same signal, so that the daemon does not count a crash: a keeper runs no code of the model.
     """
     sys.stderr.write(f"edgeagent worker: the chat template's process is gone: {why}\n")
     sys.stderr.flush()
@@ -254,7 +255,7 @@ def _fail(why: str, keeper: int) -> NoReturn:
 
 
 def _wait_ended(child: int) -> int | None:
-    """Return a child's exit code; None if it is still running after 0.2 s.
+    """Return a child's exit code; None if it is still running after 0.2 s, or if there is no such child.
 
     The child's pipes may end a moment before the process does.
     """

@@ -54,8 +54,10 @@ def version() -> int:
 def restrict(*, read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path]) -> None:
     """Restrict this thread, and threads that it starts, to these files and folders; raise OSError if that fails.
 
-    Paths that cannot be opened are ignored. After this, no program can be executed. TCP and signals to other processes
-    are refused too, if the kernel's Landlock can do it. The caller must have set no_new_privs.
+    All three may be read. `write` may also be written, and its folders' files created and removed. `devices` are device
+    files, which may also be written and controlled by ioctl. Paths that cannot be opened are ignored. After this, no
+    program can be executed. TCP and signals to other processes are refused too, if the kernel's Landlock can do it. The
+    caller must have set no_new_privs.
     """
     known = version()
     if not known:

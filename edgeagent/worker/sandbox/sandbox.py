@@ -76,9 +76,9 @@ def _lower(limit: int, value: int) -> None:
 def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
     """Permanently give up what a worker does not need; return the restrictions that took effect, in words.
 
-    `read` are the model's files, `write` the process's own folders and files. Call this while it has one thread.
-    Otherwise files are not restricted, since Landlock restricts only the calling thread and the threads it starts.
-    There are no restrictions on systems other than Linux.
+    `read` are the model's files. `write` are the folders and files that the process may write to. Call this while the
+    process has one thread. Otherwise access to files is not restricted, since Landlock restricts only the calling
+    thread and the threads it starts. On systems other than Linux there are no restrictions, and the result is empty.
     """
     if sys.platform != "linux":
         return ()
@@ -118,7 +118,8 @@ def _wake_gpu() -> None:
     """Create NVIDIA's device files if they are missing.
 
     After a boot, these files are missing until a program uses the GPU. The driver then runs nvidia-modprobe, which
-    creates them as root. The sandbox forbids this, so run the program before the sandbox. Otherwise no GPU is found.
+    creates them as root. In the sandbox, the driver cannot run it and would find no GPU. So run nvidia-modprobe here,
+    before the sandbox is entered.
     """
     program = shutil.which("nvidia-modprobe", path="/usr/bin:/usr/sbin:/bin:/sbin")
     is_asleep = Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidia-uvm").exists()
@@ -148,8 +149,8 @@ def _may_use_cuda() -> bool:
 def _cuda_thread_names() -> Iterator[Path]:
     """Yield the folder that holds the names of this process's threads, if CUDA may be used.
 
-    CUDA names its threads at its start. If that fails, it finds no GPU. The folder stays open, since the kernel may
-    otherwise forget it when memory is short, and make another one, to which the rule does not apply.
+    CUDA names its threads at its start. If that fails, CUDA finds no GPU. This function leaves the folder open: if
+    memory is short, the kernel may otherwise replace the folder by a new one, to which Landlock's rule does not apply.
     """
     if _may_use_cuda():
         threads = Path("/proc/self/task")

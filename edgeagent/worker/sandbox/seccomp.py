@@ -44,8 +44,8 @@ class _Program(ctypes.Structure):
 def refuse_calls(*, for_cuda: bool = False) -> None:
     """Make the kernel refuse the calls listed in `system_calls` for all threads of this process and its children.
 
-    With `for_cuda`, those that CUDA needs are allowed. The caller must have set no_new_privs. Raise OSError if the
-    kernel refuses the filter, or if none is known for the architecture.
+    With `for_cuda`, the calls that CUDA needs are allowed. The caller must have set no_new_privs. Raise OSError if the
+    kernel refuses the filter, or if this module has no filter for the architecture.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None:
@@ -60,9 +60,10 @@ def refuse_calls(*, for_cuda: bool = False) -> None:
 
 
 def make_filter(machine: Machine, pid: int, *, for_cuda: bool = False) -> bytes:
-    """Return the filter's instructions for the process with this id, with what CUDA needs if it is `for_cuda`.
+    """Return the bytes of the filter's instructions for the process with the id `pid`.
 
-    A call is allowed unless `system_calls` refuses it, it is newer than NEWEST_CALL, or it is of another ABI.
+    A call is allowed unless `system_calls` refuses it, it is newer than NEWEST_CALL, or it is of another ABI. With
+    `for_cuda`, the calls in CHECKED_FOR_CUDA are allowed too.
     """
     code: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),

@@ -20,9 +20,9 @@ NEWEST_CALL = 470
 class Check:
     """A condition on the lower 32 bits of an argument: after masking, they must equal one of the `values`.
 
-    With `refuses`, they must equal none of the `values`. With `is_upper_half`, the condition is on the upper 32 bits
-    instead. This is needed only if the kernel uses them, as for pointers. `argument` counts from 0. `values` may
-    include OWN_ID and OWN_PROCESS.
+    With `refuses`, they must equal none of the `values`. With `is_upper_half`, the condition is on the upper 32 bits,
+    which the kernel uses only for 64-bit arguments such as pointers. `argument` counts from 0. `values` may include
+    OWN_ID and OWN_PROCESS.
     """
 
     argument: int
