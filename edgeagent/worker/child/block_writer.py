@@ -1,4 +1,4 @@
-"""The worker's thread that writes blocks to disk. The block store decides what to write, and when."""
+"""The worker's thread that writes cached blocks to disk. The block store decides what to write, and when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeagent.worker.protocol import DiskCache
 
 
 def start_block_store(disk: DiskCache) -> BlockStore:
-    """Return a block store whose writer thread has started. The thread reads the folder while the model loads."""
+    """Return a block store whose thread has started. The thread reads the folder while the model loads, then writes."""
     files = Files(Path(disk.folder))
     # If the clock is wrong at a restart, blocks age by at most half of their time to live.
     budget = WriteBudget(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)

@@ -36,9 +36,10 @@ def find_system_end(
 def find_next_turn(
     template: Template, prompt: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece
 ) -> int | None:
-    """Return how many leading tokens this prompt shares with the next turn's; None if the template refuses a next turn.
+    """Return how many leading tokens this prompt shares with the prompt of the next turn; None if that is unknown.
 
-    Some templates write a past turn differently from the latest one. Then only a part of this prompt is shared.
+    It is unknown if the template refuses a next turn. Some templates write a past turn differently from the latest one.
+    Then only a part of this prompt is shared.
     """
     next_turn = structs.replace(prompt, messages=(*prompt.messages, Message("assistant", _OTHER), _QUESTION))
     return _num_shared(template, next_turn, text, tokens, piece)

@@ -1,8 +1,8 @@
 """Writes frames to the pipe on a separate thread. The main thread writes directly if that cannot block.
 
-If all frames went through the thread, each step's tokens would wait until the next step has begun, because the thread
-does not get the interpreter before that. The two threads never write at the same time: each first takes the only item
-of `permit`.
+If all frames went through the writer thread, each step's tokens would wait until the next step has begun: only then
+does the main thread release the interpreter lock (GIL). The two threads never write at the same time: each first takes
+the only item of `permit`, and puts it back after writing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MAX_DIRECT_BYTES = 4096
 
 
 class Frames(Protocol):
-    """A queue or other object that accepts a thread's frames."""
+    """Accepts frames for the daemon: a queue, or an Outlet."""
 
     def put(self, frame: FromWorker, /) -> None: ...
 
 
 class FrameWriter(threading.Thread):
-    """Writes the items of `frames` to the pipe; None ends the thread. The Outlet's items are encoded already."""
+    """The thread that writes the items of `frames` to the pipe. Items may be encoded already; None ends the thread."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(name="writer", daemon=True)
@@ -48,7 +48,10 @@ class FrameWriter(threading.Thread):
 
 
 class Outlet:
-    """Sends the main thread's frames in order: writes each at once if possible, else queues it for the writer."""
+    """Sends the main thread's frames in order.
+
+    A frame is written at once if that cannot block; otherwise it is queued for the writer.
+    """
 
     def __init__(self, writer: FrameWriter) -> None:
         self._writer = writer

@@ -33,18 +33,21 @@ class Opened:
     num_gpu_bytes: int
     kv_bytes_per_token: float
     num_back: int = 0
-    """How many earlier states the memory keeps of each sequence."""
+    """How many earlier recurrent states the memory keeps of each sequence, to remove that many draft tokens."""
     layers: tuple[LayerShape, ...] = ()
     """The layers in the file's header; empty if they are not known."""
     notes: tuple[str, ...] = ()
-    """Options without the expected effect, for the daemon's log."""
+    """Lines for the daemon's log about options that have no effect on this machine."""
     why_no_draft: str = ""
-    """Why the draft must not be loaded: there is too little memory. "" if it may."""
+    """Why the draft model must be left out to save memory; "" if it may be loaded, or if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """How a load's files are opened, and the shapes of those files. `why_no_draft`: see Opened."""
+    """The plan for a load, and the shapes of the files to open.
+
+    `num_tries`: how many loads of these files ran out of memory. `why_no_draft`: see Opened.
+    """
 
     plan: Plan
     shapes: tuple[FileShape, ...]
@@ -53,7 +56,7 @@ class _Planned:
 
 
 def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Opened:
-    """Open a load's model; `on_progress` gets the loaded fraction, 0 to 1. Raise ModelLoadFailed."""
+    """Open a load's model; raise ModelLoadFailed. `on_progress` gets the loaded fraction, 0 to 1."""
     config = EngineConfig.model_validate_json(load.engine_config)
     room = _room(load, config)
     planned = _plan(load, config, room, load.num_tries)
@@ -81,7 +84,7 @@ def _notes(config: EngineConfig, room: Room) -> tuple[str, ...]:
 
 
 def can_take_less(load: Load) -> bool:
-    """Whether the next try of a load that ran out of memory would use less memory than this one."""
+    """Return whether the next try of a load that ran out of memory would use less memory than this one."""
     config = EngineConfig.model_validate_json(load.engine_config)
     try:
         room = _room(load, config)
@@ -104,7 +107,7 @@ def _plan(load: Load, config: EngineConfig, room: Room, num_tries: int) -> _Plan
 
 
 def _room(load: Load, config: EngineConfig) -> Room:
-    """Return how much memory a model may use. Raise ModelLoadFailed if its options cannot work on this machine."""
+    """Return how much memory a load may use. Raise ModelLoadFailed if its options cannot work on this machine."""
     found = devices()
     if config.gpu_layers > 0 and not any(device.kind == "gpu" for device in found):
         raise ModelLoadFailed(

@@ -1,7 +1,7 @@
-"""Computes the process's own memory without that of a side context.
+"""Computes the process's own memory without that of a side context, in which a long prompt is computed.
 
-The watchdog ends a worker if preparing one prompt takes too much memory. Meanwhile, the side context of another prompt
-may take gigabytes, which must not be counted for the preparation.
+The watchdog ends a worker if preparing one prompt takes too much memory. At the same time, the side context of another
+prompt may take gigabytes, which must not be counted for the preparation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class OwnMemory:
     def without_side(self, own_bytes: int, num_side_bytes: int) -> int:
         """Return `own_bytes` without the side context's memory.
 
-        `num_side_bytes` is the largest size of the side context; 0 if there is none. Growth since the last measurement
-        without a context is attributed to the context, up to its largest size. A context that has ended is subtracted
-        until the process has returned its memory.
+        `num_side_bytes` is the most memory that the side context may take; 0 if there is none. Memory growth since the
+        last measurement without a context counts as the context's, up to that size. After the context has ended, its
+        memory is still subtracted until the process has returned it to the system.
         """
         grown = max(0, own_bytes - self._before)
         if num_side_bytes:

@@ -72,7 +72,8 @@ _IDLE_S = 1.0
 class _Reader(threading.Thread):
     """Reads frames from stdin, answers pings and passes on the other messages.
 
-    When the stream ends, the daemon is gone, and this thread ends the process. It does so at an invalid frame too.
+    If the stream ends, the daemon is gone, and this thread ends the process. It also ends the process after an invalid
+    frame.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ def _start(host: Host | EncoderHost, frames: Frames) -> Worker | EncoderWorker:
 
 
 def main() -> int:
-    """Run a worker on stdin and stdout; return the exit code."""
+    """Run a worker on stdin and stdout. Return its exit code: 0 after Stop, 1 if the load failed, 2 without a Load."""
     _die_with_parent()
     set_limits()
     _detach_from_terminal()

@@ -53,8 +53,8 @@ class ReadPrompt:
     """A prompt's tokens, and what is known about them.
 
     - `text`: the prompt as text; None for a prompt of token ids and for infill.
-    - `num_added`: how many leading tokens the tokenizer added.
-    - `open_reasoning`: the markers of reasoning that the template left open.
+    - `num_added`: how many leading tokens the tokenizer added (BOS).
+    - `open_reasoning`: if the rendered prompt ends inside a reasoning section, the markers of that section.
     - `num_system`: how many leading tokens are instructions and tools.
     - `boundaries`: positions where other prompts may diverge from this one; empty if the memory kind needs none.
     - `num_dropped_items`: how many items of the conversation were dropped because they did not fit.
@@ -91,7 +91,7 @@ def make_template(model: Model, special: SpecialTexts, make: MakeTemplate = open
 
 
 class PromptReader:
-    """Reads prompts for a context of `context_length` tokens."""
+    """Renders and tokenizes prompts for a context of `context_length` tokens."""
 
     def __init__(self, model: Model, vocabulary: LongTextVocabulary, template: Template, context_length: int) -> None:
         self._model = model
@@ -103,8 +103,8 @@ class PromptReader:
     def read(self, prompt: Prompt, max_tokens: int | None = None) -> ReadPrompt:
         """Return a prompt's tokens; raise InvalidRequest, NotSupported, or ContextLengthExceeded if it cannot fit.
 
-        `max_tokens` is the limit of the answer; None means as many tokens as fit. A truncated conversation leaves room
-        for an answer.
+        `max_tokens` is the limit of the answer; None means as many tokens as fit. If a conversation is truncated, it
+        leaves room for an answer.
         """
         match prompt:
             case ChatPrompt():
@@ -146,7 +146,7 @@ class PromptReader:
         return self._write(_cut(prompt, places[-1]) if places else prompt)
 
     def _places(self, messages: Sequence[Message]) -> list[int]:
-        """Return where a conversation can be cut; see `cut_places`.
+        """Return the indices of the messages before which a conversation can be cut; see `cut_places`.
 
         The sizes of messages are cached, because the next turn has the same messages.
         """
@@ -214,7 +214,10 @@ class PromptReader:
         return [*([] if bos is None else [bos]), marks.prefix, *head, marks.suffix, *tail, marks.middle]
 
     def _check_length(self, text: str) -> None:
-        """Raise ContextLengthExceeded for a text that cannot fit. Tokenizing it would delay others by seconds."""
+        """Raise ContextLengthExceeded for a text that cannot fit.
+
+        Tokenizing such a text would delay other requests by seconds.
+        """
         context = self._context_length
         if len(text) <= _USUAL_PIECE * context or self._model.max_piece_bytes is None:
             return
@@ -233,7 +236,10 @@ def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
 
 
 def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Template, query: TextQuery) -> TextAnswer:
-    """Answer a question about text; raise InvalidRequest for unknown token ids or a refused conversation."""
+    """Return the answer to a question about text.
+
+    Raise InvalidRequest for unknown token ids, or for a conversation that the template refuses.
+    """
     if not isinstance(query, RenderPrompt):
         return answer_text_query(model, vocabulary, query)
     template.renew()
@@ -242,7 +248,7 @@ def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Templat
 
 
 def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQuery) -> TextAnswer:
-    """Answer a question about the tokens of a text.
+    """Return the answer to a question about the tokens of a text.
 
     Raise InvalidRequest for unknown token ids, and NotSupported for a conversation.
     """

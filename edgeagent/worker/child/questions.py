@@ -44,7 +44,7 @@ class Questions(threading.Thread):
         self._live: set[str] = set()  # several threads use it; each operation on it is atomic
 
     def ask(self, ask: Ask) -> None:
-        """Queue a question; any thread may call it."""
+        """Queue a question for this thread to answer; any thread may call it."""
         self._live.add(ask.id)
         self._asks.put(ask)
 
@@ -61,7 +61,10 @@ class Questions(threading.Thread):
             self._answer(self._asks.get())
 
     def _answerer(self, query: TextQuery) -> TextAnswer:
-        """Answer with the function that `make_answerer` returns. It is called once, since it may need a process."""
+        """Return the answer to a question. If `make_answerer` fails, raise its error for this and each later question.
+
+        `make_answerer` is called only once, since it may use up a renderer process.
+        """
         if self._trouble is not None:
             raise self._trouble
         try:

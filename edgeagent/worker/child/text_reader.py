@@ -1,4 +1,4 @@
-"""Turns the texts of an Embed into tokens. Texts that are too long are refused, or truncated if the Embed says so."""
+"""Turns the texts of an Embed into tokens. A text that is too long is refused, or truncated with `Embed.truncate`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class TextReader:
     """Tokenizes an Embed's texts; any thread may use it."""
 
     def __init__(self, model: Model, vocabulary: LongTextVocabulary, max_tokens: int, length: int) -> None:
-        """`length` is the number of dimensions of the model's embeddings; 0 if it has none."""
+        """`max_tokens` limits each text.
+
+        `length` is the number of dimensions of the model's embeddings; 0 if it has none.
+        """
         self._model = model
         self._vocabulary = vocabulary
         self._max_tokens = max_tokens

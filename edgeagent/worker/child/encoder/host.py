@@ -60,7 +60,7 @@ class EncoderHost:
     def num_threads(self) -> int:
         """How many CPU threads a batch uses. Busy cores are left to other programs, unless the number is configured.
 
-        Reading this measures the load, at most twice a second.
+        Reading this property measures the machine's CPU load, at most twice a second.
         """
         if self._threads is None:
             return self._num_threads
@@ -93,7 +93,7 @@ class EncoderHost:
         """Return None: an encoder caches nothing on disk."""
 
     def close(self) -> None:
-        """Free the memory. No method may be called after this."""
+        """Free the encoder's memory. No method may be called after this."""
         self.encoder.close()
 
     @property

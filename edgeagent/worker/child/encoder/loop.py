@@ -1,7 +1,7 @@
 """The main thread of an embedding or ranking model's worker: takes commands and sends frames.
 
 Every request ends exactly once. Every question ends once too, unless it is dropped or the worker stops. This module
-uses queues; it does not know pipes or threads.
+uses queues, and knows neither pipes nor threads.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _IDLE_S = 60.0  # the memory is freed after this time without use
 class _Job:
     """A question in progress.
 
-    `texts` has the tokens of each text still to compute; None until the texts are tokenized. `scores` has the scores of
-    a Rerank so far.
+    `texts` has the tokens of each text that is still to compute; None until the texts are tokenized. `scores` has the
+    scores of a Rerank that are computed already.
     """
 
     query: Embed | Rerank
@@ -52,7 +52,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class TextsReady:
-    """The tokens of a question's texts."""
+    """The tokens of each text of the question `id`, for the main thread."""
 
     id: str
     texts: list[list[int]]
@@ -87,7 +87,7 @@ class EncoderWorker:
     def turn(self) -> bool:
         """Carry out the queued commands, then compute a batch. Wait for a command if there is no work.
 
-        Return False on Stop.
+        Return False after a Stop command, True otherwise.
         """
         # Clear the flag before reading commands, so that a later interruption sets it again and is not lost.
         self._encoder.clear_abort()
@@ -103,8 +103,7 @@ class EncoderWorker:
     def submit(self, message: Submit) -> None:
         """Refuse a request to generate text; any thread may call it.
 
-        A request with `prefill_only` that writes no cache only asks for the model to be loaded. Such a request
-        succeeds.
+        A request with `prefill_only` that writes no cache only asks for the model to be loaded. It succeeds.
         """
         request = message.request
         if request.prefill_only and not request.cache.write:
@@ -139,7 +138,7 @@ class EncoderWorker:
     def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
         """Tokenize a question's texts and queue the tokens for the main thread. Another thread calls this.
 
-        If it raises an error, the question is dropped.
+        If tokenizing fails, drop the question and raise the error.
         """
         try:
             self.commands.put(TextsReady(ask_id, self._host.read_texts(query)))

@@ -33,7 +33,10 @@ class PairReader:
         self._template = model.metadata(_TEMPLATE_KEY)
 
     def read(self, query: Rerank) -> list[list[int]]:
-        """Return the tokens of each pair. Raise ContextLengthExceeded or InvalidRequest, which names the document."""
+        """Return the tokens of each pair, in the order of the documents.
+
+        Raise ContextLengthExceeded for a pair that is too long, InvalidRequest for one without tokens.
+        """
         pairs = self._filled(query) if self._template is not None else self._joined(query)
         for index, tokens in enumerate(pairs):
             self._check_length(len(tokens), index)

@@ -8,10 +8,10 @@ from edgeagent.engine.llama.embedder import Rows
 
 
 def relevance(classes: Rows) -> float:
-    """Return how relevant a document is, from 0 to 1.
+    """Return how relevant a document is, from 0 to 1. `classes` is the model's output for one pair, a value per class.
 
-    A model with one class gives a logit, which the logistic function maps to a score. A model with several classes
-    gives probabilities. The first one is the probability of "relevant" (Qwen3-Reranker's "yes").
+    If there is one class, the value is a logit, which the logistic function maps to a score. If there are several
+    classes, the values are probabilities, and the first one is that of "relevant" (Qwen3-Reranker's "yes").
     """
     first = float(classes[0])
     if len(classes) > 1:

@@ -22,7 +22,7 @@ class Adapters:
     unusable: Mapping[str, str]
 
     def identity(self, name: str) -> str:
-        """Return the identity of an adapter; "" if no name is given. Raise ModelDamaged if it cannot be used."""
+        """Return the identity of an adapter; "" for the name "". Raise ModelDamaged if the adapter cannot be used."""
         if not name:
             return ""
         if name in self.unusable:
@@ -38,7 +38,8 @@ def load_adapters(
 ) -> Adapters:
     """Load a model's adapters and try each once. An adapter that does not fit the model or fails is unusable.
 
-    `on_try` is called with the next adapter before it is tried, since a damaged one may crash the process.
+    `paths` has the adapters' files by name. `unusable` has the reasons for adapters that are known to be unusable, also
+    by name. Before an adapter is tried, `on_try` gets its description, since a damaged one may crash the process.
     """
     found, refused = {}, dict(unusable)
     for name, path in paths.items():

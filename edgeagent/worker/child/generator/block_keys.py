@@ -20,7 +20,7 @@ from edgeagent.worker.protocol import Load
 
 
 class BlockKeys:
-    """Makes the keyrings of one load's model and draft. Their keys are the same after a restart.
+    """Makes the keyrings of one load's model and draft. A keyring makes the same block keys again after a restart.
 
     Without a disk cache, the keyrings are None.
     """
@@ -45,11 +45,11 @@ class BlockKeys:
         return None if self._draft is None else self._draft[0]
 
     def forget_draft(self) -> None:
-        """Undo `make_of_draft`, because the draft cannot be used."""
+        """Undo `make_of_draft`. Call this if the draft cannot be used."""
         self._draft, self._draft_name = None, ""
 
     def describe_unused(self) -> str | None:
-        """Return a log line about disk blocks of this model made with other settings; None if there are none."""
+        """Return a log line about disk blocks of this model that its settings cannot use; None if there are none."""
         if self._disk is None or self._model is None:
             return None
         keyring, fingerprint = self._model
@@ -58,7 +58,8 @@ class BlockKeys:
     def introduce(self, policy: CachePolicy, adapter: str, adapter_id: str) -> None:
         """Tell the store which client a cache partition belongs to, so that a client's blocks can be listed and purged.
 
-        Do nothing without a disk cache, before `make`, or if the policy writes no cache.
+        `adapter` and `adapter_id` are the name and the identity of the request's adapter, "" for none. Do nothing
+        without a disk cache, before `make`, or if the policy writes no cache.
         """
         name = partition_of(policy.partition, adapter_id)
         if self._store is None or self._model is None or not policy.write or name in self._introduced:

@@ -45,8 +45,8 @@ _decoder = msgspec.json.Decoder(Kept)
 class Chosen:
     """The result of `choose`.
 
-    `choices` has all choices with their reasons. `kept` is the calibration and the choice. `learned` is what earlier
-    processes learned with the same settings; empty if they learned nothing.
+    `choices` has all choices with their reasons. `kept` has the calibration and the chosen settings, for the next load.
+    `learned` is what earlier processes learned with the same settings; empty if they learned nothing.
     """
 
     attention: Attention
@@ -66,11 +66,11 @@ def choose(
     is_replacing: bool = False,
     free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
 ) -> Chosen:
-    """Choose the attention settings by the kept calibration. If it is missing, incomplete or outdated, measure first.
+    """Choose the attention settings by the calibration in `kept`. If that is missing, incomplete or outdated, measure.
 
-    `layers`: those in the file's header, if known. `is_replacing`: keep the form of attention, see Load. `on_measure`
-    is called before measuring. Nothing is measured if there is only one choice, if calibration is off, after three
-    tries, or if too little memory is free.
+    `layers`: those in the file's header, if known. `is_replacing`: keep flash attention on or off; see Load. Before
+    measuring, `on_measure` is called. Nothing is measured if there is only one choice, if calibration is off, after
+    three tries, or if too little memory is free.
     """
     candidates = attention_candidates(model, config)
     room = Room(num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0)
@@ -126,14 +126,17 @@ def read_kept(content: bytes) -> Kept | None:
 
 
 def period(layers: Sequence[LayerShape]) -> int:
-    """Return after how many layers their kinds repeat; 0 if they do not repeat. A kind says what a layer keeps."""
+    """Return after how many layers the pattern of layer kinds repeats; 0 if it does not repeat.
+
+    Layers are of the same kind if they agree in three things: KV cells or not, recurrent state or not, experts or not.
+    """
     kinds = [(each.num_k_values > 0, each.num_state_values > 0, each.num_expert_bytes > 0) for each in layers]
     lengths = range(1, len(kinds) // 2 + 1)
     return next((length for length in lengths if kinds[length:] == kinds[:-length]), 0)
 
 
 def _min_layers(model: Model, layers: Sequence[LayerShape]) -> int:
-    """Return how many layers have all kinds of the model's layers, in their proportion."""
+    """Return the fewest layers to calibrate with: enough for all kinds of the model's layers, in their proportion."""
     known = period(layers)
     if model.memory_kind is MemoryKind.FULL_ATTENTION and (known == 1 or not layers):
         return 1

@@ -37,8 +37,8 @@ def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
 class Continuation:
     """The beginning of an answer, in this model's tokens.
 
-    `tokens` are kept. `open_text` is the text of the last few tokens, which is generated again; it has `num_open`
-    tokens. `num_elsewhere` is the other machine's token count for the beginning minus this model's.
+    `tokens` are kept. They are followed by `num_open` tokens, whose word may be incomplete. Their text, `open_text`, is
+    generated again. `num_elsewhere` is the other machine's token count for the beginning minus this model's count.
     """
 
     so_far: AnswerSoFar
@@ -48,9 +48,9 @@ class Continuation:
     num_elsewhere: int
 
     def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> Seam | None:
-        """Advance the sampler and the output to the end of `so_far`; raise NotSupported if one of them rejects it.
+        """Advance the sampler and the output by the answer's beginning; raise NotSupported if one of them rejects it.
 
-        Return the constraint under which the open text is generated again; None if there is no open text.
+        Return the constraint under which `open_text` is generated again; None if `open_text` is empty.
         """
         try:
             for token in self.tokens:
@@ -91,7 +91,7 @@ def read_continuation(
     vocabulary: LongTextVocabulary,
     context_length: int,
 ) -> Continuation:
-    """Convert the answer so far to tokens that follow the prompt.
+    """Return the answer so far as tokens that follow the prompt.
 
     Raise NotSupported if the request's options do not allow it, or if no tokens give exactly this text. Raise
     ContextLengthExceeded if the context is full.

@@ -1,4 +1,4 @@
-"""Describes the settings that follow from a model's shape: no option sets them, and nothing is measured for them."""
+"""Describes the settings that follow from a model's shape. No option sets them, and no measurement decides them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BY = "model"
 
 
 def derived_choices(runner: LlamaRunner, block_tokens: int, token_bytes: float) -> tuple[Choice, ...]:
-    """Return the derived settings. `token_bytes`: the bytes of a token's KV cells."""
+    """Return these settings as choices for the status. `token_bytes` is the size of a token's KV cells in a block."""
     return (
         Choice(
             "KV cells",

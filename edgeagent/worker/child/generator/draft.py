@@ -1,4 +1,4 @@
-"""Loads and tries a model's draft model. A draft is never needed, so whatever fails here only leaves it out."""
+"""Loads and tries a model's draft model. If this fails, the model is served without the draft model."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DRAFT_SHARE = 1 / 8
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What drafts tokens of a model. `file` is a draft model's file, "ngram" (the text itself) or None.
+    """The source of draft tokens of a model. `file` is a draft model's file, "ngram" (the sequence's own text) or None.
 
-    `by` and `why` are those of a Choice.
+    `by` and `why` say what decided this, as in Choice. `runner` and `model` are None if there is no draft model.
     """
 
     file: str | None
@@ -43,7 +43,7 @@ class Draft:
 
     @property
     def choice(self) -> Choice:
-        """The choice of the draft, for the status."""
+        """The Choice named "draft", which the status shows."""
         return Choice("draft", self.file or "none", self.by, self.why)
 
 
@@ -61,7 +61,7 @@ class DraftLoader:
     def load(self, load: Load, on_try: Callable[[str], None]) -> Draft:
         """Return a load's draft model. If it cannot be used, free its memory and return the reason.
 
-        `on_try` gets the draft before its file is opened, since a damaged one may end the process.
+        Before the draft's file is opened, `on_try` gets its description, since a damaged file may end the process.
         """
         assert load.draft_path is not None
         on_try(draft_trial(load.draft_path))
@@ -78,7 +78,7 @@ class DraftLoader:
         return draft
 
     def _open(self, load: Load, path: Path, opened: ExitStack) -> Draft:
-        """Open the draft and try it. `opened` gets what must be closed if that fails."""
+        """Open the draft model and try it; raise any error if that fails. `opened` then closes what was opened."""
         model = Model(path, self.config)
         opened.callback(model.close)
         # A draft model computes its tokens one by one, but llama.cpp keeps the earlier states of one batch only.

@@ -36,7 +36,11 @@ class Embedder(Protocol):
 
 @dataclass(slots=True)
 class _Job:
-    """An Embed in progress. `texts` are those still to compute; None until they are tokenized."""
+    """An Embed in progress.
+
+    `texts` has the tokens of each text that is still to compute; None until the texts are tokenized. `is_begun`: a part
+    of the first of these texts is computed.
+    """
 
     dimensions: int | None
     texts: deque[list[int]] | None = None
@@ -81,7 +85,7 @@ class Embeddings:
         self._jobs.pop(ask_id, None)
 
     def step(self, *, is_busy: bool, num_threads: int) -> None:
-        """Compute a chunk if one is due. `is_busy`: something is being generated."""
+        """Compute a chunk if one is due. If the engine has requests (`is_busy`), embedding gets a share of the time."""
         ask_id = self._next()
         started_s = self._clock()
         if ask_id is None or (is_busy and started_s < self._not_before_s):
@@ -96,13 +100,13 @@ class Embeddings:
         self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
 
     def rest_s(self) -> float | None:
-        """Return in how many seconds `rest` can free memory; None if there is work or nothing to free."""
+        """Return in how many seconds `rest` may free memory; None if there is work, or nothing to free."""
         if self._jobs or not self._embedder.is_open:
             return None
         return max(0.0, self._used_at_s + _IDLE_S - self._clock())
 
     def rest(self) -> None:
-        """Free the memory if it has not been used for a minute."""
+        """Free the embedder's memory if it has not been used for a minute."""
         if self._embedder.is_open and not self._jobs and self._clock() - self._used_at_s >= _IDLE_S:
             self._embedder.close()
 

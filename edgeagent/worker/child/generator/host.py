@@ -115,7 +115,7 @@ class Host:
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
     def _open_runner(self, load: Load, opened: Opened, on_try: Callable[[str], None]) -> None:
-        """Make the model's context, with the settings that are fastest on this machine."""
+        """Make the runner, which is the model's context, with the settings that are fastest on this machine."""
         config = opened.config
         chosen = choose(
             self.model,
@@ -135,7 +135,7 @@ class Host:
 
     @property
     def to_keep(self) -> bytes:
-        """What the daemon keeps for the next load: the calibration, and what the engine has learned since."""
+        """What the daemon keeps for the next load (`Load.kept`): the calibration, and what the engine has learned."""
         return self._lessons.to_keep(self.engine)
 
     def close(self) -> None:
@@ -148,11 +148,11 @@ class Host:
         self._runner.request_abort()
 
     def clear_abort(self) -> None:
-        """Undo request_abort."""
+        """Undo `request_abort`, so that the next decode is not interrupted."""
         self._runner.clear_abort()
 
     def adjust_threads(self) -> None:
-        """Leave busy cores to other programs; call it between steps."""
+        """Set the number of CPU threads so that busy cores are left to other programs. Call this between steps."""
         if self._threads is not None and self._threads.update(time.monotonic()):
             for runner in self._runners:
                 runner.set_num_threads(self._threads.num_threads)
@@ -319,7 +319,7 @@ class Host:
         return Drafters(model, ngrams, max_tokens=config.draft_tokens, max_forced=config.draft_tokens)
 
     def _load_draft(self, load: Load, opened: Opened, on_try: Callable[[str], None]) -> Draft:
-        """Load the draft model. If there is none, or if it cannot be used, return the reason; warn of the latter."""
+        """Load the draft model. If there is none, return the reason. If it cannot be used, also add a warning."""
         if load.draft_path is None:
             return Draft(None, load.draft_by, load.draft_why)
         if opened.why_no_draft:

@@ -23,11 +23,11 @@ _EVERY_S = 60.0
 class Lessons:
     """Step times and draft acceptance rates from earlier processes.
 
-    Those of a draft are used only if the draft file is still the same.
+    Those that belong to a draft model are used only if the draft model's file is still the same.
     """
 
     def __init__(self, kept: Kept, earlier: Learned, num_layers: int) -> None:
-        """`kept` is the calibration of this load. The model has `num_layers` layers."""
+        """`kept` is the calibration of this load. `earlier` is what earlier processes learned; it may be empty."""
         self._kept = kept
         self._num_layers = num_layers
         self._earlier = earlier
@@ -36,7 +36,7 @@ class Lessons:
     def teach(self, costs: CostModel) -> None:
         """Initialise the target's cost model with earlier step times. If there are none, use the calibration.
 
-        Also add the sums of earlier work.
+        Also add `Kept.work`, the sums of the steps of earlier requests.
         """
         costs.work.learn(self._kept.work)
         costs.learn(_steps(self._earlier.times) or _calibrated(self._kept, self._num_layers))
@@ -49,16 +49,16 @@ class Lessons:
             costs.learn(_steps(self._earlier.draft_times))
 
     def forget_draft(self) -> None:
-        """Undo `teach_draft`, because the draft cannot be used."""
+        """Undo `teach_draft`. Call this if the draft model cannot be used."""
         self._draft = ""
 
     def teach_engine(self, engine: Engine) -> None:
-        """Initialise an engine's acceptance rates with earlier ones, if they are of the same draft model."""
+        """Initialise an engine's acceptance rates with earlier ones, unless the draft model has changed."""
         if self._earlier.draft == self._draft:
             engine.proposals.experience.learn(self._earlier.records)
 
     def to_keep(self, engine: Engine) -> bytes:
-        """Return the calibration together with what the engine has learned until now."""
+        """Return the calibration and what the engine has learned until now, encoded for `Load.kept`."""
         model = engine.proposals.draft_model
         learned = Learned(
             times=_times(engine.cost_model),
@@ -86,9 +86,9 @@ class Keeper:
         self._looked_at_s, self._num_steps = clock(), 0
 
     def look(self, *, is_last: bool = False) -> None:
-        """Send what was learned if the engine is idle and has made steps since the last time.
+        """Send what was learned if no request is live and the engine has made steps since the last time.
 
-        `is_last`: do not wait for the minute to pass.
+        With `is_last`, the last time may be less than a minute ago.
         """
         if self._engine.num_live or (self._clock() - self._looked_at_s < _EVERY_S and not is_last):
             return
@@ -107,11 +107,12 @@ def _steps(times: tuple[StepTime, ...]) -> list[tuple[StepShape, float]]:
 
 
 def _calibrated(kept: Kept, num_layers: int) -> list[tuple[StepShape, float]]:
-    """Return the calibrated times of a prompt chunk: alone, behind its own text, and beside other texts.
+    """Return the shapes and times of the calibration's prompt steps, scaled to `num_layers`. [] if they are unknown.
 
-    The differences show what a sequence's own cells cost and what other sequences' cells cost. Requests alone would
-    show that late or never: as long as one sequence runs alone, all cells in use are its own. The times of a short turn
-    show what its own cells cost where flash attention computes single tokens.
+    A prompt chunk was measured with no cells in use, with earlier cells of its own sequence, and with cells of other
+    sequences. The differences show what own cells and other cells cost. Real requests would show this late or never: if
+    only one sequence runs, all used cells are its own. A short turn, if it was measured, shows what own cells cost if
+    flash attention computes single tokens.
     """
     found = kept.measurements
     if found is None:

@@ -1,6 +1,6 @@
 """The worker's main thread: takes commands, runs requests on the engine, and sends frames.
 
-Every request ends exactly once, whatever happens. This module uses queues; it does not know pipes or threads.
+Every request ends exactly once, whatever happens. This module uses queues, and knows neither pipes nor threads.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ _NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there i
 
 @dataclass(slots=True)
 class _Request:
-    """A request between its Submit and its end. `prepared` is None until the preparer has finished it."""
+    """A request between its Submit and its end. `prepared` is None until the preparer has finished it.
+
+    `started`: its Started delta was sent.
+    """
 
     submit: Submit
     prepared: Prepared | None = None
@@ -76,7 +79,7 @@ class PromptRefused:
 
 @dataclass(frozen=True, slots=True)
 class TextsReady:
-    """The tokens of an Embed's texts."""
+    """The tokens of each text of the Embed `id`, for the main thread."""
 
     id: str
     texts: list[list[int]]
@@ -113,9 +116,9 @@ class Worker:
         keeper.look(is_last=True)
 
     def turn(self) -> bool:
-        """Carry out the queued commands, then run a step. Wait for a command if there is no work. Return False on Stop.
+        """Carry out the queued commands, then run a step. Wait for a command if there is no work.
 
-        A chunk of an embedding may run between two steps.
+        After the step, a chunk of an embedding may run. Return False after a Stop command, True otherwise.
         """
         # Clear the flag before reading commands, so that a later cancel sets it again and is not lost.
         self._host.clear_abort()
@@ -139,18 +142,18 @@ class Worker:
         self.to_prepare.put(message)
 
     def ask(self, message: Ask) -> None:
-        """Queue an Embed, whose tokens follow later. Ignore other questions. Any thread may call it."""
+        """Queue an Embed, whose tokens follow with `read_texts`. Ignore other questions. Any thread may call it."""
         if isinstance(message.query, Embed):
             self.commands.put(message)
 
     def drop(self, message: Drop) -> None:
-        """Drop a question; any thread may call it."""
+        """Drop an Embed; an unknown or answered id is ignored. Any thread may call it."""
         self.commands.put(message)
 
     def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
         """Tokenize an Embed and queue its tokens for the main thread; raise NotSupported for a Rerank.
 
-        Another thread calls this. If it raises an error, the question is dropped.
+        Another thread calls this. If tokenizing fails, drop the question and raise the error.
         """
         try:
             if isinstance(query, Rerank):
@@ -163,15 +166,15 @@ class Worker:
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
         """Queue a command from the reader thread, and interrupt a long step that would delay it.
 
-        Either this method sees the long step, or `_is_wanted` sees the command before the step starts. There is one
-        exception: after a step that was put off, the engine does not ask `_is_wanted`.
+        If this method does not see a long step, the engine sees the command (`_is_wanted`) before it starts one, and
+        delays that step. One exception: the engine never delays two steps in a row.
         """
         self.commands.put(command)
         if self._engine.current_step.is_long:
             self._host.request_abort()
 
     def hand_in(self, ready: PromptReady) -> None:
-        """Queue a prepared request from the preparer. A realtime request interrupts a step that would delay it."""
+        """Queue a prepared request. If it is realtime, interrupt a long step that has no realtime request."""
         self.commands.put(ready)
         is_urgent = ready.submit.request.tier is Tier.REALTIME
         if is_urgent and self._engine.current_step.is_long and not self._engine.current_step.is_urgent:
@@ -181,7 +184,7 @@ class Worker:
         return not self.commands.empty()
 
     def _take_commands(self) -> bool:
-        """Carry out the queued commands; wait for one if there is nothing else to do. Return False on Stop."""
+        """Carry out the queued commands; wait for one if there is nothing else to do. Return False after a Stop."""
         can_wait = not self._engine.has_work and not self._embeddings.has_work
         self._embeddings.rest()
         for command in self._queued(can_wait=can_wait):
@@ -224,7 +227,7 @@ class Worker:
         return min(rests, default=None)
 
     def _is_awaited(self, submit: Submit) -> bool:
-        """Whether the request is still live. It may have been cancelled meanwhile, and its id reused."""
+        """Return whether this request is still live. It may have been cancelled, and its id used by another request."""
         request = self._requests.get(submit.request.id)
         return request is not None and request.submit is submit
 
@@ -238,7 +241,7 @@ class Worker:
             self._refuse(ready.submit.request.id, error)
 
     def _refuse(self, request_id: str, error: EdgeAgentError) -> None:
-        """End a request with an error."""
+        """End a request with an error, and send the error to the daemon."""
         del self._requests[request_id]
         self._frames.put(failed(request_id, error))
 
@@ -305,7 +308,10 @@ class Worker:
         return StepItem(sequence.id, tuple(deltas), tokens, unsaid=stream.unsaid[-_MAX_UNSAID:])
 
     def _echo(self, prepared: Prepared, output: Output) -> tuple[PromptText, ...]:
-        """Return the prompt's text if an echo is wanted: once, with the first tokens or with the end of the request."""
+        """Return the prompt's text once, if the client asked for an echo of it; () otherwise.
+
+        It is returned with the request's first tokens, or with its end if it has no tokens.
+        """
         if prepared.echo is None:
             return ()
         prepared.echo.add([self._with_piece(logprob) for logprob in output.prompt_logprobs])

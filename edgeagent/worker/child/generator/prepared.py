@@ -13,7 +13,10 @@ from edgeagent.worker.child.generator.continuation import Continuation
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready for the engine, and the output stream that turns its tokens into deltas."""
+    """A request ready for the engine, and the output stream that turns its tokens into deltas.
+
+    `num_dropped_items`: see ReadPrompt. `echo` is None if the client asked for no echo of the prompt.
+    """
 
     spec: SequenceSpec
     output: OutputStream
@@ -21,21 +24,21 @@ class Prepared:
     echo: PromptEcho | None = None
     num_dropped_items: int = 0
     earlier: Continuation | None = None
-    """The beginning of the answer, if another machine generated it."""
+    """The beginning of the answer, if another machine generated it; otherwise None."""
     seam: Seam | None = None
-    """The constraint under which the open text at the end of `earlier` is generated again."""
+    """The constraint under which `earlier.open_text` is generated again; None if there is no such text."""
 
     @property
     def num_elsewhere(self) -> int:
-        """The other machine's token count for the answer's beginning, minus this model's count."""
+        """The other machine's token count for the answer's beginning minus this model's count; 0 without `earlier`."""
         if self.earlier is None:
             return 0
         return self.earlier.num_elsewhere - self._num_too_many
 
     def settle(self, sequence: Sequence, context_length: int) -> None:
-        """Correct the sequence's length limit when the open text has been generated again.
+        """Correct the sequence's length limit once `earlier.open_text` has been generated again.
 
-        The open text may now have more or fewer tokens than before. Only the first call after that has an effect.
+        That text may now have more or fewer tokens than before. Call this after each step. It has an effect only once.
         """
         if self.seam is None or not self.seam.is_over or self.seam.is_settled:
             return

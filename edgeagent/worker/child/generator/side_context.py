@@ -1,8 +1,8 @@
 """A second context of a model that computes one prompt on its own thread, and pauses between llama.cpp's graph nodes.
 
 This works only on a CPU, where llama.cpp calls an abort callback after each node. To pause, the thread sleeps in the
-callback, and the other threads of its graph wait at a barrier. With GNU OpenMP, they sleep too; they do so at once if
-there are more threads than cores. When this thread ends, the other threads of its graph end too.
+callback. The other threads of its graph then wait at a barrier. With GNU OpenMP, waiting threads sleep, and they sleep
+at once if there are more threads than cores. When the thread ends, the other threads of its graph end too.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def side_contexts(
 ) -> OpenSideContext | None:
     """Return a function that opens a side context for the model of `runner`; None if they are off or would not work.
 
-    They do not work for sliding windows and recurrent states, which cannot be copied in parts. They do not work on a
-    GPU, which calls no abort callback, or if waiting threads do not sleep (`barriers_sleep`). The returned function
-    returns None if there is not enough free memory. `token_bytes` is the size of one token's cells.
+    Side contexts do not work for sliding windows and recurrent states, which cannot be copied in parts. They do not
+    work on a GPU, which calls no abort callback, or if waiting threads do not sleep (`barriers_sleep`). The returned
+    function returns None if there is not enough free memory. `token_bytes` is the size of one token's cells.
+    `free_bytes` returns the free memory; by default, that of the machine minus a margin.
     """
     is_on_cpu = runner.memory_kind is MemoryKind.FULL_ATTENTION and runner.model.num_gpu_layers == 0
     if not config.side_prefill or not is_on_cpu or not (runner.num_threads == 1 or barriers_sleep()):
@@ -72,18 +73,18 @@ def _free_bytes() -> int:
 
 
 def barriers_sleep() -> bool:
-    """Whether threads that wait at a graph's barrier sleep, so that other threads can use their cores.
+    """Return whether threads that wait at a graph's barrier sleep, so that other threads can use their cores.
 
-    GNU OpenMP's threads do. ggml's own threads spin. OpenMP on other systems was not tried.
+    GNU OpenMP's threads sleep. ggml's own threads spin. OpenMP on systems other than Linux was not tested.
     """
     return sys.platform == "linux" and "OPENMP = 1" in system_description()
 
 
 class NodeTimes:
-    """Predicts that each graph node takes the same time as in the previous chunk.
+    """Predicts when a graph node ends: each node should take the same time as in the previous chunk.
 
-    Every chunk has the same nodes. A node of attention takes longer at a greater depth, but two successive chunks
-    differ little.
+    Every chunk has the same nodes. An attention node takes longer the more tokens precede the chunk, but two successive
+    chunks differ little. All times are those of one clock, in seconds.
     """
 
     def __init__(self) -> None:
@@ -124,7 +125,7 @@ class LlamaSideContext:
         """Start the thread in the paused state. The new thread calls `open_runner` to make a context for the tokens.
 
         The cells of the first `num_known` tokens come through `give`. The other tokens are computed in chunks of at
-        most `chunk` tokens.
+        most `chunk` tokens. `num_bytes` is the most memory that the context may take.
         """
         self._open_runner = open_runner
         self._tokens = tokens
@@ -143,41 +144,41 @@ class LlamaSideContext:
         self._thread.start()
 
     def give(self, chunk: Chunk) -> None:
-        """See SideContext."""
+        """Add the next cells of the prompt, which another context has computed."""
         with self._state:
             self._given.append(chunk)
             self._state.notify_all()
 
     def resume(self, until_s: float = math.inf) -> None:
-        """See SideContext."""
+        """Start or continue the computation. It pauses by itself before a node that would end after `until_s`."""
         with self._state:
             self._may_run, self._until_s = True, until_s
             self._state.notify_all()
 
     def pause(self) -> None:
-        """See SideContext."""
+        """Pause the computation, and wait until the thread has stopped, at most about a second."""
         with self._state:
             self._may_run = False
             self._state.wait_for(lambda: self._is_blocked or self.is_over, _MAX_PAUSE_S)
 
     def wait_paused(self, timeout_s: float) -> bool:
-        """See SideContext."""
+        """Wait until the computation has paused or ended. Return False if it has not after `timeout_s`."""
         with self._state:
             return self._state.wait_for(lambda: not self._may_run or self.is_over, timeout_s)
 
     def wait(self, timeout_s: float) -> None:
-        """See SideContext."""
+        """Wait until a chunk can be taken or the computation has ended, at most `timeout_s`."""
         with self._state:
             self._state.wait_for(lambda: self._chunks or self.is_over, timeout_s)
 
     def take(self) -> list[Chunk]:
-        """See SideContext."""
+        """Return the chunks that were computed since the last call, in the order of the prompt."""
         with self._state:
             taken, self._chunks = self._chunks, []
             return taken
 
     def close(self) -> None:
-        """See SideContext."""
+        """End the computation and free the context. Do not wait while the thread makes or frees the context."""
         with self._state:
             self._is_closed = True
             self._state.notify_all()
@@ -246,7 +247,7 @@ class LlamaSideContext:
         return self._is_closed
 
     def _wait_for_turn(self, end_s: float = 0.0) -> None:
-        """Pause if the next node would end too late, at `end_s`. While paused, wait for `resume` or `close`."""
+        """Pause if the next node would end (`end_s`) after the limit of `resume`. Return after `resume` or `close`."""
         with self._state:
             if end_s > self._until_s:
                 self._may_run = False

@@ -17,9 +17,10 @@ def make_spec(
     num_scored: int | None,
     adapter: str,
 ) -> SequenceSpec:
-    """Return the engine's specification of a request; `num_scored` becomes its `num_prompt_logprobs`.
+    """Return the engine's specification of a request.
 
-    `adapter` is the identity of the request's adapter, "" for none.
+    `num_scored` is how many alternatives each prompt token's log probability has; None if the prompt gets none (see
+    `SequenceSpec.num_prompt_logprobs`). `adapter` is the identity of the request's adapter, "" for none.
     """
     cache = request.cache
     return SequenceSpec(

@@ -13,9 +13,10 @@ _MAX_LOGPROBS = 128
 
 
 def step_frames(items: Sequence[StepItem], at_s: float) -> Iterator[StepResult]:
-    """Yield the frames of a step: first frames with a part of one item each, then one frame with the rest of all items.
+    """Yield the frames of a step.
 
-    A part ends with a PromptText of any size, or with a TextDelta of _MAX_LOGPROBS log probabilities.
+    First come the parts of long items, one part in each frame. The last frame has the rest of all items. A part ends
+    with a PromptText of any size, or with a TextDelta of _MAX_LOGPROBS log probabilities.
     """
     last = []
     for item in items:

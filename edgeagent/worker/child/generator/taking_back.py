@@ -20,9 +20,9 @@ def check_drafts(
 ) -> tuple[str, tuple[Choice, ...]]:
     """Return why a model cannot use drafts ("" if it can), and the model's choices.
 
-    If the model can use drafts, these are `choices`. If not, the choice named "drafts" is replaced, or added if it is
-    missing: its value is "none", and it says why. `on_try` is called before a trial computation, which may end the
-    process. The runner's cells must be empty before the call, and are empty again afterwards.
+    If the model can use drafts, these are `choices`. Otherwise they also have a choice named "drafts" with the value
+    "none" and the reason; it replaces an earlier one of that name. `on_try` is called before a trial computation, which
+    may end the process. The runner's cells must be empty before the call, and are empty again afterwards.
     """
     if load.why_no_drafts:
         return load.why_no_drafts, _without(choices, "trial", load.why_no_drafts)
@@ -52,5 +52,5 @@ def check_drafts(
 
 
 def _without(choices: Sequence[Choice], by: str, why: str) -> tuple[Choice, ...]:
-    """Return the choices with the one that there are no drafts."""
+    """Return `choices` with the choice named "drafts" set to "none", for the reason `why`."""
     return (*(choice for choice in choices if choice.name != _DRAFTS), Choice(_DRAFTS, "none", by, why))

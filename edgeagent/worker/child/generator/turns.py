@@ -12,7 +12,7 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 class Turns:
-    """A queue of requests from other threads to the preparer."""
+    """The queue of requests that the preparer takes from. Other threads add to it."""
 
     def __init__(self) -> None:
         self._arrived: SimpleQueue[Submit] = SimpleQueue()
@@ -22,7 +22,7 @@ class Turns:
         self._num_served = 0
 
     def put(self, submit: Submit) -> None:
-        """Add a request."""
+        """Add a request; any thread may call it."""
         self._arrived.put(submit)
 
     def get(self, timeout: float | None = None) -> Submit:
