@@ -22,7 +22,7 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables for a worker."""
+    """Return the environment variables for a worker: those of `environ` that it needs, and some fixed ones."""
     kept = {name: value for name, value in environ.items() if _is_kept(name.upper())}
     if _PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
         # This is a run from a checkout, so the worker needs the checkout's path. It gets no path of the current folder

@@ -25,8 +25,9 @@ _MAX_STDERR_BYTES = 64 << 10
 class Order:
     """The parameters of a quantization.
 
-    `target` must exist and be empty. `file_type` is llama.cpp's number for the type of quantization. If `num_threads`
-    is 0, all usable cores are used. `is_enclosed`: the process runs in the sandbox.
+    `sources` are the model's file, or all files of a split model in order. `target` must exist and be empty.
+    `file_type` is llama.cpp's number for the type of quantization. If `num_threads` is 0, all usable cores are used.
+    `is_enclosed`: the process runs in the sandbox.
     """
 
     sources: tuple[Path, ...]
@@ -46,9 +47,9 @@ def quantize(
 ) -> None:
     """Quantize the sources into the target. `on_tensor` gets the number of finished tensors and the total.
 
-    Before anything is written, `check_size` gets the size of the quantized tensors in bytes; None if unknown. It may
-    raise an error. Any exception ends the process. Raise ModelLoadFailed if llama.cpp refuses, or if the process ends
-    early.
+    Before anything is written, `check_size` gets the size of the quantized tensors in bytes; None if unknown. An
+    exception from `check_size` or `on_tensor` ends the process and is passed on. Raise ModelLoadFailed if llama.cpp
+    refuses the model, or if the process ends early.
     """
     oom_kills = num_oom_kills()
     with tempfile.TemporaryFile() as stderr, _started(command, stderr) as process:

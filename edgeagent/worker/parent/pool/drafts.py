@@ -41,9 +41,10 @@ class FoundDraft(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft for a load: its file, and why it is this one. If `path` is None, `why` says why there is none.
+    """A draft for a load: its file, and the reason for it. If `path` is None, `why` says why there is none.
 
-    `by` is that of a Choice. `header` is None if there is no draft, or if its header is not known.
+    `by` is what decided it, see `Choice.by`. `is_trouble`: see FoundDraft. `header` is None if there is no draft, or if
+    its header is not known.
     """
 
     path: Path | None
@@ -58,10 +59,10 @@ NO_DRAFT = Draft(None, "no draft was looked for")
 
 @dataclass(frozen=True, slots=True)
 class DraftChecks:
-    """The functions with which a draft is found and checked. They read the disk; see Checks for what they raise.
+    """The functions that find and check a draft. They read the disk. See Checks for `validate` and `difference`.
 
     - `find` returns the draft of a found model with this header. It raises nothing.
-    - `resolve` finds a model by its name.
+    - `resolve` finds a model by its name. It may raise any EdgeAgentError.
     """
 
     find: Callable[[Any, Any], FoundDraft]
@@ -72,7 +73,7 @@ class DraftChecks:
 
 @dataclass(slots=True)
 class DraftSource:
-    """The draft of one model. `option` is the option --draft for it, and `found` the model itself.
+    """Finds the draft of one model for each load. `option` is the model's option --draft; `found` is the model itself.
 
     The methods read the disk: call them in a thread.
     """
@@ -84,8 +85,9 @@ class DraftSource:
     _fatal: dict[str, tuple[str, str]] = field(default_factory=dict)  # by trial: the draft's identity and the cause
 
     def choose(self, header: Header | None) -> Draft:
-        """Return the draft for the next load of the model, which has this header. Log a warning if it cannot be used.
+        """Return the draft for the model's next load. Log a warning if there is a draft that cannot be used.
 
+        `header` is the header of the model's file; None if it is not known.
         Raise ModelLoadFailed if the user named a draft whose vocabulary differs from the model's.
         """
         draft = self._find(header)
@@ -98,7 +100,10 @@ class DraftSource:
         return draft
 
     def leave_out(self, trying: str, cause: str) -> bool:
-        """Leave the draft out of the next loads if its trial ended the process; return whether it did."""
+        """If `trying` describes the trial of the last load's draft, leave this draft out of the next loads.
+
+        Return whether it does. The draft is used again once its file is replaced.
+        """
         tried, given = self._tried
         if not tried or trying != tried:
             return False

@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """Why there is no room for a model.
+    """Why there is no room for a model. `text` is the message for clients.
 
-    `free_bytes` is the memory that is free for it; -1 if too many models are loaded. `is_coming`: there will be room
-    when the workers that are ending now are gone.
+    `free_bytes` is the memory that is free for the model; -1 if too many models are loaded. `is_coming`: there will be
+    room when the workers that are ending now have ended.
     """
 
     text: str
@@ -55,7 +55,8 @@ class _Leaving:
 class Eviction:
     """Decides which models share the machine's memory.
 
-    `models` returns all models of the pool. `unload` begins to end the worker of one of them.
+    `models` returns all models of the pool. `unload` begins to end a model's worker, and returns a task that is done
+    when the worker has ended.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class Eviction:
     async def make_room(self, model: LoadedModel) -> None:
         """Unload idle models until there is room for this one; raise BackendUnavailable if there is none.
 
-        If unloading is not enough, allow the load with a shorter context, if that fits. If it does not fit, a pinned
-        model may load nevertheless. Any other model waits for busy models to become idle, at most `max_wait_s` seconds.
+        If unloading is not enough, allow the load with a shorter context, if that fits. If it does not fit, allow the
+        load of a pinned model nevertheless. Any other model waits until busy models are idle, at most `max_wait_s`
+        seconds.
         """
         await self._wait_for_itself(model)
         until_s = self._clock() + self._max_wait_s
@@ -130,13 +132,16 @@ class Eviction:
             self.unload(next(each for each in self._models() if each.name == leaving.name))
 
     async def _wait_for_itself(self, model: LoadedModel) -> None:
-        """Wait for an earlier worker of the same model, which may still write its cache."""
+        """Wait until an earlier worker of the same model has ended. It may still write its cache."""
         own = [task for task, leaving in self._ending.items() if leaving.name == model.name]
         if own:
             await asyncio.wait(own)
 
     async def _why_no_room(self, model: LoadedModel) -> _Lack | None:
-        """Return why a model does not fit now. If it fits or may fit, reserve its memory and return None."""
+        """Return why a model does not fit now. If it fits, reserve its memory and return None.
+
+        If the memory of the GPUs is not known yet, assume that the model fits.
+        """
         pids = [tenant.pid for tenant in self._others(model) if tenant.pid is not None]
         memory = await asyncio.to_thread(self._read, pids)
         others = self._others(model)

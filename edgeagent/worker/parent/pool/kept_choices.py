@@ -1,4 +1,4 @@
-"""The daemon's calibration files, one for each model. They hold a worker's `to_keep` for the next worker's Load.
+"""The daemon's calibration files, one for each model. They hold `Load.kept` from one worker to the next.
 
 The daemon does not interpret their content. A hostile model that takes over its worker can only affect the next worker
 of the same model file. That worker validates what it reads.
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class KeptChoices:
     """Keeps calibrations as files in a private folder, or only in memory if the folder is None.
 
-    New calibrations stay in memory too, so that the next load finds them at once, also if the disk fails: a worker that
-    replaces another must make the same choices.
+    New calibrations also stay in memory, so that the next load finds them at once, even if the disk fails. A worker
+    that replaces another one must make the same choices.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -57,7 +57,7 @@ class KeptChoices:
         return is_new and self._folder is not None
 
     def write(self, model: Path) -> None:
-        """Write a model's latest calibration to disk. Call it in a thread. Disk errors are only logged."""
+        """Write the calibration that `note` kept last for a model to disk. Call this in a thread. Errors are logged."""
         folder, content = self._folder, b""
         # Another thread may write an older one meanwhile. It then finds that a later one is there, and writes that.
         while folder is not None and content != self._latest[model]:

@@ -1,4 +1,4 @@
-"""Maps the names in requests to models. It does not search for models; its owner, the pool, does."""
+"""Maps the names in requests to models that the pool has found. This module does not search for models."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _MAX_NAMES = 4096
 class KnownNames:
     """Maps names to models that were found. Any other name maps to itself.
 
-    `stamp` returns a value that changes whenever the machine's owner adds or removes a name. Then the names that were
-    found are forgotten. `stamp` is called for each request, so it must be fast.
+    `stamp` returns a value that changes whenever the machine's owner adds or removes a name. After a change, the names
+    that `add` mapped are forgotten. `stamp` is called for each request, so it must be fast.
     """
 
     def __init__(self, stamp: Callable[[], object]) -> None:

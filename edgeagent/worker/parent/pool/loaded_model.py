@@ -31,8 +31,8 @@ _AWAITED_CALIBRATION_S = 0.8
 class Workers:
     """What every model needs to start its worker.
 
-    `make_room` makes room for a model, or raises an error if it cannot be loaded. `keep` stores a worker's calibration
-    for the next load.
+    `make_room` frees memory for a model, or raises an error if the model cannot be loaded. `keep` stores a worker's
+    calibration (`Load.kept`) for the model's next load.
     """
 
     command: Sequence[str]
@@ -61,7 +61,7 @@ class LoadedModel:
         self.preparation = preparation
         self.is_pinned = is_pinned
         self.has_room = self.lacks_room = False
-        """Whether its last load got room (`has_room`), or failed for lack of room (`lacks_room`)."""
+        """Whether memory is reserved for its worker (`has_room`), or its last load failed for lack of it."""
         self.room_bytes = 0
         """How much of the machine's memory its load may use, in bytes; 0 means all that is free."""
         self.checked = asyncio.Event()
@@ -118,7 +118,10 @@ class LoadedModel:
         self._usual_keep_alive_s = self.keep_alive_s = math.inf
 
     def renew(self) -> Supervisor:
-        """Replace the supervisor by one without a worker; return the old one, which the caller must stop."""
+        """Replace the supervisor by a new one without a worker, and reset `keep_alive_s`.
+
+        Return the old supervisor, which the caller must stop.
+        """
         old = self.supervisor
         self.supervisor, self.keep_alive_s = self._make_supervisor(), self._usual_keep_alive_s
         self._had_worker = False
@@ -175,7 +178,7 @@ class LoadedModel:
         )
 
     def tenant(self) -> Tenant | None:
-        """Return the model's share of the machine's memory; None if it has no worker, or no room for one yet."""
+        """Return the model's use of the machine's memory; None if it has no worker and no memory reserved for one."""
         status = self.supervisor.status()
         if status.state in (WorkerState.STOPPED, *UNUSABLE) or not self.has_room:
             return None
@@ -198,7 +201,7 @@ class LoadedModel:
         return "is pinned" if self.is_pinned else ""
 
     def refuse(self, why: str, retry_after_s: float) -> BackendUnavailable:
-        """Record that there is no room for the model, and return the error for its load."""
+        """Record that there is no memory for the model; return the error for its load, whose message is `why`."""
         self.lacks_room = True
         return BackendUnavailable(why, retry_after_s=retry_after_s, served_by="local")
 

@@ -51,9 +51,9 @@ class Checks:
     - `validate` returns a file's header; None if it is unknown. It raises ModelLoadFailed for a file that must not be
       loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
     - `kept` keeps the calibrations from one load to the next.
-    - `disk_cache` prepares a worker's disk cache; None if there is none.
-    - `size_of` returns the size in bytes of a file and of the other parts of its model.
-    - `validate_adapter` raises the same errors for the file of an adapter.
+    - `disk_cache` prepares and returns a worker's disk cache; None if there is none.
+    - `size_of` returns the size of a file in bytes, together with the other parts of a split model.
+    - `validate_adapter` checks the file of an adapter. It raises the same errors as `validate`.
     - `difference` describes in words how the vocabularies of two headers differ; None if they do not.
     - `known_sha256` returns the SHA-256 of a file; "" if it is not known.
     - `find_draft` returns the draft of a found model with this header. It raises nothing.
@@ -69,7 +69,7 @@ class Checks:
     find_draft: Callable[[Any, Any], FoundDraft] = lambda _model, _header: NO_DRAFT
 
     def draft_source(self, option: str, found: FoundModel, resolve: Callable[[str], FoundModel]) -> DraftSource:
-        """Return where the draft of a model comes from. `option` is the model's option --draft."""
+        """Return the DraftSource of `found`. `option` is its option --draft. `resolve` finds a model by name."""
         return DraftSource(option, found, DraftChecks(self.find_draft, resolve, self.validate, self.difference))
 
 
@@ -174,11 +174,11 @@ class Preparation:
         return found
 
     def leave_out(self, trying: str, cause: str) -> bool:
-        """Leave out of the next loads what ended the process, if the model can do without it; return whether it can.
+        """Leave a part out of the next loads, because its trial ended the process. Return False if the model needs it.
 
-        An adapter and a draft are left out until their files are replaced, drafts of any kind until the model's file is
-        replaced, and the measurements of settings until the daemon ends. `trying` describes what was tried when the
-        process ended.
+        `trying` is the part's description (`LoadProgress.trying`). An adapter or a draft model is left out until its
+        file is replaced. Drafts of any kind are left out until the model's file is replaced, and the measurements of
+        settings until the daemon ends.
         """
         if trying == MEASUREMENTS:
             self._is_measured = False

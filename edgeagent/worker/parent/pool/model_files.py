@@ -21,7 +21,7 @@ class ModelFiles:
         self._given = self._found()
 
     def are_replaced(self) -> bool:
-        """Return whether the files were replaced since the last load."""
+        """Return whether a file was replaced or removed since the last call of `give`."""
         return self._found() != self._given
 
     def _found(self) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ class ModelFiles:
 
 
 def identity(path: Path) -> str:
-    """Return the identity of a file, which changes when it is replaced; "" if there is no file."""
+    """Return a value that changes when the file is replaced or written; "" if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -38,7 +38,7 @@ def identity(path: Path) -> str:
 
 
 class GivenFolder:
-    """The cache folder of a worker. Each method reads the disk: call it in a thread."""
+    """The cache folder that a worker got. Each method reads the disk: call it in a thread."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -49,7 +49,10 @@ class GivenFolder:
         self._path, self._given = path, "" if path is None else _place(path)
 
     def is_made_anew(self) -> bool:
-        """Create the folder again if it is missing. Return whether it is now another folder than the worker got."""
+        """Create the folder again if it is missing. Return whether it is a new folder.
+
+        A worker cannot use a new folder, because its sandbox is bound to the old one.
+        """
         if self._path is None:
             return False
         with contextlib.suppress(OSError):  # tried again at the next call

@@ -1,4 +1,7 @@
-"""Reads the owner's options for single models from the tables [models."NAME"] of the configuration."""
+"""Reads the owner's options for single models from the tables [models."NAME"] of the configuration.
+
+The parameter `name` is the name of the model's table, or "" if the model has no table.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ def keep_alive_s(config: Config, name: str) -> float:
 
 
 def draft(config: Config, name: str, *, is_default: bool) -> str:
-    """Return the draft option for a model. The draft model that --draft names is only for the default model."""
+    """Return the option --draft for a model.
+
+    If the general --draft names a draft model, this applies only to the default model. Others get "auto".
+    """
     own = config.models.get(name)
     if own is not None and own.draft != "auto":
         return own.draft

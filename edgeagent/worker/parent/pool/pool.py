@@ -1,7 +1,7 @@
 """The models on this machine by name. Each gets its own worker when it is requested.
 
-The pool finds a model's files, and starts, keeps and ends workers. It does not know the files' content, how a worker
-runs, or how room is made for a model.
+The pool finds a model's files, and starts, keeps and ends workers. Other modules know the files' content, how a worker
+runs, and how memory is freed for a model.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Pool:
       called in a thread, and so are the functions for Checks.
     - `offer` raises ModelNotFound (also if requests may not load the model), ModelDamaged or StoreError. If `offer` is
       None, requests may name only configured models.
-    - `kept` has the calibrations of earlier loads; None keeps only those of this process.
-    - `read` returns the memory of the machine and of workers.
+    - `kept` has the calibrations of earlier loads. If None, calibrations are kept only in memory.
+    - `read` returns the memory of the machine and of the workers with these process ids.
     - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
     """
 
@@ -121,7 +121,7 @@ class Pool:
         return found
 
     def _known(self, name: str) -> str | None:
-        """Return a located model's canonical name, plus the adapter in `name` (MODEL+ADAPTER); None if unknown."""
+        """Return a located model's canonical name, with the adapter if `name` is MODEL+ADAPTER; None if unknown."""
         found = self._names[name]
         if found in self._models:
             return found
@@ -212,7 +212,7 @@ class Pool:
         return self._model(model).preparation.engine
 
     def lacks_room(self, model: str) -> bool:
-        """Return whether a model's last load failed for lack of room; raise the errors of `find_model`."""
+        """Return whether a model's last load failed for lack of memory; raise the errors of `find_model`."""
         return self._model(model).lacks_room
 
     def num_live(self, model: str) -> int:
@@ -325,7 +325,7 @@ class Pool:
         return ""
 
     def _add(self, asked: str, preparation: Preparation, *, is_pinned: bool) -> LoadedModel:
-        """Return the model with this file or name, and map the name `asked` to it. Add the model if it is new."""
+        """Return the pool's model with this file or name, or add a new one. Map the name `asked` to it."""
         name = preparation.name
         known = next((each for each in self._models.values() if each.preparation.path == preparation.path), None)
         known = known or self._models.get(name)
@@ -364,7 +364,7 @@ class Pool:
                 self._eviction.unload(model)
 
     async def _look_after(self) -> None:
-        """Watch the machine's memory, unload unused models, and check the models' files and folders."""
+        """Again and again, check the machine's memory and the models' files and folders, and unload unused models."""
         while True:
             self.pressure = await asyncio.to_thread(read_pressure)
             if self.pressure == "memory":

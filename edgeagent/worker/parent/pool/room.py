@@ -11,7 +11,7 @@ from edgeagent.worker.parent.pool.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A model with a worker, or with room for a worker that is about to start (`pid` is None then).
+    """A model with a worker, or with memory reserved for a worker that is about to start (`pid` is None then).
 
     - `needed_bytes`: the model's predicted memory, including `weights_bytes` for its files.
     - `is_loading`: it does not use all of `needed_bytes` yet.
@@ -45,8 +45,8 @@ class Devices:
 def free_bytes(memory: Memory, tenants: Sequence[Tenant], devices: Devices = Devices()) -> int:
     """Return how many bytes another model may use.
 
-    This is the free memory of the machine and of `devices`, minus a margin, minus the files that loaded models map,
-    and minus what loading models still need.
+    This is the free memory of the machine and of `devices`, minus a margin, minus the mapped files of loaded models,
+    and minus the memory that loading models still need.
     """
     free = memory.available_bytes + devices.free_bytes - margin_bytes(memory.total_bytes)
     for tenant in tenants:

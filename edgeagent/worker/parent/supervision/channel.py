@@ -63,7 +63,7 @@ class FrameBuffer:
 
 @dataclass(frozen=True, slots=True)
 class FloodLimit:
-    """How much a child may send in a period. A child that sends more is attacking; a fast model sends less."""
+    """How much a child may send in a period. More is a violation of the protocol; even a fast model sends less."""
 
     max_frames: int = 20_000
     # Many fast streams with twenty log probabilities per token produce several MiB per second.
@@ -74,8 +74,8 @@ class FloodLimit:
 class Channel(asyncio.SubprocessProtocol):
     """One child process from spawn to end. `ended` is done when it has ended and all its messages were delivered.
 
-    `on_message` gets each message; it may raise ProtocolError. `on_violation` gets the first violation of the protocol.
-    No messages are delivered after that.
+    `on_message` gets each message, and may raise ProtocolError. `on_violation` gets a description of the first
+    violation of the protocol. No messages are delivered after that. `returncode` is None until the child has ended.
     """
 
     def __init__(
@@ -106,7 +106,10 @@ class Channel(asyncio.SubprocessProtocol):
         on_violation: Callable[[str], None],
         flood: FloodLimit,
     ) -> Channel:
-        """Start a child in its own session, so that Ctrl-C in a terminal reaches only the daemon; raise OSError."""
+        """Start a child in its own session, so that Ctrl-C in a terminal reaches only the daemon.
+
+        Raise OSError if it cannot be started.
+        """
         channel = cls(on_message, on_violation, flood)
         creation_flags = 0
         if sys.platform == "win32":
@@ -125,7 +128,7 @@ class Channel(asyncio.SubprocessProtocol):
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send an encoded message."""
+        """Send an encoded message. It is lost if the child has ended."""
         if self._stdin is not None and not self._stdin.is_closing():
             self._stdin.write(frame)
 
@@ -160,7 +163,7 @@ class Channel(asyncio.SubprocessProtocol):
         return is_out_of_memory(self.returncode, num_more, self.stderr_tail())
 
     def stderr_tail(self) -> str:
-        """Return the last part of the child's stderr."""
+        """Return the end of the child's stderr, at most STDERR_TAIL_BYTES."""
         return self._stderr.decode("utf-8", "replace")
 
     async def stop(self, grace_s: float, save_s: float = 0.0) -> bool:

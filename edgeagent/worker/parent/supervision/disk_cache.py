@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_disk_cache(config: Config) -> DiskCache | None:
-    """Create the folder and the secret. Return None if no disk cache is configured, or if they cannot be created."""
+    """Create the cache folder and the secret if they are missing, and return the settings of the disk cache.
+
+    Return None if no disk cache is configured. If the folder or the secret cannot be used, log why and return None.
+    """
     if config.cache.disk_bytes == 0:
         return None
     folder = config.cache_dir.absolute()

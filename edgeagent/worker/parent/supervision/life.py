@@ -49,13 +49,13 @@ class Life:
             last_s = now_s
 
     def hang(self, why: str, leave_out: Callable[[str, str], bool]) -> Death:
-        """Return the death of a process that hangs. See Supervisor for `leave_out`."""
+        """Return the Death of a process that hangs, as described in `why`. See Supervisor for `leave_out`."""
         is_trial = self.ready_at_s is None and bool(self.vitals.trying)
         left_out = self.vitals.trying if is_trial and leave_out(self.vitals.trying, why) else ""
         return Death(why, Fate.HUNG, left_out=left_out)
 
     def death_of(self, channel: Channel, leave_out: Callable[[str, str], bool]) -> Death:
-        """Return why a process ended without being told to. See Supervisor for `leave_out`."""
+        """Return the Death of a process that ended although it was not asked to. See Supervisor for `leave_out`."""
         assert channel.returncode is not None
         cause = channel.describe_end(has_seen_prompts=self.has_seen_prompts)
         death = Death(cause, Fate.KILLED if is_from_outside(channel.returncode) else Fate.CRASHED)
@@ -69,7 +69,7 @@ class Life:
 
 
 def log_notes(name: str, ready: Ready) -> None:
-    """Write what a worker tells about its load to the log. `name` is the model's."""
+    """Write the warnings and notes of a worker's Ready to the log. `name` is the model's name."""
     for level, lines in ((logging.WARNING, ready.warnings), (logging.INFO, ready.notes)):
         for line in read_notes(lines):
             logger.log(level, "%s: %s", name, line)

@@ -1,7 +1,8 @@
 """Keeps the live requests of one model and their output, and makes sure that each request ends exactly once.
 
-Requests outlive workers: a request waits here while a model loads. If a worker dies, the next one continues after the
-delivered tokens. This module checks a worker's messages against the protocol. It knows neither processes nor clocks.
+Requests outlive workers: a request waits here while a model loads. If a worker dies, the next worker continues the
+request after the delivered tokens. This module checks a worker's messages against the protocol. It knows neither
+processes nor clocks.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class Sink(Protocol):
 class LiveRequest:
     """One accepted request.
 
-    `so_far` is the earlier output of another machine. `tokens` are the token ids delivered after it, in steps of
-    `step_lengths`. A next worker continues after them.
+    `so_far` is the earlier output of another machine. `tokens` are the token ids that were delivered after it, and
+    `step_lengths` has how many of them each step delivered. If the worker dies, the next one continues after them.
     """
 
     __slots__ = (
@@ -136,9 +137,10 @@ class LiveRequest:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the request may have ended workers.
+        """Whether the request may be the cause of its workers' ends.
 
-        True if a worker crashed or hung during the request, or three were killed, until the request's next token.
+        True if a worker crashed or hung during the request, or three were killed. False again once the request gets a
+        token from its current worker.
         """
         is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
         return is_marked and not self.has_progressed
@@ -170,8 +172,8 @@ class ModelRequests:
     def sendable(self) -> list[LiveRequest]:
         """Return the requests that should be sent to the worker now.
 
-        Suspects (`is_suspect`) are sent one at a time, the most urgent first. The next suspect is sent when the last
-        one has a token or has ended. So if a suspect kills another worker, no other suspect is blamed.
+        Suspects (`is_suspect`) are sent one at a time, by tier. The next suspect is sent when the last one has a token
+        or has ended. So if a suspect ends another worker, no other suspect is blamed.
         """
         unsent = [live for live in self._live.values() if not live.is_sent]
         sendable = [live for live in unsent if not live.is_suspect]
@@ -202,7 +204,10 @@ class ModelRequests:
         live.is_sent = True
 
     def cancel(self, request_id: str, now_s: float) -> bool:
-        """Cancel a request; if it is unsent, end it at once. Return True if the worker has it and must be told."""
+        """Cancel a request; if it is unsent, end it at once. Return True if the caller must send the worker a Cancel.
+
+        An unknown or cancelled id is ignored.
+        """
         live = self._live.get(request_id)
         if live is None or live.cancelled_at_s is not None:
             return False
@@ -212,7 +217,7 @@ class ModelRequests:
         return live.is_sent
 
     def abandon(self, request_id: str, now_s: float) -> bool:
-        """Cancel a request and send nothing more to its sink; return True if the worker must be told."""
+        """Cancel a request and send its sink nothing more. Return True if the caller must send the worker a Cancel."""
         live = self._live.get(request_id)
         if live is None:
             return False
@@ -235,12 +240,12 @@ class ModelRequests:
                 self._finish_cancelled(live)
 
     def fail_begun(self, make_error: Callable[[], EdgeAgentError]) -> None:
-        """Fail every request that has delivered tokens. The other requests can start over."""
+        """End every request for which a worker delivered tokens, with a new error. Other requests can start over."""
         for live in [live for live in self._live.values() if live.tokens]:
             self.fail(live, make_error())
 
     def cancel_all(self) -> None:
-        """End every request as cancelled, with its usage."""
+        """End every request with a Finished(cancelled), which has its usage."""
         for live in list(self._live.values()):
             self._finish_cancelled(live)
 
@@ -255,9 +260,9 @@ class ModelRequests:
         self.fail(self._sent(failed.id), error)
 
     def blame(self, request_id: str, cause: str) -> None:
-        """Fail the request that hung the worker, so that it does not hang the next one.
+        """End the request that hung the worker, with an error, so that it does not hang the next worker.
 
-        Ignore the id if it is unknown, or if the request is unsent or cancelled.
+        Do nothing if the id is unknown, or if the request is unsent or cancelled.
         """
         live = self._live.get(request_id)
         if live is not None and live.is_sent and live.cancelled_at_s is None:
@@ -324,7 +329,7 @@ class ModelRequests:
 
 
 def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
-    """Record a request's first Started. Return the deltas, without a Started that repeats an earlier worker's."""
+    """Record a request's first Started. Return the deltas, without a later worker's Started."""
     if not deltas or not isinstance(deltas[0], Started):
         return deltas
     if live.started is not None:
@@ -336,8 +341,8 @@ def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ..
 def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
     """Return a Finished with the handovers, the times over all workers, and the first worker's cached tokens.
 
-    If an earlier worker sent the first token, the stage times are 0. Those of the earlier worker are unknown. Those of
-    the last worker are left out: they measure repeated work, which counts as decoding.
+    If an earlier worker sent the first token, the times of the stages before it are 0: the earlier worker's times are
+    unknown, and the last worker's times measure repeated work, which counts as decoding.
     """
     if not live.handovers:
         return finished

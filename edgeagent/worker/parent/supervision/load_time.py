@@ -20,7 +20,10 @@ def guessed_s(num_bytes: int) -> float:
 
 
 class LoadTime:
-    """Measures the load times of one model. `guess_s` predicts the first one, in seconds; None if unknown."""
+    """Measures and predicts the load times of one model, in seconds.
+
+    `guess_s` is the prediction before the first load; None if unknown.
+    """
 
     def __init__(self, clock: Callable[[], float], guess_s: float | None = None) -> None:
         self._clock = clock
@@ -29,11 +32,11 @@ class LoadTime:
         self.guess_s = guess_s
 
     def begin(self) -> None:
-        """Note that a worker starts."""
+        """Start measuring, because a worker starts."""
         self._began_s = self._clock()
 
     def end(self) -> None:
-        """Note that the worker is ready."""
+        """Stop measuring, because the worker is ready."""
         self._last_s = self._clock() - self._began_s
 
     @property

@@ -1,4 +1,4 @@
-"""The open questions to one model's worker. This module does not know processes or pipes.
+"""The open questions to one model's worker. This module knows neither processes nor pipes.
 
 Questions about text are answered quickly. Embeddings and rankings take longer. Neither kind waits for the other.
 """
@@ -20,7 +20,10 @@ _ID_PREFIX = "ask-"  # ids of requests never begin with this
 
 
 class Query:
-    """One question, and the parts of its answer so far."""
+    """One question, and the parts of its answer so far.
+
+    `future` gets the answer or an error. `sent_at_s` is when the question was sent to the worker; None before that.
+    """
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -46,7 +49,7 @@ class Queries:
 
     @staticmethod
     def has_id(some_id: str) -> bool:
-        """Whether this is the id of a question, open or ended."""
+        """Return whether this is the id of a question (open or ended), and not the id of a request."""
         return some_id.startswith(_ID_PREFIX)
 
     def add(self, query: TextQuery) -> Query:
@@ -71,13 +74,16 @@ class Queries:
         return any(query.is_embed and query.sent_at_s is not None for query in self._open.values())
 
     def sendable(self) -> list[Query]:
-        """Return the questions to send now. One of each kind is sent at a time, so that its time can be measured."""
+        """Return the questions to send now: the oldest of each kind, if the worker has none of that kind.
+
+        Only one of each kind is sent at a time, so that its time can be measured.
+        """
         first = {query.is_embed: query for query in reversed(self._open.values())}
         sent = {query.is_embed for query in self._open.values() if query.sent_at_s is not None}
         return [query for kind, query in first.items() if kind not in sent]
 
     def discard(self, query: Query) -> bool:
-        """Drop a question if it is still open; return True if it was sent, so the worker must be told."""
+        """Drop a question if it is open. Return True if it was sent, so that the caller must send the worker a Drop."""
         return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
 
     def on_answer(self, answer: AnswerPart) -> None:
@@ -98,7 +104,7 @@ class Queries:
             self._settle(query, from_code(failed.code, failed.message, param=failed.param))
 
     def fail_sent(self, error: EdgeAgentError) -> None:
-        """Fail the questions that were sent to the worker, with this error."""
+        """End the questions that were sent to the worker, with this error."""
         for query in [query for query in self._open.values() if query.sent_at_s is not None]:
             self._settle(query, error)
 

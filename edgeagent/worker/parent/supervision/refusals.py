@@ -21,7 +21,7 @@ from edgeagent.worker.protocol import LENGTH_BYTES, MAX_FRAME_TO_WORKER_BYTES, A
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error, and the time until which no worker is started (by the supervisor's clock)."""
+    """The error for new requests until `until_s` (by the supervisor's clock). Until then no worker is started."""
 
     error: EdgeAgentError
     until_s: float
@@ -65,7 +65,7 @@ def failed_trial(trying: str, cause: str) -> EdgeAgentError:
 
 
 def changed(name: str) -> EdgeAgentError:
-    """Return the error for a stream whose model file was replaced by another."""
+    """Return the error for a stream that cannot continue because the model's file was replaced."""
     return ModelChanged(
         f"the file of model {name!r} was changed, and the process that ran it ended; its answers cannot be continued. "
         "Send the request again",

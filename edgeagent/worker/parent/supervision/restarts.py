@@ -50,7 +50,7 @@ class RestartPolicy:
        applies to these, because noticing a hang can take longer than the window.
     3. After the first crash of a worker that had been ready, restart at once.
     4. After any other crash, restart after 0.5, 1, 2 … 30 s.
-    5. A kill of a ready worker from outside says nothing about the model. Restart at once, then after 0.5, 1, 2 … s.
+    5. A kill of a ready worker from outside is not the model's fault. Restart at once, then after 0.5, 1, 2 … s.
        But quarantine after `max_kills` kills within the window.
     """
 
@@ -70,7 +70,7 @@ class RestartPolicy:
         return self.on_crash(now_s, death.ready_for_s, hung_at_once=hung_at_once)
 
     def on_crash(self, now_s: float, ready_for_s: float | None, *, hung_at_once: bool = False) -> Restart | Quarantine:
-        """Return what follows a crash. `hung_at_once`: the worker hung before it finished a step."""
+        """Return what follows a crash. `ready_for_s`: see Death. `hung_at_once`: it hung before it finished a step."""
         patience = self._patience
         self._num_hung_at_once = self._num_hung_at_once + 1 if hung_at_once else 0
         if self._num_hung_at_once >= patience.max_crashes:
@@ -89,7 +89,7 @@ class RestartPolicy:
         return self._restart_after(self._num_delayed)
 
     def on_kill(self, now_s: float, ready_for_s: float | None) -> Restart | Quarantine:
-        """Return what follows a kill from outside."""
+        """Return what follows a kill from outside. A kill during the load (`ready_for_s` is None) counts as a crash."""
         # A kill during the load counts as a crash: the model may need more memory than the machine has.
         if ready_for_s is None:
             return self.on_crash(now_s, None)

@@ -1,7 +1,7 @@
 """Starts one model's worker, watches it, replaces it when it dies, and stops it.
 
-It owns the worker's state and its requests. It does not know model files (a coroutine returns the Load message) or who
-receives the answers (it sees only Sinks).
+It owns the worker's state and its requests. It knows neither model files (a coroutine returns the Load message) nor
+clients (answers go to Sinks).
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ class Supervisor:
         load_time: LoadTime | None = None,
         leave_out: Callable[[str, str], bool] = lambda _trying, _cause: False,
     ) -> None:
-        """`keep` stores a worker's bytes for the next worker's Load. `load_time` has the times of earlier loads.
+        """`prepare` returns the Load. `keep` stores a worker's `Load.kept`. `load_time` has the times of earlier loads.
 
-        `leave_out(part, cause)`: the trial of the part ended the process, or hung. Return whether later loads omit it.
+        `leave_out(part, cause)` is called if the trial of a part ended the process or hung. It returns True if the next
+        load leaves this part out.
         """
         self.name = name
         self._keep = keep
@@ -129,7 +130,7 @@ class Supervisor:
         )
 
     def start(self) -> None:
-        """Start loading the model, also after a failure, unless it is loaded or loading."""
+        """Start loading the model, even after a failed load. Do nothing if it is loaded or loading."""
         if self._task is None or self._task.done():
             self._state, self._refusal = WorkerState.STARTING, None
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.name}")
@@ -159,7 +160,7 @@ class Supervisor:
     async def ask(self, question: TextQuery) -> TextAnswer:
         """Return the answer to a question; raise the errors of `submit`, Overloaded, or the worker's error.
 
-        Raise WorkerCrashed if the worker ends. If the waiting task is cancelled, the worker drops the question.
+        Raise WorkerCrashed if the worker ends. If the calling task is cancelled, the worker drops the question.
         """
         self._check_available()
         refusals.check_sendable(Ask("", question))
@@ -289,7 +290,7 @@ class Supervisor:
         return self._bury(death)
 
     def _bury(self, death: Death) -> Death:
-        """Settle a dead worker's requests; return its death, with the time for which it had been ready."""
+        """Settle a dead worker's requests; return `death` with the time for which the worker had been ready."""
         if self._life.ready_at_s is not None:
             death = replace(death, ready_for_s=self._clock() - self._life.ready_at_s)
         if not self._is_stopped_for_good:
@@ -299,7 +300,7 @@ class Supervisor:
         return death
 
     def _condemn(self, death: Death) -> None:
-        """Request the end of the worker. Settle its requests now, without waiting for the end."""
+        """Request the end of the worker for this reason. Settle its requests now, without waiting for the end."""
         if self._life.verdict.done():
             return
         self._life.verdict.set_result(death)

@@ -1,6 +1,6 @@
-"""Tracks the signs of life of one worker process from start to end: its pongs and its reports.
+"""Tracks the signs of life of one worker process from start to end: its pongs and its other messages.
 
-It decides when the worker counts as hung, by the limits in watchdog. The supervisor acts on that.
+This module decides when the worker counts as hung, by the limits in watchdog. The supervisor then ends the worker.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, S
 
 
 class Vitals:
-    """The signs of life of one worker process."""
+    """The signs of life of one worker process. `status` is the last one that it sent; None before the first pong."""
 
     def __init__(self, patience: Patience) -> None:
         self._pulse = Pulse(patience)
@@ -46,7 +46,7 @@ class Vitals:
         self._steps.on_progress()
 
     def on_steps(self, steps: StepResult) -> None:
-        """Record a StepResult. Without tokens, it does not show that a step has ended: a prompt may only have begun."""
+        """Record a StepResult as progress. Only if it has tokens, it also shows that a step has ended."""
         self._steps.on_progress()
         self.has_worked = self.has_worked or any(item.tokens for item in steps.items)
 

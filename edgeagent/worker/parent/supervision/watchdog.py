@@ -1,10 +1,10 @@
 """Decides when a worker counts as hung. Pure: the caller passes the time.
 
-A worker hangs if it makes no progress: a long answer is fine while tokens come. Waiting time is added up from ticks of
-limited length, so that a laptop's sleep or a stall of the daemon itself does not end a worker.
+A worker hangs if it makes no progress: a long answer is fine while tokens come. A tick is the time between two checks,
+and it counts only up to a limit. So a laptop's sleep or a stall of the daemon itself does not end a worker.
 
-There are two limits. One is for the worker's CPU time. The other is for elapsed time and is three times as long: the
-worker may have been stopped, starved by other programs, or waiting for a disk or a GPU.
+There are two limits. One is for the worker's CPU time. The other is for elapsed time and is three times as long, since
+the worker may be stopped, may get no CPU time because of other programs, or may wait for a disk or a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOADED_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a supervisor waits, in seconds, and other limits."""
+    """The times that a supervisor waits for a worker, in seconds, and its other limits."""
 
     ping_interval_s: float = 1.0
     pong_timeout_s: float = 10.0
@@ -47,13 +47,13 @@ class Patience:
 
     @classmethod
     def from_config(cls, engine: EngineConfig) -> Patience:
-        """Return the limits that the user configured, and the defaults of all others."""
+        """Return the default limits, with those that the user configured."""
         return cls(hang_timeout_s=engine.hang_timeout_s, load_timeout_s=engine.load_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """A worker process's resource use, as reported by the operating system."""
+    """A worker process's CPU time since its start and its memory now, as reported by the operating system."""
 
     cpu_s: float = 0.0
     rss_bytes: int = 0
@@ -61,7 +61,7 @@ class Signs:
 
 @dataclass(frozen=True, slots=True)
 class Elapsed:
-    """The time of a tick, in seconds. `busy_s` is the part of `all_s` in which the worker used the CPU."""
+    """The length of a tick, in seconds. `busy_s` is the part of `all_s` in which the worker used the CPU."""
 
     all_s: float
     busy_s: float
@@ -75,7 +75,10 @@ class Pulse:
         self._cpu_s: float | None = None
 
     def beat(self, elapsed_s: float, signs: Signs | None) -> Elapsed:
-        """Return the time of a tick, at most two ping intervals. Without `signs`, all of it counts as CPU time."""
+        """Return the length of a tick of `elapsed_s` seconds, but at most two ping intervals.
+
+        If `signs` is None, all of the tick counts as CPU time.
+        """
         all_s = min(elapsed_s, self._max_tick_s)
         if signs is None:
             return Elapsed(all_s, all_s)
@@ -84,14 +87,17 @@ class Pulse:
 
 
 class Wait:
-    """How long the supervisor has waited for one thing. The count restarts if the thing changes or is None."""
+    """How long the supervisor has waited for one thing, such as the end of a step. Any value may identify the thing."""
 
     def __init__(self) -> None:
         self._thing: object = None
         self._all_s = self._busy_s = 0.0
 
     def add(self, thing: object, elapsed: Elapsed) -> None:
-        """Add a tick to the time waited for `thing`. If the last tick was for another thing, begin at zero."""
+        """Add a tick to the time waited for `thing`. If the last tick was for another thing, begin at zero.
+
+        If `thing` is None, nothing is waited for, and the time is zero.
+        """
         if thing is None or thing != self._thing:
             self._thing, self._all_s, self._busy_s = thing, 0.0, 0.0
         if thing is not None:
@@ -99,7 +105,10 @@ class Wait:
             self._busy_s += elapsed.busy_s
 
     def overrun(self, limit_s: float) -> str | None:
-        """Return a description of the limit that is reached; None if none is."""
+        """Return the reached limit in words, such as "30 s"; None if no limit is reached.
+
+        `limit_s` is the limit of CPU time. The limit of elapsed time is three times as long.
+        """
         if self._busy_s >= limit_s:
             return f"{limit_s:g} s"
         if self._all_s >= _IDLE_FACTOR * limit_s:
@@ -110,8 +119,8 @@ class Wait:
 class Growth:
     """How much a process's memory has grown since a task began, such as preparing one prompt.
 
-    Growth of the cached blocks is subtracted. If the blocks shrink, nothing is added, since the process may keep their
-    memory for other use.
+    Growth of the cached blocks is subtracted. If the blocks shrink, nothing is added, since the process may reuse their
+    memory.
     """
 
     def __init__(self) -> None:
@@ -120,9 +129,9 @@ class Growth:
         self._base = (0, 0)
 
     def add(self, thing: object, own_bytes: int, cache_bytes: int) -> int:
-        """Record a process's own memory and its cached blocks, in bytes. Return the growth since `thing` began.
+        """Record a process's own memory and its cached blocks, in bytes. Return the growth since the task began.
 
-        If `thing` is None, nothing is running, and the growth is 0.
+        `thing` identifies the task. If it is None, no task is running, and the growth is 0.
         """
         now = (own_bytes, cache_bytes)
         if thing is None or thing != self._thing:
@@ -133,7 +142,7 @@ class Growth:
 
 
 class LoadWatch:
-    """Watches a loading worker. Its progress or its memory must grow within the time limit."""
+    """Watches a loading worker. Its loaded fraction or its memory must grow within the time limit."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
@@ -163,9 +172,11 @@ class LoadWatch:
 class PendingWork:
     """What a ready worker must still do.
 
-    `is_busy`: compute steps. `cancelled_at_s`: end the request that was cancelled then. `asked_at_s`: answer the
-    question that was sent then. The times only identify the cancel and the question; they are not compared with the
-    clock. None: nothing.
+    - `is_busy`: it must compute steps or embeddings.
+    - `cancelled_at_s`: when the oldest unanswered cancel was sent; None if there is none.
+    - `asked_at_s`: when the open question about text was sent; None if there is none.
+
+    The times only identify the cancel and the question. They are not compared with the clock.
     """
 
     is_busy: bool = False
@@ -174,9 +185,9 @@ class PendingWork:
 
 
 class StepWatch:
-    """Watches a ready worker. It must answer pings, and finish steps, prompts, cancels and questions in time.
+    """Watches a ready worker. The worker must answer pings, and finish steps, prompts, cancels and questions in time.
 
-    Memory growth is limited while it prepares a prompt or answers a question.
+    While it prepares a prompt or answers a question, its memory may grow only up to a limit.
     """
 
     def __init__(self, patience: Patience) -> None:
@@ -190,7 +201,7 @@ class StepWatch:
         self.culprit = ""  # the id of the request whose preparation hung the worker
 
     def on_pong(self, status: WorkerStatus) -> None:
-        """Record the answer to a ping, with the number of finished steps."""
+        """Record the status from the answer to a ping. It shows whether steps have ended since the last one."""
         self._num_pongs += 1
         num_done = status.num_steps - self._status.num_steps
         if num_done > 0:
@@ -221,8 +232,8 @@ class StepWatch:
     def tick(self, elapsed: Elapsed, pending: PendingWork) -> str | None:
         """Count the time since the last tick; return why the worker counts as hung, or None.
 
-        A worker also counts as hung if one prompt or question takes too much memory. If a prompt is the
-        cause, `culprit` is its request's id.
+        A worker also counts as hung if one prompt or question takes too much memory. If the preparation of a prompt is
+        the cause, `culprit` is the id of its request afterwards; otherwise it is "".
         """
         self._busy_s = self._busy_s + elapsed.all_s if pending.is_busy else 0.0
         step_limit_s, limit_s = self.step_limit_s(), self._patience.hang_timeout_s
