@@ -1,8 +1,8 @@
 """Writes frames to the pipe on a separate thread. The main thread writes directly if that cannot block.
 
-If all frames went through the writer thread, each step's tokens would wait until the next step has begun: only then
-does the main thread release the interpreter lock (GIL). The two threads never write at the same time: each first takes
-the only item of `permit`, and puts it back after writing.
+If all frames went through the writer thread, each step's tokens would wait until the next step has begun, because the
+main thread releases the interpreter lock (GIL) only then. The two threads never write at the same time: each first
+takes the only item of `permit`, and puts it back after writing.
 """
 
 from __future__ import annotations

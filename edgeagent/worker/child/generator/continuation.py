@@ -93,7 +93,7 @@ def read_continuation(
 ) -> Continuation:
     """Return the answer so far as tokens that follow the prompt.
 
-    Raise NotSupported if the request's options do not allow it, or if no tokens give exactly this text. Raise
+    Raise NotSupported if the request's options forbid a continuation, or if no tokens give exactly this text. Raise
     ContextLengthExceeded if the context is full.
     """
     _check_continuable(request, so_far)

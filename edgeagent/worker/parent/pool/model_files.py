@@ -49,7 +49,7 @@ class GivenFolder:
         self._path, self._given = path, "" if path is None else _place(path)
 
     def is_made_anew(self) -> bool:
-        """Create the folder again if it is missing. Return whether it is a new folder.
+        """Create the folder again if it is missing. Return whether it differs from the worker's folder.
 
         A worker cannot use a new folder, because its sandbox is bound to the old one.
         """

@@ -46,7 +46,7 @@ class Vitals:
         self._steps.on_progress()
 
     def on_steps(self, steps: StepResult) -> None:
-        """Record a StepResult as progress. Only if it has tokens, it also shows that a step has ended."""
+        """Record a StepResult as progress. It shows that a step has ended only if it has tokens."""
         self._steps.on_progress()
         self.has_worked = self.has_worked or any(item.tokens for item in steps.items)
 
