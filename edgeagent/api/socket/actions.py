@@ -16,9 +16,11 @@ TRY_AGAIN_LATER = 1013
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send an event, which is its request's last if `is_terminal`.
+    """Send an event to the client.
 
-    `at_s`: when the engine made the event (time.monotonic); 0 if it is not a delta.
+    `request_id`: the request that the event belongs to; empty if it belongs to none. `at_s`: when the engine computed
+    the step that the event reports (time.monotonic); 0 if there is no such step. `is_terminal`: the event is the last
+    one of its request.
     """
 
     event: Json

@@ -20,20 +20,20 @@ MAX_FLOOD_BYTES = 4 << 20
 
 
 class Merging(Protocol):
-    """How a protocol's events wait for a slow client."""
+    """A protocol's rules for the events that wait for a slow client: what they cost, and which of them are merged."""
 
     def cost(self, event: Json) -> int:
         """Return roughly how many bytes of memory an event takes."""
 
     def merge(self, waiting: Send, entry: Send) -> bool:
-        """Merge `entry` into the event that waits before it, if the two can be merged; return whether they were."""
+        """Merge `entry` into `waiting`, the entry before it, if possible. Return whether it was merged."""
 
     def append(self, entry: Send) -> None:
-        """Note that an entry was not merged and waits by itself. The entry's event may be changed here."""
+        """Prepare an entry that was not merged, just before it is added to the queue. May change the entry's event."""
 
 
 class Outbox:
-    """A queue of Send and Close. `push` never waits; a producer that can wait awaits `room` first."""
+    """A queue of Send and Close. `push` never waits; a producer that can wait calls `wait_for_room` first."""
 
     def __init__(self, merging: Merging) -> None:
         self._merging = merging
@@ -45,19 +45,19 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether producers that can wait should wait."""
+        """Whether more than MAX_PENDING_BYTES wait. Producers that can wait should then call `wait_for_room`."""
         return not self._drained.is_set()
 
     @property
     def is_flooded(self) -> bool:
-        """Whether the queue is longer than producers that wait for `room` can make it.
+        """Whether more than MAX_FLOOD_BYTES wait. Producers that call `wait_for_room` cannot add so much.
 
-        Then the client caused it, for example by sending bad frames without reading the errors.
+        The client caused it, for example by sending bad frames without reading the errors.
         """
         return self._num_bytes > MAX_FLOOD_BYTES
 
     def push(self, entry: Send | Close) -> None:
-        """Add an entry at the end."""
+        """Add an entry at the end, or merge it into the last entry."""
         if isinstance(entry, Close):
             self._entries.append(entry)
         elif not self._merge(entry):
@@ -69,7 +69,7 @@ class Outbox:
             self._drained.clear()
 
     async def take(self) -> Send | Close:
-        """Wait for the next entry, and return it."""
+        """Wait for the next entry, remove it from the queue, and return it."""
         while not self._entries:
             self._filled.clear()
             await self._filled.wait()
@@ -81,7 +81,7 @@ class Outbox:
         return entry
 
     async def wait_for_room(self) -> None:
-        """Wait until there is room."""
+        """Wait until at most MAX_PENDING_BYTES wait."""
         await self._drained.wait()
 
     def _merge(self, entry: Send) -> bool:

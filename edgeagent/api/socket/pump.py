@@ -69,11 +69,11 @@ class Pump(ABC, Generic[FrameT, ActionT]):
 
     @abstractmethod
     def grow_old(self) -> Iterable[ActionT | Send | Close]:
-        """Return the actions of a connection that is as old as it may be."""
+        """Return the actions for a connection that has reached the age of `max_age_s`."""
 
     @abstractmethod
     def lose_token(self) -> Iterable[ActionT | Send | Close]:
-        """Return the actions of a connection whose token has ended."""
+        """Return the actions for a connection whose token is no longer valid."""
 
     async def before_end(self, entry: Send) -> None:
         """Prepare a terminal event just before it is sent; later events wait meanwhile."""
@@ -88,7 +88,10 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         """Release what the connection holds, after its tasks have ended."""
 
     async def run(self) -> None:
-        """Accept the socket, serve it until it closes, and end its tasks. Call `lose_token` if its token ends."""
+        """Accept the socket, serve it until it closes, and end its tasks.
+
+        If its token becomes invalid meanwhile, call `lose_token`. Raise Unauthorized if the token is invalid already.
+        """
         await self.websocket.accept()
         with until_revoked(lambda: self.perform(self.lose_token())):
             await self._serve()
@@ -104,7 +107,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
             self._stall.is_found.set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task that ends with the connection at the latest."""
+        """Run a coroutine as a task. If it still runs when the connection ends, it is cancelled."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -189,9 +192,9 @@ class Pump(ABC, Generic[FrameT, ActionT]):
 
 
 class _Stall:
-    """Notices a client that does not read a frame, or the frames before it, in time.
+    """Detects a client that does not read: if the write of a frame takes STALL_S seconds, it sets `is_found`.
 
-    Many frames share a timer, since a timer for each frame would cost more than most frames.
+    All writes share one timer, because a timer for each write would cost more than most writes.
     """
 
     def __init__(self) -> None:
