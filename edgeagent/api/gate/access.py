@@ -88,23 +88,23 @@ _QUOTES = b"\"'"
 
 
 def template_of(path: str) -> str | None:
-    """Return the template that a path fits; None if the path is not in the table."""
+    """Return the template in NEEDS that matches a path; None if there is none."""
     if path in _PLAIN:
         return path
     return next((template for pattern, template in _PATTERNS if pattern.match(path)), None)
 
 
 def need_of(path: str) -> Scope | None:
-    """Return the scope that a path needs; None if it needs no scope."""
+    """Return the scope that a path needs; None if it needs no scope. A path that is not in NEEDS needs `admin`."""
     template = template_of(path)
     return Scope.ADMIN if template is None else NEEDS[template]
 
 
 def client_of(connection: HTTPConnection) -> str:
-    """Return the asker's partition: "" for the owner, or a client's name.
+    """Return the partition of a request's sender: "" for the owner, or a client's name.
 
-    For another user of this machine it is `uid:1001`, or `uid:unknown`. Partitions do not share stored responses and
-    cached prompts. Raise KeyError if the request was not judged.
+    For another user of this machine it is `uid:1001`, or `uid:unknown`. Clients of different partitions share neither
+    stored responses nor cached prompts. Raise KeyError if Security has not admitted the request.
     """
     name: str = connection.scope[CLIENT_KEY]
     return name
@@ -190,7 +190,7 @@ def is_page(scope: AsgiScope) -> bool:
 
 
 def values(scope: AsgiScope, name: bytes) -> list[bytes]:
-    """Return the values of all headers with a name. `name` must be in lower case."""
+    """Return the values of all headers that are called `name`, which must be in lower case. Empty if there are none."""
     return [value.strip() for key, value in scope["headers"] if key.lower() == name]
 
 
@@ -212,7 +212,7 @@ def bearer_tokens(scope: AsgiScope) -> list[bytes]:
 
 
 def _name_and_password(words: list[bytes]) -> list[bytes]:
-    """Return the name and password of Basic authentication (clients send it for `http://TOKEN@host`), else nothing."""
+    """Return the name and password of Basic authentication, which clients send for `http://TOKEN@host`; else []."""
     match words:
         case [scheme, encoded] if scheme.lower() == b"basic":
             with suppress(ValueError):

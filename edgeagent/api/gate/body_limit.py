@@ -1,4 +1,4 @@
-"""Bounds on a request's body before anything reads it: its size, and the time it may take to come."""
+"""Limits on a request's body, applied while it is received: its size, and the time that it takes to arrive."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent.errors import InvalidRequest, PayloadTooLarge
 
-# A body may take BODY_GRACE_S seconds, and one second more for each 64 KiB that has come.
+# A body may take BODY_GRACE_S seconds, and one second more for each 64 KiB that has arrived.
 BODY_GRACE_S = 10.0
 MIN_BODY_BYTES_PER_S = 64 << 10
 
 
 class BodyLimit:
-    """The ASGI middleware that bounds a body's size and the time that it takes.
+    """The ASGI middleware that limits a body's size, and the time that it takes to arrive.
 
-    For a body beyond a bound, `receive` raises PayloadTooLarge or InvalidRequest. The answer closes the connection.
+    If a body is too large, the application's `receive` raises PayloadTooLarge. If it is too slow, `receive` raises
+    InvalidRequest. The answer then closes the connection.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, grace_s: float = BODY_GRACE_S) -> None:
@@ -34,7 +35,7 @@ class BodyLimit:
 
 
 class _Body:
-    """One request's body on its way in."""
+    """The `receive` and `send` of one request. They count the bytes of its body and apply the limits."""
 
     def __init__(self, receive: Receive, send: Send, max_bytes: int, grace_s: float, announced: int | None) -> None:
         self._receive = receive

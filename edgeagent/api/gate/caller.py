@@ -11,8 +11,8 @@ from edgeagent.types import GenerateRequest, RouteMode, replace
 def with_caller(request: GenerateRequest) -> GenerateRequest:
     """Return a request with its client's name, its number of hops and the strictest route that applies.
 
-    A prefill stays on this machine, since it fills this machine's cache. A request that was forwarded MAX_HOPS times
-    stays too, since two edgeagents may be each other's remotes.
+    A request with `prefill_only` runs on this machine, since it fills this machine's cache. A request that was
+    forwarded MAX_HOPS times runs here too, since two edgeagents may be each other's remotes.
     """
     grant, num_hops = GRANT.get(), NUM_HOPS.get()
     allowed = grant.client.route if grant is not None else None

@@ -1,8 +1,8 @@
 """Which values of the Host header are accepted. This check stops DNS rebinding.
 
-In DNS rebinding, a web page lets a name of its own resolve to this machine. Its requests then have that name as Host. A
-name is accepted only if it is the daemon's own or if the owner allows it. If the daemon listens beyond loopback, an
-address is accepted if the connection came in on it, also on an interface that came up later.
+In DNS rebinding, the host name of a web page resolves to this machine. The page's requests then have that name as Host.
+A name is accepted only if it is the daemon's own, or if the owner allows it. If the daemon listens beyond loopback, an
+IP address is accepted if it is the connection's local address. So an interface that came up later works too.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Hosts:
     def own_origin(self, host: str, scope: Scope) -> bytes | None:
         """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if there is none.
 
-        There is one only if Host is the address on which the connection came in. A name may also lead elsewhere: for
-        example `localhost` to another program on [::1], or an allowed name to a proxy. A Unix socket has no port, so no
+        There is one only if Host is the IP address on which the connection came in. A name may lead to another program:
+        `localhost` to one that listens on [::1], or an allowed name to a proxy. A Unix socket has no port, and so no
         origin.
         """
         match = _HOST.fullmatch(host.lower())
@@ -104,9 +104,9 @@ class Hosts:
 
 
 def machine_names() -> set[str]:
-    """Return this machine's host name, the name's first label, and its name in mDNS; empty if it has no host name.
+    """Return this machine's host name, the name's first label, and its name in mDNS. Send nothing to the network.
 
-    The network is not asked.
+    Return an empty set if the host name is not valid, or begins with `localhost`.
     """
     name = socket.gethostname().lower().rstrip(".")
     if not _HOST.fullmatch(name) or name.startswith("localhost"):

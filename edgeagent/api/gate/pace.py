@@ -1,4 +1,4 @@
-"""How often a client may do something: a burst first, then a rate per second."""
+"""A rate limit for what a client does: a burst at once, then a fixed number per second."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 
 class Pace:
-    """Allows a burst, and then a rate per second."""
+    """A rate limiter: it allows `burst` operations at once, and then `per_s` operations a second."""
 
     def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = 1 / per_s
         self._most_ahead_s = burst / per_s
         self._clock = clock
-        self._due_s = clock()  # when all that was taken would be done at an even pace
+        self._due_s = clock()  # when all counted operations would be done at the even rate
 
     def take(self) -> float:
-        """Count one thing; return how many seconds to wait before doing it."""
+        """Count one operation. Return how many seconds the caller must wait before it; 0 if it need not wait."""
         now_s = self._clock()
         self._due_s = max(self._due_s, now_s) + self._interval_s
         return max(0.0, self._due_s - now_s - self._most_ahead_s)

@@ -1,4 +1,4 @@
-"""Log lines for requests that security refused: the asker, without secrets, and only a few lines a minute."""
+"""The log of refused requests: who sent them, without secrets, in at most a few lines a minute."""
 
 from __future__ import annotations
 

@@ -100,9 +100,10 @@ class Policy:
         return Admission(verdict, asker.shown, origin)
 
     def _check_host(self, scope: Scope) -> bytes | None:
-        """Check the Host header, and return the origin of the daemon's own pages there; raise RefusalError.
+        """Check the Host header, and return the origin of the daemon's own pages at this Host.
 
-        Return None if the daemon serves no pages, or has no origin at this Host.
+        Return None if the daemon serves no pages, or has no origin at this Host. Raise RefusalError if Host is not the
+        daemon's own.
         """
         hosts = values(scope, b"host")
         if len(hosts) != 1:
@@ -282,9 +283,9 @@ async def _answer_preflight(send: Send, origin: bytes) -> None:
 
 
 async def _refuse(scope: Scope, send: Send, refused: RefusalError) -> None:
-    """Answer with plain HTTP, also a WebSocket handshake.
+    """Answer a refused request or WebSocket handshake with a plain HTTP response.
 
-    So a client does not mistake the refusal for a socket that was open and then closed.
+    A client can then tell a refused handshake from a socket that was open and was closed.
     """
     body = json.dumps(refusal(scope["path"], error_body(refused.error))).encode()
     headers: Headers = [(name.encode(), value.encode()) for name, value in error_headers(refused.error).items()]
