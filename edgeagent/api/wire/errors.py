@@ -52,7 +52,7 @@ class Error(Shape):
     """What went wrong."""
 
     message: str
-    """What happened, the value, and what to do."""
+    """What happened, the value that caused it, and what to do."""
     type: str
     param: str | None
     """The field at fault; null if there is none."""
@@ -128,17 +128,17 @@ _NO_PATH_MESSAGE = (
 
 
 def error_look(error: EdgeAgentError) -> Look:
-    """Return how an error looks on the wire. A class without a row of its own has that of its nearest ancestor."""
+    """Return the Look of an error: the row of its class in LOOKS, or of the nearest ancestor that has a row."""
     return look_of(type(error))
 
 
 def look_of(error: type[EdgeAgentError]) -> Look:
-    """Return how a class of errors looks on the wire."""
+    """Return the Look of a class of errors: its row in LOOKS, or that of the nearest ancestor that has a row."""
     return next(LOOKS[cls] for cls in error.__mro__ if cls in LOOKS)
 
 
 def error_codes() -> dict[str, type[EdgeAgentError]]:
-    """Return the class of each error code: of LOOKS, and of subclasses in modules that are already imported."""
+    """Return the error class of each code: the classes in LOOKS, and their subclasses in modules imported so far."""
     classes = list(LOOKS)
     for cls in classes:
         ours = (child for child in cls.__subclasses__() if child.__module__.startswith("edgeagent."))
@@ -152,7 +152,7 @@ def http_status(error: EdgeAgentError) -> int:
 
 
 def error_body(error: EdgeAgentError) -> Error:
-    """Return {"message", "type", "param", "code"}. HTTP answers have it under "error", as a Refusal."""
+    """Return the JSON object that describes an error. HTTP answers have it in the field `error` of a Refusal."""
     return {
         "message": printable(_message(error)),
         "type": error_look(error).type,
@@ -171,7 +171,7 @@ def _message(error: EdgeAgentError) -> str:
 
 
 def refusal(path: str, error: Error) -> Refusal | OllamaRefusal:
-    """Return the body of an HTTP answer with this error_body; on Ollama's routes only its message."""
+    """Return the body of the HTTP answer to a request for `path` that failed. Ollama's routes get only the message."""
     if path.startswith(OLLAMA_PREFIX):
         return OllamaRefusal(error=error["message"])
     return Refusal(error=error)
@@ -220,7 +220,10 @@ def told(name: str, error: Exception) -> EdgeAgentError:
 
 
 def printable(text: str) -> str:
-    """Return a text that may quote a client, with characters escaped that move a terminal's cursor or reverse text."""
+    """Return a text with those characters escaped that move a terminal's cursor or reverse the direction of writing.
+
+    For every text that may quote a client.
+    """
     return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 

@@ -39,9 +39,9 @@ MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_LOGIT_BIASES = 1024
 MAX_RIVALS = 20
-"""The most alternatives of a token that an answer lists with their log probabilities."""
+"""The maximum number of alternatives that an answer lists for each token, with their log probabilities."""
 MAX_NAME_CHARS = 512
-"""The most characters of a model's name."""
+"""The maximum number of characters in a model's name."""
 TOOL_NAME = "[A-Za-z0-9_.:-]{1,128}"
 """The pattern of the names that tools may have."""
 
@@ -121,7 +121,8 @@ Stops = Annotated[
 def keep_alive_s(duration: object) -> object:
     """Return the seconds that a model stays loaded without use; infinity for a negative value.
 
-    Raise InvalidRequest if it is not a duration. A value that is neither a number nor a string is returned unchanged.
+    Raise InvalidRequest for NaN or a text that is not a duration. A value that is neither a number nor a string is
+    returned unchanged, so that pydantic refuses it.
     """
     if isinstance(duration, bool) or not isinstance(duration, float | int | str):
         return duration
@@ -169,23 +170,23 @@ class EdgeagentBody(Body):
 
 
 def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:
-    """Return where a request may run: the strictest mode that it names; None if it names no mode."""
+    """Return the strictest route mode that the `edgeagent` fields of a request name; None if they name none."""
     return strictest(*(RouteMode(body.route) for body in bodies if body is not None and body.route is not None))
 
 
 def drafts_of(*bodies: EdgeagentBody | None) -> int | None:
-    """Return how many tokens a request wants drafted at each step; None if the engine chooses."""
+    """Return the number of draft tokens per step that a request asks for; None if the engine chooses the number."""
     return next((body.draft_tokens for body in bodies if body is not None and body.draft_tokens is not None), None)
 
 
 def with_adapter(model: str, *bodies: EdgeagentBody | None) -> str:
-    """Return the name of a model with the adapter that a body names: MODEL+ADAPTER."""
+    """Return MODEL+ADAPTER if one of the bodies names an adapter, otherwise `model`."""
     adapter = next((body.adapter for body in bodies if body is not None and body.adapter is not None), None)
     return model if adapter is None else f"{model}+{adapter}"
 
 
 class SamplingBody(Body):
-    """How to draw tokens: OpenAI's fields, and llama-server's names for the rest. All may be null."""
+    """The sampling parameters of a request: OpenAI's fields, and llama-server's for the rest. All may be null."""
 
     temperature: Annotated[float, between(0, 2)] | None = None
     top_p: Share | None = None
@@ -234,9 +235,10 @@ def _token(key: str) -> int:
 
 
 def validate(model: type[M], fields: object, path: str = "") -> M:
-    """Return checked fields; raise InvalidRequest that names the first wrong field, what it must be, and its value.
+    """Check `fields` against a pydantic model, and return the model's instance.
 
-    `path` is put before the field's name in the message.
+    Raise InvalidRequest, or its subclass NotSupported or InvalidToolSchema. The message names the first wrong field,
+    what it must be, and its value. `path` is put before the field's name.
     """
     try:
         return model.model_validate(fields)
@@ -320,7 +322,10 @@ def _counted(number: int, noun: str) -> str:
 
 
 def choose(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoice:
-    """Return a checked tool choice; raise InvalidRequest for an unknown mode or tool, or if `required` has no tools."""
+    """Return a checked tool choice. `names` are the only tools that may be called; empty: all tools may be called.
+
+    Raise InvalidRequest for an unknown mode or name, or if the mode is `required` and there are no tools.
+    """
     known = {tool.name for tool in tools}
     for name in names:
         if name not in known:
@@ -338,7 +343,7 @@ def choose(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoi
 
 
 def tier(service_tier: str | None) -> Tier:
-    """Return the urgency that OpenAI's service_tier means."""
+    """Return the tier of a request from OpenAI's `service_tier`. It is INTERACTIVE for None and for unknown values."""
     match service_tier:
         case "priority":
             return Tier.REALTIME
@@ -348,7 +353,7 @@ def tier(service_tier: str | None) -> Tier:
 
 
 def template_kwargs(effort: str | None, extra: TemplateKwargs | None) -> str:
-    """Return template variables as JSON text: those of a reasoning effort, replaced and extended by `extra`."""
+    """Return the chat template's variables as JSON text: those of a reasoning effort, overridden by `extra`."""
     kwargs: TemplateKwargs = {}
     if effort is not None:
         kwargs["enable_thinking"] = effort not in ("none", "minimal")

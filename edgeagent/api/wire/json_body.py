@@ -28,10 +28,11 @@ async def read_valid(request: Request, model: type[M]) -> M:
 
 
 async def read_body(request: Request, read: Callable[[Json], T], known: KnownFields | None = None) -> T:
-    """Parse the JSON object in a request's body and return `read` of it; raise the errors of `read`, or InvalidRequest.
+    """Parse the JSON object in a request's body, pass it to `read`, and return the result.
 
-    `read` runs in a thread if the body is large. The answer's headers name the fields that are not `known`, and the log
-    counts them. If `known` is None, no field is checked.
+    Raise InvalidRequest if the body is not a JSON object, or the errors of `read`. A large body is parsed and read in a
+    thread. The answer's headers name the fields that are not `known`, and the log has their number. If `known` is None,
+    unknown fields are not reported.
     """
     body = await request.body()
 
@@ -54,7 +55,10 @@ async def aside(num_bytes: int, read: Callable[[], T]) -> T:
 
 
 def parse_object(data: bytes | str, demand: str = "the body must be a JSON object, not {kind}") -> Json:
-    """Return the JSON object in a body or a frame; raise InvalidRequest with the text `demand` for another value."""
+    """Return the JSON object in a body or a frame. Raise InvalidRequest if it is not strict JSON, or not an object.
+
+    `demand`: the error's text for a value that is not an object. `{kind}` in it is replaced by the kind of the value.
+    """
     value = parse_json(data)
     if not isinstance(value, dict):
         raise InvalidRequest(demand.format(kind=kind_of(value)))

@@ -18,7 +18,7 @@ from edgeagent.api.wire.errors import printable
 
 HEADER = b"x-edgeagent-warning"
 SCOPE_KEY = "edgeagent.warnings"
-"""The key of the ASGI scope for the list of warnings. The answer's headers carry them."""
+"""The key in the ASGI scope of the list of a request's warnings. The answer's headers carry the warnings."""
 LOG_EVERY_S = 60.0
 MAX_NAMED = 5
 MAX_NAME_CHARS = 64
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FieldWarning:
-    """A warning about unknown fields. `text` is for the client, and quotes its fields. `logged` quotes none of them."""
+    """A warning about unknown fields. `text` is for the client and names them. `logged` is for the log and does not."""
 
     text: str
     logged: str

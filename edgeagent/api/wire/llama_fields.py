@@ -1,6 +1,6 @@
 """llama-server's request fields that OpenAI's APIs do not have.
 
-Each has its effect, or is refused if ignoring it would change the answer. Harmless ones are accepted without effect:
+Each has its effect, or is refused if ignoring it would change the answer. Harmless fields are accepted without effect:
 `id_slot` (a prefix is found in any slot), `n_keep` (no context is shifted), `response_fields` (the body always has all
 fields).
 """
@@ -60,14 +60,19 @@ NumChoices = Annotated[int, between(1, MAX_CHOICES)]
 
 
 class StreamOptions(Body):
-    """`stream_options`."""
+    """The field `stream_options`. With `include_usage`, a last chunk of the stream has the token counts."""
 
     include_usage: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How an answer is written. A silent stream gets a comment every `ping_interval_s`; None means the default."""
+    """How an answer is written.
+
+    `is_usage_streamed`: a last chunk of the stream has the token counts. `has_timings`: each chunk has the timings so
+    far. `has_tokens`: the answer has the ids of its tokens. `ping_interval_s`: a comment is sent if a stream is silent
+    for this long; None means the default.
+    """
 
     is_streamed: bool
     is_usage_streamed: bool
@@ -123,7 +128,7 @@ class ExtendedBody(SamplingBody):
         return params if self.samplers is None else replace(params, **_without(self.samplers))
 
     def request(self, request_id: str, default_model: str, partition: str, prompt: Prompt) -> GenerateRequest:
-        """Return the request for a prompt, with what these fields say of it; raise the errors of `sampling`.
+        """Return the request that generates from a prompt with these settings; raise the errors of `sampling`.
 
         With `store: false` or `no_store: true`, the prefix cache writes nothing to disk.
         """
@@ -150,7 +155,7 @@ class ExtendedBody(SamplingBody):
         return JsonSchemaFormat(self.json_schema)
 
     def limit(self, *openai: int | None) -> int | None:
-        """Return the most tokens to generate: OpenAI's first field that is given, else n_predict. None is no limit."""
+        """Return the most tokens to generate: the first of `openai` that is set, else n_predict. None means no limit."""
         given = next((count for count in (*openai, self.n_predict) if count is not None), None)
         return None if given == -1 else given
 

@@ -108,7 +108,7 @@ Parameters = Annotated[str, PlainValidator(_parameters_text, json_schema_input_t
 
 
 def read_schema(schema: object, path: str) -> str:
-    """Return the text of a schema in a field that no pydantic model reads; raise InvalidRequest."""
+    """Return a JSON schema as text, for a field that no pydantic model reads; raise InvalidRequest, naming `path`."""
     try:
         return _schema_text(schema)
     except PydanticCustomError as error:
@@ -127,7 +127,7 @@ class PlainFunction(Body):
 
 
 class Function(PlainFunction):
-    """A function the model may call."""
+    """A function the model may call. With `strict`, a keyword that cannot be followed is refused, not ignored."""
 
     strict: bool | None = None
 

@@ -1,6 +1,6 @@
-"""Tells a client where its answer is computed: in the answer's headers.
+"""The response headers that tell a client where its answer is computed.
 
-The first event of a stream says the same. The terminal event names the place again, since the answer may have moved.
+A stream's first event says the same. Its terminal event says it again, since the generation may have moved.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PlacementHeaders:
                 yield item
 
     def put(self, response: Response) -> None:
-        """Write the headers if the placement is known by now."""
+        """Add the headers to `response`. Add none if no placement was found yet."""
         if (place := self._placement) is None:
             return
         fields = {

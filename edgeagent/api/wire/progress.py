@@ -1,4 +1,4 @@
-"""A stream's progress while it runs, in llama-server's words: how much of the prompt is done, and timings so far."""
+"""A stream's progress while it runs, in llama-server's format: the computed part of the prompt, and timings so far."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SoFar:
             self._num_tokens += len(step.tokens)
 
     def timings(self) -> LlamaTimings:
-        """Return llama-server's `timings`."""
+        """Return llama-server's `timings`, measured up to the last noted step."""
         prompt_s, first_s = self._began_s, self._first_s
         return timings_body(
             Usage(self._started.num_prompt_tokens, self._started.num_cached_tokens, self._num_tokens),
@@ -49,7 +49,7 @@ class SoFar:
         )
 
     def progress(self, delta: PromptProgress) -> Json:
-        """Return llama-server's `prompt_progress`."""
+        """Return llama-server's `prompt_progress` for a delta that reports how much of the prompt is computed."""
         return {
             "total": self._started.num_prompt_tokens,
             "cache": self._started.num_cached_tokens,

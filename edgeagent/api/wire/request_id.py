@@ -23,7 +23,7 @@ _TRACE_NAMES = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
 
 def begin_request(headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """Return a fresh id. Set the id, the trace headers and the number of hops for the rest of the current task."""
+    """Return a new request id. Set REQUEST_ID, TRACE_HEADERS and NUM_HOPS for the rest of the current task."""
     request_id = f"req_{secrets.token_hex(12)}"
     REQUEST_ID.set(request_id)
     TRACE_HEADERS.set({_TRACE_NAMES[name]: value.decode("latin-1") for name, value in headers if name in _TRACE_NAMES})

@@ -27,6 +27,6 @@ Shape.__pydantic_config__ = ConfigDict(extra="allow", use_attribute_docstrings=T
 
 
 def shaped(shape: type[S], source: object, **given: object) -> S:
-    """Return a shape with the `given` fields; the others are the attributes of `source` with the same names."""
+    """Return an object of type `shape`: the fields `given`, and for the others the attributes of `source`, by name."""
     names: list[str] = [name for name in shape.__annotations__ if name not in given]
     return cast("S", {name: getattr(source, name) for name in names} | given)

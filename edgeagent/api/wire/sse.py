@@ -20,15 +20,18 @@ T = TypeVar("T")
 
 
 def event(document: object, name: str | None = None) -> bytes:
-    """Return one event. JSON text holds no raw line break, so one `data:` line is enough."""
+    """Return one server-sent event that carries `document` as JSON. `name`: the event's type; None: it has no type.
+
+    JSON text has no raw line breaks, so one `data:` line is enough.
+    """
     head = f"event: {name}\ndata: ".encode() if name else b"data: "
     return b"%s%s\n\n" % (head, to_json(document))
 
 
 class Stream(Response):
-    """Sends what a generator yields as it comes; closes the generator when the client leaves.
+    """A response that sends each chunk when a generator yields it. The generator is closed if the client disconnects.
 
-    The generator must yield its own failures as content, since the status line has been sent by then.
+    The generator must yield its own failures as content, because the status line has been sent by then.
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
@@ -49,7 +52,7 @@ class Stream(Response):
 
 
 class EventStream(Stream):
-    """Sends whole events, and a comment if there was no event for `ping_interval_s`.
+    """A stream of whole server-sent events. It sends a comment if there was no event for `ping_interval_s`.
 
     Without the comment, a client could take the silence for a lost connection.
     """
@@ -90,9 +93,9 @@ class EventStream(Stream):
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns; when the client leaves first, cancel it and raise ClientDisconnect.
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise ClientDisconnect.
 
-    The request's body must have been read.
+    The caller must have read the request's body.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_disconnected(receive))

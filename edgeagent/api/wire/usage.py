@@ -31,7 +31,10 @@ class ChatUsage(Shape):
 
 
 class LlamaTimings(Shape):
-    """llama-server's figures of one generation."""
+    """Token counts and times of one generation, as llama-server names them.
+
+    `cache_n`: prompt tokens from the cache. `prompt_n`: prompt tokens that were computed. `predicted_n`: output tokens.
+    """
 
     cache_n: int
     prompt_n: int
@@ -50,7 +53,7 @@ _Ends = TypedDict("_Ends", {"from": str, "to": str})
 
 
 class Handover(_Ends, Shape):
-    """A hand-over: the generation continued with another worker, or at another place."""
+    """A hand-over: after `after_tokens` output tokens, the generation moved to another backend or to a new worker."""
 
     after_tokens: int
     reason: str
