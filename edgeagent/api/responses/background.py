@@ -29,7 +29,7 @@ from edgeagent.service.first_step import last_of
 
 
 def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
-    """Begin a response; answer with its queued state, or with all of its events as they come.
+    """Start a background response. Return its queued state or, if `is_streamed`, a stream of all of its events.
 
     Raise InvalidRequest if the response must not be stored.
     """
@@ -45,7 +45,7 @@ def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
 
 
 def follow(live: LiveTurn, after: int) -> Response:
-    """Return the events of a live response whose number is greater than `after`, up to its end.
+    """Stream a live response's events with a number greater than `after` (-1: all), until the response ends.
 
     Raise InvalidRequest if it is not a background response, or if `after` is greater than its last number so far.
     """
@@ -54,7 +54,7 @@ def follow(live: LiveTurn, after: int) -> Response:
 
 
 def tell(response: ResponseBody, after: int) -> Response:
-    """Stream those events of a finished response whose number is greater than `after`.
+    """Stream a finished response's events with a number greater than `after` (-1: all).
 
     Raise InvalidRequest if it is not a background response, or if `after` is greater than its last event's number.
     """
@@ -64,7 +64,7 @@ def tell(response: ResponseBody, after: int) -> Response:
 
 
 async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
-    """Yield the events until the response is over, or until the token of the following client is revoked.
+    """Yield the events until the response is over, or until the token of the client that follows it is revoked.
 
     The response may have been created with another token. If the stream ends before the response, the stream has no
     terminal event. The client gets the reason when it asks for the remaining events.

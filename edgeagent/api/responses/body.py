@@ -1,7 +1,7 @@
 """The body of `response.create` and of POST /v1/responses: every field is read once, checked and converted.
 
-Unknown fields are ignored. On a WebSocket, `stream` and `background` have no meaning, and are ignored too. If ignoring
-a feature that is missing here would change the answer, its field is refused by name.
+Unknown fields are ignored. On a WebSocket, `stream` and `background` have no meaning, and are ignored too. If a feature
+is not supported, and ignoring its field would change the answer, the request is refused. The error names the field.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Format(Body):
 
 
 class Text(Body):
-    """`text`; verbosity is taken and has no effect."""
+    """The field `text`. Its `verbosity` is accepted without effect."""
 
     format: Format | None = None
 
 
 class Reasoning(Body):
-    """`reasoning`; the chat template decides what effort does."""
+    """The field `reasoning`. The chat template decides what `effort` does."""
 
     effort: Effort | None = None
 
@@ -89,7 +89,7 @@ class CacheOptions(Body):
 
 
 class ContextManagement(Body):
-    """An entry of `context_management`: how a conversation that grows long may be shortened."""
+    """An entry of `context_management`: above how many prompt tokens the earlier conversation is summarized."""
 
     type: str
     compact_threshold: Count | None = None
@@ -152,7 +152,10 @@ KNOWN = KnownFields.of(
 
 @dataclass(frozen=True, slots=True)
 class ResponseCreate:
-    """A checked create: its place in a chain, what to generate, and the fields that the response repeats."""
+    """A create: a checked `response.create` frame, or a checked body of POST /v1/responses.
+
+    `body.input` and `body.tools` are None. The fields `items` and `tools` have their content.
+    """
 
     body: CreateResponseBody
     items: tuple[Item, ...]
@@ -191,7 +194,7 @@ class ResponseCreate:
     def request(
         self, request_id: str, model: str, items: tuple[Item, ...], partition: str = "", *, is_storable: bool = True
     ) -> GenerateRequest:
-        """Return the GenerateRequest that continues `items`.
+        """Return the GenerateRequest for the conversation `items`, which includes what this create continues.
 
         Raise InvalidRequest if there is nothing to answer, or if there are too many messages. The prompt is kept on
         disk only if `is_storable`, and if this create's `store` allows it.

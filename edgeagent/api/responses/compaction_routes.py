@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact and /v1/responses/input_tokens: a conversation made shorter, and how long it is."""
+"""POST /v1/responses/compact shortens a conversation. POST /v1/responses/input_tokens counts its tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InputTokens(Shape):
 
 
 class Compaction(Shape):
-    """A conversation made shorter: `output` is the input of a new conversation."""
+    """A shortened conversation: `output` is the input of a new conversation."""
 
     id: str
     object: Literal["response.compaction"]

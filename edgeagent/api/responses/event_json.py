@@ -24,14 +24,14 @@ class ResponseError(Shape):
 
 
 class Notes(Shape):
-    """Facts about a response's request, from its first event on."""
+    """Facts about a response's request. The response object has each of them as soon as it is known."""
 
     warnings: NotRequired[list[str]]
     """Unknown fields of the request, which have no effect."""
     dropped_items: NotRequired[int]
-    """How many items were left out of the prompt, from the front, since `truncation` is `auto`."""
+    """How many of the oldest items did not fit and were left out of the prompt, because `truncation` is `auto`."""
     mode: NotRequired[RouteMode]
-    """Where it may run, if this request or an earlier one of its chain limits it. Continuations inherit the limit."""
+    """Where the response may run, if its request or an earlier one in its chain limits it. Continuations inherit it."""
 
 
 class ResponseRun(Run, Notes):
@@ -92,7 +92,7 @@ class ServerEvent(Shape):
     stream_id: NotRequired[str]
     edgeagent: NotRequired[
         Annotated[
-            RunsAt, Field(description="On the first event behind the decision: where the response runs, and why.")
+            RunsAt, Field(description="Where the response runs, and why. Only in the first event after the decision.")
         ]
     ]
 
@@ -126,7 +126,7 @@ class ResponseCompleted(ServerEvent):
 
 
 class ResponseIncomplete(ServerEvent):
-    """The response was cut: by max_output_tokens or a full context, by a cancel (status cancelled), or by a steer."""
+    """The response was cut short by max_output_tokens, a full context, a cancel (status cancelled) or a steer."""
 
     type: Literal["response.incomplete"]
     response: ResponseBody
@@ -234,7 +234,7 @@ class CompactionCompacting(ItemEvent):
 
 
 class SteerEcho(Shape):
-    """An input that steers a response."""
+    """The input of a `response.steer`, and the response that it steers."""
 
     previous_response_id: str
     id: NotRequired[str]
@@ -251,7 +251,7 @@ class SteerError(Shape):
 
 
 class RequiredInput(Shape):
-    """A call that needs its result from the client before a waiting input is used."""
+    """A call whose result the client must send before the waiting input is used."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -259,14 +259,14 @@ class RequiredInput(Shape):
 
 
 class ResponseSteerAccepted(ServerEvent):
-    """The input was accepted: the response ends, and a successor answers."""
+    """The input was accepted: the response ends, and a new response (its successor) answers the input."""
 
     type: Literal["response.steer.accepted"]
     steer: SteerEcho
 
 
 class ResponseSteerPending(ServerEvent):
-    """The response ended with calls: the input waits for the create that brings their results."""
+    """The response ended with calls. The input waits for the `response.create` that has their results."""
 
     type: Literal["response.steer.pending"]
     steer: SteerEcho

@@ -56,7 +56,7 @@ class CompactionStep:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a response has come: its finished items, and its open item."""
+    """The state of a response: its object, its finished items, and its open item (None if no item is open)."""
 
     response: ResponseBody
     output: Sequence[OutputItem]
@@ -76,7 +76,7 @@ def new_id(prefix: str) -> str:
 
 
 def new_response(response_id: str, model: str, echo: Echo, created_at: int) -> ResponseBody:
-    """Return the object of a response that has just begun, with every field that a client or test suite needs."""
+    """Return the object of a response that has just begun: its own fields, and those that repeat its request."""
     own: Json = {
         "id": response_id,
         "object": "response",
@@ -93,12 +93,15 @@ def new_response(response_id: str, model: str, echo: Echo, created_at: int) -> R
 
 
 def about(kind: str, response: ResponseBody | Json) -> ServerEvent:
-    """Return an event that shows the response; its number is set when it is emitted."""
+    """Return an event of the type `kind` that contains the response. Its number is set when it is emitted."""
     return cast("ServerEvent", {"type": kind, "sequence_number": 0, "response": response})
 
 
 def set_delivery(terminal: Json, delivery_ms: float) -> None:
-    """Write the measured delivery time into a terminal event just before it is sent, since it is not known earlier."""
+    """Write the measured delivery time into a terminal event just before it is sent, since it is not known earlier.
+
+    A failed response has no stage times. Its event is not changed.
+    """
     stages = terminal["response"]["edgeagent"]["stages_ms"]
     if stages:
         stages["delivery"] = round(delivery_ms, 3)
@@ -205,7 +208,7 @@ class ResponseEvents:
         return response
 
     def note(self, event: ServerEvent) -> list[Json]:
-        """Give an event the response's next number, and return it."""
+        """Return a list with this event, which gets the response's next number."""
         self._emit(event)
         return self._take()
 
@@ -218,7 +221,7 @@ class ResponseEvents:
     def items(self) -> tuple[Item, ...]:
         """The part of the output that a continuation inherits.
 
-        A call that was cut off is not part of it, since it has no result.
+        It lacks a call that was cut off, which has no result, and a compaction, which the conversation already has.
         """
         return tuple(_to_item(item) for item in self._output if _is_inherited(item))
 

@@ -21,7 +21,7 @@ TASKS_S = 0.5
 
 
 class Responses(Frontend):
-    """The Responses API of one daemon."""
+    """The state of the Responses API in one daemon: the store, and the tasks of background responses."""
 
     def __init__(self, store: ResponseStore) -> None:
         self.store = store
@@ -42,13 +42,13 @@ class Responses(Frontend):
         return self.store.trouble
 
     def carry_on(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine that no connection waits for."""
+        """Run a coroutine in the background. It does not end when a client disconnects."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End the background responses, and release the file."""
+        """Wait TASKS_S for the background responses to end, cancel those that still run, and release the file."""
         try:
             if self._tasks:
                 _, unended = await asyncio.wait(self._tasks, timeout=TASKS_S)

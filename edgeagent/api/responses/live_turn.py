@@ -42,6 +42,6 @@ class LiveTurn(LiveRequest):
 
 
 def find_turn(live: LiveRequests, response_id: str, partition: str) -> LiveTurn | None:
-    """Return a response that runs or waits; None if the client `partition` has no such response."""
+    """Return a response that runs or waits, by its id; None if the client's partition has no such response."""
     found = live.find(response_id, partition)
     return found if isinstance(found, LiveTurn) else None

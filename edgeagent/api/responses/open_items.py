@@ -49,7 +49,7 @@ Emit = Callable[[ServerEvent], None]
 class OpenItem(ABC):
     """An output item between its `added` and its `done` event.
 
-    `num_opening`: how many events open it. `num_closing`: how many close it.
+    `prefix`: how its id begins. `num_opening`: how many events open it. `num_closing`: how many close it.
     """
 
     prefix = ""
@@ -78,7 +78,7 @@ class OpenItem(ABC):
         self.num_chars += len(text)
 
     def tail(self, num_chars: int) -> str:
-        """Return the last characters of the item's content."""
+        """Return the last `num_chars` characters of the item's content."""
         found: list[str] = []
         for part in reversed(self._parts):
             if num_chars <= 0:
@@ -88,7 +88,7 @@ class OpenItem(ABC):
         return "".join(reversed(found))
 
     def emit_tail(self, num_chars: int) -> None:
-        """Emit the last characters of the item's content as one delta."""
+        """Emit the last `num_chars` characters of the item's content as one delta."""
         self._emit_delta(self.tail(num_chars))
 
     def open(self) -> None:
@@ -158,7 +158,7 @@ class OpenPart(OpenItem):
 
     @abstractmethod
     def _part(self, text: str, *, is_whole: bool) -> OutputText | ReasoningText:
-        """Return the part with this text."""
+        """Return the part with this text. `is_whole`: the text is complete, so its log probabilities are added too."""
 
     @abstractmethod
     def _text_done(self, text: str) -> ServerEvent:
@@ -166,7 +166,7 @@ class OpenPart(OpenItem):
 
 
 class OpenMessage(OpenPart):
-    """Text, in one part."""
+    """A message of the model: text, in one part."""
 
     prefix = "msg"
 
@@ -176,7 +176,7 @@ class OpenMessage(OpenPart):
         self._num_logprobs = 0
 
     def add(self, text: str, tokens: tuple[TokenLogprob, ...]) -> None:
-        """Emit more text."""
+        """Emit more text. `tokens`: its tokens with their log probabilities; empty if none were requested."""
         logprobs = token_logprobs(tokens)
         self.hold(text)
         self._num_logprobs += sum(1 + len(token.top) for token in tokens)
@@ -334,7 +334,7 @@ class OpenCompaction(OpenItem):
 
 
 def closed_item(body: OutputItem, index: int, emit: Emit) -> OpenItem:
-    """Return a finished item as it was before its end, so that its events can be emitted once more."""
+    """Return a finished item as an open one, as it was just before `close`, so that its events can be emitted again."""
     if body["type"] == "message":
         [part] = body["content"]
         message = OpenMessage(emit, body["id"], index)

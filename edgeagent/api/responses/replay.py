@@ -1,10 +1,10 @@
 """Recreates the events of a background response from the response itself, after any given event.
 
-No events are stored, since the number of each event can be computed from the response. Each number is 1 greater than
-the one before. A delta's number is greater by the delta's length in characters, so it tells how much text was sent. A
-client sends the number of the last event that it saw, and gets the later events. Their deltas may be cut at other
-places. A client that reads slowly gets fewer and longer deltas. The events are made from the live response while it is
-generated, and from the stored response afterwards.
+No events are stored, since the number of each event can be computed from the response. An event's number is the
+number before it plus 1. For a delta, it is the number before it plus the delta's length in characters, so the number
+tells how much text was sent. A client sends the number of the last event that it received, and gets the later events.
+Their text may be split into deltas at other places: a client that reads slowly gets fewer and longer deltas. The events
+are made from the live response while it is generated, and from the stored response afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TERMINAL = {"completed": "response.completed", "failed": "response.failed"}
 
 
 def events_after(progress: Progress, after: int) -> list[Json]:
-    """Return the events so far whose number is greater than `after`; with -1 all of them."""
+    """Return the events so far with a number greater than `after` (-1: all of them)."""
     return _Teller(after).tell(progress)
 
 
@@ -56,7 +56,7 @@ class _Teller:
         return self._events
 
     def _tell_item(self, item: OpenItem, status: ItemStatus | None) -> None:
-        """Emit the events of an item; it is open if `status` is None."""
+        """Emit those events of an item that the client lacks. `status`: its final status; None: the item is open."""
         num_closing = 0 if status is None else item.num_closing
         before = self.number + item.num_opening - 1  # the number of the last opening event
         if before + item.num_chars + num_closing <= self._after:
@@ -87,7 +87,7 @@ class _Teller:
 
 
 def _as_begun(response: ResponseBody, status: str) -> Json:
-    """Return a response as it was before its first output."""
+    """Return the response object as it was before the first output, with this status."""
     begun = {name: value for name, value in response.items() if name not in ("timings", "edgeagent")}
     notes = cast("Json", response.get("edgeagent", {}))
     if known := {name: notes[name] for name in Notes.__annotations__ if name in notes}:

@@ -31,7 +31,7 @@ router = APIRouter()
 
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
-    """Create one response, streamed or whole; cancelled if the client disconnects."""
+    """Create one response, streamed or whole. It is cancelled if the client disconnects, unless `background` is set."""
     create = await read_body(request, read_create, KNOWN)
     is_streamed = bool(create.body.stream)
     context = context_of(request)
@@ -53,7 +53,7 @@ async def create_response(request: Request) -> Response:
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
-    """Return the turn of a create over HTTP, which can continue only stored responses; raise begin_turn's errors."""
+    """Return the turn of a create over HTTP. It can continue only stored responses. Raise what `begin_turn` raises."""
     history = ConnectionHistory()
     found = await context.frontends.get(Responses).store.find(
         history.missing(create.previous_id, create.items), partition

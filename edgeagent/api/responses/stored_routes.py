@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1/responses/{response_id}")
 
 
 class ResponseDeleted(Shape):
-    """A stored response is forgotten."""
+    """A stored response was deleted."""
 
     id: str
     object: Literal["response"]
@@ -37,7 +37,7 @@ class ResponseDeleted(Shape):
 
 
 class ItemPage(Shape):
-    """Some of the items that a response answered."""
+    """A page of the items that a response answered. `first_id` and `last_id` are empty if the page is empty."""
 
     object: Literal["list"]
     data: list[Json]
@@ -54,7 +54,7 @@ class EventsQuery(Query):
 
 
 class PageQuery(Query):
-    """Which page of the list to return: at most `limit` items after the item `after`, in this order."""
+    """Which page to return: at most `limit` items after the item `after`. `asc` begins with the oldest item."""
 
     order: Literal["asc", "desc"] = "desc"
     after: str | None = None
@@ -76,7 +76,10 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 
 def _starting_after(request: Request) -> int | None:
-    """Return the number after which events are wanted: -1 for all events, None if no stream is wanted."""
+    """Return the number after which events are wanted: -1 for all events, None if no stream is wanted.
+
+    Raise InvalidRequest for a wrong query.
+    """
     query = validate(EventsQuery, dict(request.query_params))
     if query.stream:
         return -1 if query.starting_after is None else query.starting_after
@@ -110,7 +113,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 
 @router.get("/input_items")
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """Return a page of the items that a response answered, inherited items too; the latest first by default."""
+    """Return a page of the items that a response answered, with inherited items. By default the latest come first."""
     live = _live(request, response_id)
     if live is not None:
         items = live.turn.conversation.items

@@ -48,7 +48,7 @@ class Turn:
         return self.request.cache.partition
 
     def shorten(self, items: tuple[Item, ...]) -> None:
-        """Answer these items, a shorter form of the same conversation, instead of the original ones."""
+        """Replace the conversation by `items`, a shorter form of it. The request is made again."""
         self.conversation = Conversation(items, 0, self.conversation.is_storable, self.conversation.route)
         shorter = self.create.request(
             self.request.id, self.request.model, items, self.partition, is_storable=self.conversation.is_storable
@@ -88,8 +88,8 @@ def begin_turn(
 ) -> Turn:
     """Return the turn that a create asks for; raise InvalidRequest or ResponseNotFound.
 
-    `found`: what the store has of the ids that `history` does not have. `lane`: the response's prompt stays cached
-    until the lane's next response. With an empty `lane` it is cached like any other prompt.
+    `found`: what the store has of the ids that `history` does not have. `lane`: the key of a connection's lane.
+    The prompt then stays cached until the lane's next response. If empty, the prompt is cached like any other.
     """
     items = tuple(with_id(item, new_id) for item in create.items)
     conversation = history.continue_from(create.previous_id, items, found)

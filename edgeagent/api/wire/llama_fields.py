@@ -155,7 +155,7 @@ class ExtendedBody(SamplingBody):
         return JsonSchemaFormat(self.json_schema)
 
     def limit(self, *openai: int | None) -> int | None:
-        """Return the most tokens to generate: the first of `openai` that is set, else n_predict. None means no limit."""
+        """Return the most tokens to generate: the first of `openai` that is set, else n_predict. None is no limit."""
         given = next((count for count in (*openai, self.n_predict) if count is not None), None)
         return None if given == -1 else given
 

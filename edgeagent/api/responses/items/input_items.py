@@ -1,4 +1,4 @@
-"""The items of a request's `input`, as clients send them, and as conversations have them."""
+"""The items of a request's `input`: their form on the wire, and their conversion into a conversation's items."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class InputReasoning(_Item):
 
 
 class InputReference(Body):
-    """An item of a stored response."""
+    """A reference to an item of a response that is stored, or that the connection remembers."""
 
     type: Literal["item_reference"]
     id: str
@@ -134,7 +134,7 @@ Input = Annotated[
 
 
 class InputBody(Body):
-    """A body with items."""
+    """The field `input` of a body: a string, or a list of items."""
 
     input: Input | None = None
 

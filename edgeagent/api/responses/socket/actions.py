@@ -26,9 +26,9 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a response: pass its steps to `step` and its failure to `failed`.
+    """Run a response: pass its steps to `Session.step`, and its failure to `Session.failed`.
 
-    If neither comes soon, call `admitted`.
+    If neither comes within ADMISSION_S, call `Session.admitted`.
     """
 
     live: LaneTurn
@@ -36,7 +36,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel a request. It still ends in its terminal event: its Finished(cancelled) is passed to `step`."""
+    """Cancel a request. It still ends in its terminal event: its Finished(cancelled) is passed to `Session.step`."""
 
     live: LaneTurn
 

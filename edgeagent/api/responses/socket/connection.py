@@ -72,11 +72,11 @@ class Connection(Pump[Frame, OwnAction]):
         return self._session.receive(frame)
 
     def grow_old(self) -> list[Action]:
-        """Accept no more creates, because the connection is too old. Close when no request is under way."""
+        """Refuse further `response.create` frames, because the connection is too old. Close when no lane is busy."""
         return self._session.expire(Expiry.by_age(self.max_age_s))
 
     def lose_token(self) -> list[Action]:
-        """Accept no more creates, because the token has ended. Close when no request is under way."""
+        """Refuse further `response.create` frames, because the token is no longer valid. Close when no lane is busy."""
         return self._session.expire(Expiry.by_token())
 
     def act(self, action: OwnAction) -> None:
@@ -106,7 +106,7 @@ class Connection(Pump[Frame, OwnAction]):
                     self._release(live)
 
     async def before_end(self, entry: Send) -> None:
-        """Wait until the response is stored, KEEP_S at most. Write the measured delivery into its terminal event."""
+        """Wait until the response is stored, KEEP_S at most. Write the mean delivery time into its terminal event."""
         live = self._requests.get(entry.request_id)
         if live is None:
             return
@@ -117,7 +117,7 @@ class Connection(Pump[Frame, OwnAction]):
             set_delivery(entry.event, live.delivery_time.mean_ms)
 
     def sent(self, entry: Send) -> None:
-        """Measure the delivery of an event, and count the end of a create."""
+        """Measure the delivery time of an event. If the event ends a `response.create`, count the outcome."""
         if live := self._requests.get(entry.request_id):
             if entry.is_terminal:
                 self._settle(live)
@@ -127,11 +127,11 @@ class Connection(Pump[Frame, OwnAction]):
             self._count(entry.event)
 
     def disconnect(self) -> None:
-        """Forget the lanes: nothing more is started."""
+        """Forget the lanes, so that no further request starts."""
         self._session.disconnected()
 
     def close(self) -> None:
-        """Release the requests, whose tasks have ended."""
+        """Release all requests. Their tasks have ended before."""
         for live in list(self._requests.values()):
             if isinstance(live, LaneTurn):
                 self._release(live)
@@ -139,7 +139,7 @@ class Connection(Pump[Frame, OwnAction]):
             self._settle(each)
 
     def _count(self, event: Json) -> None:
-        """Count an ended create by the status of its response, or by the HTTP status of its error."""
+        """Count a `response.create` that has ended, by the status of its response or the HTTP status of its error."""
         outcome = str(event["status"]) if event["type"] == "error" else event["response"]["status"]
         metrics.requests_total.labels(self.websocket.scope["path"], WEBSOCKET, outcome).inc()
 
@@ -155,7 +155,7 @@ class Connection(Pump[Frame, OwnAction]):
         self._accept(live)
 
     def _release(self, live: LaneTurn) -> None:
-        """Note that no task runs for a request any more."""
+        """Hide a request whose task has ended or never began, and free what is no longer needed."""
         live.task = None
         self._live.hide(live)
         self._forget_ended(live)

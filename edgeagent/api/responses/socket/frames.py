@@ -29,7 +29,8 @@ class RefusedFrame:
 class CreateFrame:
     """A `response.create`, and the lane that it names.
 
-    The rest of its JSON, which may be a large tree, is not kept.
+    `asked`: the checked create, or its refusal. `stream_id`: the lane's name as sent, which may be of any type.
+    `is_named`: the frame has a `stream_id`. `num_bytes`: the frame's size. Its JSON, which may be large, is not kept.
     """
 
     asked: ResponseCreate | RefusedFrame

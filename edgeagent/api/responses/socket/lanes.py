@@ -1,4 +1,7 @@
-"""A connection's lanes: the name of each, the response that runs on it, and the creates that wait there."""
+"""A connection's lanes: the name of each, the response that runs on it, and the creates that wait there.
+
+A lane (`stream_id`) runs one response at a time. A create is a `response.create` frame, or a successor's create.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from edgeagent.service.live_requests import LiveRequest
 MAX_NAMED_LANES = 32
 
 STREAM_ID = re.compile("[A-Za-z0-9_.-]{1,256}")
-"""What the name of a lane looks like."""
+"""The pattern of a lane's name."""
 _DEFAULT_LANE = None
 
 
@@ -40,7 +43,7 @@ class ConnectionLimitReached(InvalidRequest):
 
     @classmethod
     def after(cls, max_age_s: float) -> ConnectionLimitReached:
-        """Return the error of a connection that is as old as it may be."""
+        """Return the error for a connection that has reached its maximum age."""
         minutes = f"{max_age_s / 60:g} minutes"
         return cls(
             f"Responses websocket connection limit reached ({minutes}). Create a new websocket connection to continue."
@@ -63,18 +66,18 @@ class Expiry:
 
     @classmethod
     def by_age(cls, max_age_s: float) -> Expiry:
-        """Return the expiry of a connection that is as old as it may be."""
+        """Return the expiry of a connection that has reached its maximum age."""
         return cls(ConnectionLimitReached.after(max_age_s), GOING_AWAY, "the connection is too old")
 
     @classmethod
     def by_token(cls) -> Expiry:
-        """Return the expiry of a connection whose token has ended."""
+        """Return the expiry of a connection whose token is no longer valid."""
         return cls(revoked(), POLICY_VIOLATION, "the token has ended")
 
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A create that no client sent. It answers the steers of the previous response."""
+    """A create that the session makes. Its response continues a steered response, and answers the steers."""
 
     create: ResponseCreate
     steers: tuple[Steer, ...]
@@ -82,7 +85,7 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A create that waits on its lane."""
+    """A create, or the refusal of a frame, that waits on its lane. `num_bytes`: the size of the frame."""
 
     content: ResponseCreate | Successor | RefusedFrame
     num_bytes: int = 0
@@ -92,8 +95,9 @@ class LaneTurn(LiveTurn):
     """A response of a connection, with what the session and the connection know about it.
 
     `answers`: the steers that this response answers, if it is a successor. `steers`: the inputs that a successor of
-    this response will answer. `is_ending`: its terminal event is made, but not written yet. `kept`: is done when the
-    response is stored. The terminal event waits for it, but not longer than KEEP_S.
+    this response will answer. `is_created`: its first event is made. `has_steps`: its first step has arrived.
+    `is_ending`: its terminal event is made, but not written yet. `kept`: a future that is done when the response is
+    stored. The terminal event waits for it, but not longer than KEEP_S.
     """
 
     def __init__(self, turn: Turn, lane: Lane, answers: tuple[Steer, ...] = ()) -> None:
@@ -183,7 +187,7 @@ class Lanes:
         return self._lanes[name]
 
     def turn(self, response_id: object) -> LaneTurn | None:
-        """Return the response of this id that is under way on a lane; None if there is none."""
+        """Return the response with this id if it is under way on a lane; otherwise None."""
         under_way = (lane.live for lane in self._lanes.values() if lane.live is not None)
         return next((live for live in under_way if live.id == response_id), None)
 

@@ -16,7 +16,7 @@ _TEXT = "response.output_text.delta"
 
 
 class TextMerging:
-    """The merging of one connection's outbox."""
+    """The rules for merging in one connection's outbox, and the numbers of its events after merging."""
 
     def __init__(self) -> None:
         # By response id: how many of its events were merged into earlier ones. The entry of the last response that
@@ -46,7 +46,7 @@ class TextMerging:
         return True
 
     def append(self, entry: Send) -> None:
-        """Give an event of a response the number that it has after merging."""
+        """Reduce the number of an event by the number of earlier events of its response that were merged."""
         if entry.request_id in self._num_merged:
             entry.event["sequence_number"] -= self._num_merged[entry.request_id]
         if entry.is_terminal:

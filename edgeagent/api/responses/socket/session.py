@@ -101,7 +101,7 @@ class Session:
                 self._refuse_unknown(unknown)
 
     def fetched(self, lane_name: str | None, found: Recalled) -> list[Action]:
-        """Begin the create for which a Fetch asked the store."""
+        """Return the actions that begin the create of a Fetch. `found`: what the store has for it."""
         lane = self._lanes.find(lane_name)
         if lane is not None and lane.fetching is not None:
             create, lane.fetching = lane.fetching, None
@@ -110,7 +110,7 @@ class Session:
         return self._take()
 
     def admitted(self, live: LaneTurn) -> list[Action]:
-        """Send the first events of a request that the service did not refuse at once."""
+        """Return the actions that send the first events of a request that the service did not refuse at once."""
         if live.is_under_way:
             self._begin(live)
         return self._take()
@@ -141,7 +141,7 @@ class Session:
         return self._take()
 
     def expire(self, expiry: Expiry) -> list[Action]:
-        """Accept no more creates, and close when no request is under way."""
+        """Refuse further creates, and close when no lane is busy. Return the actions that can be done now."""
         self._expiry = expiry
         return self._take()
 

@@ -43,7 +43,7 @@ class SteerRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Steer:
-    """An accepted input: as it came, and as items."""
+    """An accepted `response.steer`. `raw`: its input as sent; `items`: the same as user messages."""
 
     id: str
     previous_id: str
@@ -52,7 +52,7 @@ class Steer:
 
 
 def read_steer_input(raw: object) -> tuple[Item, ...]:
-    """Return the items of a steer's input: a string, or a list of user messages; raise SteerRefused."""
+    """Return the items of a steer's input: a non-empty string or list of user messages. Else raise SteerRefused."""
     if not isinstance(raw, str | list) or not raw:
         raise SteerRefused(INVALID_INPUT, "input must be a non-empty string or a non-empty list of user messages")
     try:

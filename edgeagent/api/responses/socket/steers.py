@@ -62,7 +62,7 @@ class Steers:
         return steers if waiting_lane is lane else ()
 
     def release(self, previous_id: str | None, lane: Lane) -> None:
-        """Note that the create for which these steers waited has begun."""
+        """Forget the steers that waited for the create that continues `previous_id` on this lane: it has begun."""
         if self.waiting_for(previous_id, lane):
             del self._waiting[previous_id or ""]
 
