@@ -1,4 +1,4 @@
-"""What all wires share: the requests in flight, the drain, measurements, readiness, and the models that there are.
+"""What all wire protocols share: the requests in flight, the drain, measurements, readiness, and the list of models.
 
 Nothing here uses HTTP.
 """

@@ -13,9 +13,10 @@ from edgeagent.types import PurgeCache, WorkerState
 
 
 async def purge_cache(service: Service, folder: Path, client: str | None) -> None:
-    """Delete the cached prompts of one client, or of all if `client` is None. Running requests continue.
+    """Delete the cached prompts of one client ("" is the owner), or of all clients if `client` is None.
 
-    Raise InternalError if a file in `folder` cannot be removed.
+    Running requests continue. `folder` is the cache's folder on disk. Raise InternalError if a file in it cannot be
+    removed, or an error of Service.ask.
     """
     for status in service.models():
         if status.state is WorkerState.READY:

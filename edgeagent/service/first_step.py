@@ -1,4 +1,4 @@
-"""Wait a moment for a stream's first step, so that an early refusal gets an HTTP status; read a stream to its end."""
+"""Waits a moment for a stream's first step, so that an early refusal gets an HTTP status. Also reads whole streams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ T = TypeVar("T")
 async def begun(steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Wait for the first step, at most PATIENCE_S, and return the same steps.
 
-    Raise an error that comes instead of the first step in this time. The returned steps raise any later error.
+    If the stream fails before its first step and within this time, raise that error. The returned steps raise any
+    later error. Close `steps` if this function raises or is cancelled.
     """
     first = asyncio.ensure_future(anext(steps))
     try:

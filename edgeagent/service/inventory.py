@@ -19,9 +19,9 @@ from edgeagent.types import UNUSABLE, ModelInfo, ModelStatus, WorkerState
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model as far as it is known: from its file (`header`), and once it is loaded (`info`).
+    """What is known about a model: from its file (`header`), and from its worker once it is loaded (`info`).
 
-    `status` is None if the model is not served, and for an alias. `adapters` are the names of its LoRA adapters.
+    `status` is None if the model is not served, or if this is an alias. `adapters` are the names of its LoRA adapters.
     """
 
     name: str
@@ -34,10 +34,10 @@ class KnownModel:
 
 
 def known_models(config: Config, served: Sequence[ModelStatus]) -> tuple[list[KnownModel], list[KnownModel]]:
-    """Return two lists: all models, each once, and the other names (aliases) under which they are known.
+    """Return two lists: all models, each once, and their aliases.
 
-    An alias is described like a model. Served models come first. A served model whose file is unreadable or gone is
-    left out, unless it is loaded or the owner configured it.
+    An alias is a KnownModel with the alias as its name. Served models come first. A served model whose file is
+    unreadable or gone is left out, unless it is loaded or the owner configured it.
     """
     local = [model for model in Library.of(config).models() if model.header is not None]
     on_disk = {model.name: model for model in local}
@@ -60,10 +60,10 @@ def known_models(config: Config, served: Sequence[ModelStatus]) -> tuple[list[Kn
 def find_known(
     config: Config, served: Sequence[ModelStatus], name: str, served_name: Callable[[str], str]
 ) -> KnownModel:
-    """Return the model that a client means; raise ModelNotFound.
+    """Return the model that a client calls `name`.
 
-    Raise ModelDamaged or ModelLoadFailed if its file cannot be used. `served_name` maps a client's name of a model to
-    the service's name.
+    Raise ModelNotFound, or ModelDamaged or ModelLoadFailed if its file cannot be used. `served_name` returns the
+    service's name for a client's name of a model.
     """
     models = {model.name: model for each in known_models(config, served) for model in each}
     # The model may be served under another name than the client's, or not at all.
@@ -109,8 +109,8 @@ def _aliases(models: Sequence[KnownModel], local: Sequence[LocalModel]) -> list[
 
 
 def _names_beside(model: LocalModel) -> tuple[str, ...]:
-    """Return a model's aliases. If only aliases name its file, `model.name` is an alias too, and is also returned.
+    """Return a model's aliases. If its file has only aliases as names, `model.name` is an alias, and is returned too.
 
-    Such a file may be served under its path. Then the served model has another name than this alias.
+    Such a file may be served under its path. The served model's name is then the path, not this alias.
     """
     return (model.name, *model.aliases) if model.origin == "alias" else model.aliases

@@ -11,10 +11,11 @@ from contextlib import suppress
 
 
 class LiveRequest:
-    """A request in flight, under an id of its own. A protocol that keeps more for its requests derives a class.
+    """A request in flight. A protocol that keeps more state for each request derives a class.
 
-    `is_running`: it runs, or waits at a backend. `is_visible`: clients of its `partition` can find it by its id.
-    `is_undelivered`: its terminal event is not yet written to a socket, and the stop waits until it is.
+    `partition`: the client that sent it. `is_running`: it runs, or waits at a backend. `is_visible`: the client can
+    find it by its id. `is_undelivered`: its terminal event is not yet written to a socket; the stop of the daemon waits
+    until it is.
     """
 
     def __init__(self, request_id: str, partition: str = "") -> None:
@@ -25,7 +26,7 @@ class LiveRequest:
         self.is_undelivered = False
 
     def hidden(self) -> None:
-        """Called when clients can no longer find the request."""
+        """Called by `LiveRequests.hide`, when clients can no longer find the request. Override it to react."""
 
 
 class LiveRequests:
@@ -45,7 +46,7 @@ class LiveRequests:
         return [request for request in self._requests.values() if request.is_running]
 
     def find(self, request_id: str, partition: str) -> LiveRequest | None:
-        """Return a visible request of a partition; None if there is no such request."""
+        """Return the partition's visible request with this id; None if there is no such request."""
         request = self._requests.get(request_id)
         is_found = request is not None and request.is_visible and request.partition == partition
         return request if is_found else None
@@ -55,20 +56,20 @@ class LiveRequests:
         self._requests.setdefault(request_id, LiveRequest(request_id)).is_running = True
 
     def end(self, request_id: str) -> None:
-        """Note that a request does not run any more; an unknown id is ignored."""
+        """Note that a request no longer runs; an unknown id is ignored."""
         if request := self._requests.get(request_id):
             request.is_running = False
             self._settle(request)
 
     def show(self, request: LiveRequest) -> None:
-        """Let clients find a request by its id. It replaces the entry that `begin` made under the same id, if any."""
+        """Let clients find a request by its id. If `begin` registered an entry with this id, replace the entry."""
         if begun := self._requests.get(request.id):
             request.is_running = begun.is_running
         self._requests[request.id] = request
         request.is_visible = True
 
     def hide(self, request: LiveRequest) -> None:
-        """Make a request invisible to clients."""
+        """Let clients no longer find a request. Nothing happens if they could not find it before."""
         if request.is_visible:
             request.is_visible = False
             request.hidden()
@@ -83,18 +84,18 @@ class LiveRequests:
         request.is_undelivered = True
 
     def deliver(self, request: LiveRequest) -> None:
-        """Note that the terminal event of an accepted request is written, or will not come."""
+        """Note that the terminal event of an accepted request is written, or will never be."""
         request.is_undelivered = False
         self._settle(request)
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Wait until nothing runs, at most `timeout_s`."""
+        """Wait until no request runs, at most `timeout_s` seconds. Return in both cases."""
         await self._wait(lambda: not self.running(), timeout_s)
 
     async def wait_delivered(self, timeout_s: float) -> None:
-        """Wait until all terminal events are written, at most `timeout_s`.
+        """Wait until all terminal events are written, at most `timeout_s` seconds. Return in both cases.
 
-        The events of requests that still run are not awaited: these requests are marked as delivered.
+        Requests that still run are marked as delivered first, so their events are not awaited.
         """
         for hanging in self.running():
             self.deliver(hanging)

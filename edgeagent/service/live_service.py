@@ -1,6 +1,6 @@
-"""The service as the wires see it: each generation is registered, measured and logged without its content.
+"""The service that the wire protocols call: it registers and measures each generation, and logs it without its content.
 
-While the daemon drains, new requests are refused.
+While the daemon drains, it refuses new requests.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from edgeagent.types import (
 logger = logging.getLogger(__name__)
 
 WithCaller = Callable[[GenerateRequest], GenerateRequest]
-"""Returns a request with facts about its caller: the name, the strictest route that applies, and the hops."""
+"""Returns a copy of a request with its caller's name, the strictest route mode that applies, and the number of hops."""
 
 Trace = Callable[[GenerateRequest, Meter, str], None]
 """Called at the end of each generation, with its request, its measurements and how it ended."""
 
 
 class LiveService(ServiceDecorator):
-    """A Service that registers each generation in `live`, the requests in flight, and refuses new ones in a drain."""
+    """A Service that registers each generation in `live`, the requests in flight, and refuses new ones while draining."""
 
     def __init__(self, service: Service, with_caller: WithCaller, trace: Trace | None = None) -> None:
         super().__init__(service)
@@ -52,18 +52,18 @@ class LiveService(ServiceDecorator):
 
     @property
     def num_total(self) -> int:
-        """How many generations, embeddings and reranks there have been."""
+        """How many generations, embeddings and reranks have been started since the daemon began."""
         return self._num_total
 
     @property
     def is_draining(self) -> bool:
-        """Whether the daemon is stopping."""
+        """Whether the daemon is stopping, so that new requests are refused."""
         return self._is_draining
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
-        """Run a request, and cancel it when its client's token ends.
+        """Run a request and yield its steps. If its client's token is revoked meanwhile, cancel the request.
 
-        Raise BackendUnavailable while draining, or Unauthorized if the token has ended before.
+        Raise BackendUnavailable while draining, Unauthorized if the token is already revoked, or the service's errors.
         """
         self._refuse_if_draining()
         request = self._with_caller(request)
@@ -90,10 +90,11 @@ class LiveService(ServiceDecorator):
             self._settle(request, meter, code)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a question about text. It is not counted as a request, and is answered even while the daemon drains.
+        """Answer a query with a model.
 
-        Embeddings and reranks take longer. They are counted. They raise BackendUnavailable during a drain, and
-        Unauthorized when the client's token ends.
+        Embed and Rerank take long, so they count as requests: they raise BackendUnavailable while draining, and
+        Unauthorized when the client's token is revoked. Other queries are not counted, and are answered even while the
+        daemon drains.
         """
         if not isinstance(query, Embed | Rerank):
             return await self._service.ask(model, query)
@@ -107,11 +108,11 @@ class LiveService(ServiceDecorator):
             self.live.end(request_id)
 
     async def load(self, model: str, request_id: str, keep_alive_s: float | None = None) -> str:
-        """Return the canonical name of a model once it is loaded; raise the error that prevents loading.
+        """Load a model, wait until it is loaded, and return its canonical name.
 
-        Raise BackendUnavailable if a stop of the daemon prevents it.
-
-        `keep_alive_s`: from now on, the model is unloaded this many seconds after its last use; None changes nothing.
+        Raise the error that prevents loading; BackendUnavailable if the daemon is stopping. `request_id`: an unused id
+        for the request that loads the model. `keep_alive_s`: from now on, the model is unloaded this many seconds after
+        its last use; None changes nothing.
         """
         name = await self.locate(model)
         # MODEL+ADAPTER never counts as loaded, even if MODEL is, because the file of the adapter may be unusable.
@@ -146,7 +147,7 @@ class LiveService(ServiceDecorator):
             raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
 
     def _label(self, model: str) -> str:
-        """Return the name under which a model is measured: that of a served model, never a client's own text."""
+        """Return the name under which a model is measured: always a served model's name, never text from a client."""
         try:
             return self.find_model(model)
         except EdgeAgentError:
@@ -162,7 +163,7 @@ class LiveService(ServiceDecorator):
 def _place(meter: Meter) -> tuple[str, str]:
     """Return where a generation ran, and why it ran there; ("", "") if unknown.
 
-    If it has not finished, its Started names the place.
+    If the generation has not finished, the place is taken from its Started delta.
     """
     if meter.finished is not None:
         return meter.finished.timings.route, meter.finished.timings.reason

@@ -1,6 +1,6 @@
-"""Whether a token can be generated. To find out, one is generated on the path that every request takes.
+"""Checks whether the daemon can answer: it generates one token in the same way as for a client's request.
 
-If the default model only embeds or ranks texts, it is asked for an embedding or for scores instead.
+If the default model only embeds or ranks texts, it computes an embedding or scores instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _TEXT = "Hello"
 
 
 class Probe:
-    """Whether the default model works. Requests share a result for a few seconds."""
+    """Checks whether the default model works.
+
+    All callers share one result, for READY_CACHE_S seconds, or for NOT_READY_CACHE_S if the model does not work.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -41,7 +44,10 @@ class Probe:
         self._valid_until_s = 0.0
 
     async def result(self) -> EdgeAgentError | None:
-        """Return the error that prevents generating, or None."""
+        """Return None if the model works, otherwise the error that the check met. Raise no EdgeAgentError.
+
+        If the model cannot run on this machine, any model that is ready is enough, even a remote's.
+        """
         clock = asyncio.get_running_loop().time
         if self._task is None or (self._task.done() and clock() >= self._valid_until_s):
             # The probe serves all clients, so it does not end with one client's token.

@@ -14,10 +14,10 @@ from edgeagent.types import ModelStatus, WorkerState
 
 
 def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:
-    """Return the planned removal, and the served models that use the files to delete.
+    """Return the planned removal, and the served models that use the files to delete. Nothing is deleted yet.
 
-    Raise the errors of `Shelf.plan`. Raise ModelNotFound if `name` is a path, since clients may not name paths. Reads
-    files: call it in a thread.
+    Raise the errors of `Shelf.plan`, and ModelNotFound if `name` is a path, because clients may not name paths. This
+    function reads files: call it in a thread.
     """
     library = Library.of(config)
     try:
@@ -32,10 +32,7 @@ def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tu
 
 
 def refuse_if_used(status: ModelStatus, default_model: str) -> None:
-    """Raise InvalidRequest for the default model, and for a model with live requests: these may not be unloaded.
-
-    A model with live requests would be unloaded only after they end.
-    """
+    """Raise InvalidRequest if a model is the default model or has live requests, so that it may not be unloaded."""
     name, num_live = status.name, status.num_live
     if default_model in status.names:
         raise InvalidRequest(f"{name} is the model that this daemon serves; serve another one first", param="model")
@@ -45,9 +42,9 @@ def refuse_if_used(status: ModelStatus, default_model: str) -> None:
 
 
 def _uses(status: ModelStatus, removal: Removal, files: set[Path], library: Library) -> bool:
-    """Whether a model, or its draft model, has one of these files.
+    """Whether a model, or its draft model, uses one of these files.
 
-    The files of a model without a worker, or of one that is starting, are looked up by its name.
+    If the model is not loaded yet, its files are looked up by its name.
     """
     if status.info is not None:
         return any(Path(path).resolve() in files for path in (status.info.path, status.info.draft) if path)

@@ -1,4 +1,4 @@
-"""What the wires need from the part that generates: the router in the daemon, a fake in tests."""
+"""The interface between the wire protocols and what generates: the router in the daemon, or a fake in tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, Step, Te
 
 
 class Service(Protocol):
-    """What the wires call to generate, to ask about text, and to manage models.
+    """What the wire protocols call to generate, to ask queries about text, and to manage models.
 
     The contract of `generate` and `cancel` is that of backends.base.Backend.
     """
@@ -23,7 +23,7 @@ class Service(Protocol):
         """Return the status of the remotes that requests may go to."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
-        """Run a request; closing the generator cancels it."""
+        """Run a request and yield its steps; closing the generator cancels the request."""
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Answer a query with a model: its tokens, template, embeddings or scores.
@@ -51,12 +51,12 @@ class Service(Protocol):
         """Return a model's canonical name, given any of its names; raise ModelNotFound or BackendUnavailable."""
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`, but also search this machine for a model that no request has named yet. Load nothing."""
+        """Like `find_model`, but also find a model on this machine that no request has named yet. Load nothing."""
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0. If it is busy, return how many requests must end before the worker ends.
+        """End a model's worker and return 0. If the worker is busy, return the number of its live requests.
 
-        Raise ModelNotFound, NotSupported for a remote's model, or BackendUnavailable while the daemon is starting.
+        A busy worker ends after these requests. Raise ModelNotFound, NotSupported for a remote's model, or BackendUnavailable while the daemon is starting.
         """
 
 
@@ -105,5 +105,5 @@ class ServiceDecorator:
 
 
 def status_of(service: Service, name: str) -> ModelStatus | None:
-    """Return the status of a model, by the name from `find_model` or `locate`; None if it is not served."""
+    """Return the status of a model; None if it is not served. `name` is a name from `find_model` or `locate`."""
     return next((status for status in service.models() if name in status.names), None)

@@ -10,7 +10,10 @@ from edgeagent.types import Embed, Embedding, Rerank, Score
 
 
 async def embed(service: Service, model: str, query: Embed) -> Sequence[Embedding]:
-    """Return the vectors, one for each input; raise the errors of Service.ask, or InternalError for a wrong answer."""
+    """Return the vectors, one for each input, in the same order.
+
+    Raise the errors of Service.ask, or InternalError if the number or the length of the vectors is wrong.
+    """
     embeddings = (await service.ask(model, query)).embeddings
     lengths = {len(embedding.vector) for embedding in embeddings}
     if len(embeddings) != len(query.inputs) or len(lengths) != 1 or max(lengths) % 4:
@@ -19,7 +22,10 @@ async def embed(service: Service, model: str, query: Embed) -> Sequence[Embeddin
 
 
 async def score(service: Service, model: str, query: Rerank) -> Sequence[Score]:
-    """Return the scores, one for each document; raise the same errors as `embed`."""
+    """Return the scores, one for each document, in the same order.
+
+    Raise the errors of Service.ask, or InternalError if the number of scores is wrong.
+    """
     scores = (await service.ask(model, query)).scores
     if len(scores) != len(query.documents):
         raise InternalError(f"{len(scores)} scores came for {len(query.documents)} documents")

@@ -1,8 +1,8 @@
 """The values that cross package and process boundaries. No behaviour, no I/O.
 
-They are msgspec structs rather than dataclasses because most of them travel down the worker's pipe as they are, and
-msgspec encodes tagged unions of structs only. Field names are the wire names on that pipe. JSON documents whose shape
-the client decides (tool parameters, schemas, arguments) travel as JSON text.
+Most of them are sent over the worker's pipe without conversion. They are msgspec structs, not dataclasses, because
+msgspec encodes only structs as tagged unions. The field names are the names on that pipe. JSON documents whose form
+the client decides (tool parameters, schemas, arguments) are sent as JSON text.
 """
 
 from msgspec.structs import replace  # returns a copy of a value with some fields changed

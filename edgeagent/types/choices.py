@@ -14,10 +14,10 @@ Counts = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e9)], ...], Meta(max_le
 
 
 class CandidateTimes(Struct, frozen=True):
-    """Seconds that each kind of work took with one candidate setting, by the work's name.
+    """The measured times of one candidate setting: flash attention or not, and a micro-batch size in tokens.
 
-    Layers are alike, so it is enough to measure the first few. The seconds are those of the first
-    `Measurements.num_layers` layers.
+    `seconds` maps the name of each kind of work to its time. All layers take about the same time, so only the first
+    `Measurements.num_layers` layers were measured.
     """
 
     is_flash: bool
@@ -28,8 +28,9 @@ class CandidateTimes(Struct, frozen=True):
 class Measurements(Struct, frozen=True):
     """The result of a calibration: the times of all candidates.
 
-    Some kinds of work follow earlier tokens or run beside other sequences. They were measured with `depth` KV cells in
-    use. `is_whole`: the calibration ended within its time budget.
+    `depth`: how many KV cells were in use, for the kinds of work that need earlier tokens or other sequences.
+    `num_layers`: how many layers were measured. `took_s`: how long the calibration took. `is_whole`: it ended within
+    its time budget, so nothing is missing.
     """
 
     depth: Count
@@ -51,8 +52,8 @@ class StepTime(Struct, frozen=True, array_like=True):
 class StepSums(Struct, frozen=True, array_like=True):
     """The sums over all steps of one kind. See engine.costs.work_done for the kinds.
 
-    num_pairs: pairs of a token and an earlier token of its sequence. num_products: pairs of a token and a used cell of
-    any sequence.
+    num_pairs: pairs of a token and an earlier token of its sequence. num_products: pairs of a token and a used KV cell
+    of any sequence.
     """
 
     kind: Name
@@ -64,7 +65,10 @@ class StepSums(Struct, frozen=True, array_like=True):
 
 
 class DraftRecord(Struct, frozen=True, rename={"verified": "judged", "accepted": "stood"}):
-    """Counts of verified and of accepted draft tokens by position, for one source and one kind of sampler."""
+    """Counts of verified and of accepted draft tokens by position, for one draft source and one kind of sampler.
+
+    `rename` gives the names of the fields in files.
+    """
 
     source: Name
     sampler: Name
@@ -73,7 +77,11 @@ class DraftRecord(Struct, frozen=True, rename={"verified": "judged", "accepted":
 
 
 class Learned(Struct, frozen=True):
-    """What an engine learnt while it ran. `draft` names the file of the draft that `draft_times` belong to."""
+    """What an engine learned from its steps: their mean times, and how many draft tokens were accepted.
+
+    `draft` identifies the file of the draft model: its path, size and time of change; "" without a draft model.
+    `draft_times` and `records` are reused only with the same draft model.
+    """
 
     times: Annotated[tuple[StepTime, ...], Meta(max_length=128)] = ()
     draft: Annotated[str, Meta(max_length=4096)] = ""
@@ -82,11 +90,12 @@ class Learned(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True):
-    """What the daemon keeps for the next load of a model: its calibration, the choice made, and what was learnt.
+    """What the daemon keeps for the next load of a model: its calibration, the choice made, and what was learned.
 
-    `conditions` describes how the measurements were made. Under other conditions, the measurements are not reused.
-    `num_tries` counts the loads that have measured under these conditions. `work` sums up the steps of requests
-    under these conditions, with the seconds that they take with this choice; older steps count less.
+    `conditions` describes the model, the settings and the machine. If they differ at the next load, the measurements
+    are not reused. `is_flash` and `micro_batch` are the chosen setting. `num_tries`: how many loads ran a calibration
+    under these conditions. `work`: sums over the steps of requests under these conditions, with the seconds that the
+    steps take with the chosen setting. Older steps count less.
     """
 
     conditions: Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]
@@ -99,17 +108,17 @@ class Kept(Struct, frozen=True):
 
 
 class Alternative(Struct, frozen=True):
-    """One of the values that could be chosen, with the milliseconds that each kind of work is expected to take."""
+    """A value that could be chosen, and the milliseconds that each kind of work is expected to take with it."""
 
     value: str
     work_ms: dict[str, float]
 
 
 class Choice(Struct, frozen=True):
-    """A choice, the reason for it, and its alternatives.
+    """The value chosen for the setting `name`, the reason in words (`why`), and the alternatives.
 
-    `by` is "option", "measurement", "memory", "model" (it follows from the model's shape), "trial" (a file cannot be
-    used) or "default".
+    `by` says what decided: "option", "measurement", "memory", "model" (the value follows from the model's shape),
+    "trial" (something was tried and failed, for example loading a draft model), or "default".
     """
 
     name: str

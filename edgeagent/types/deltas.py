@@ -51,11 +51,12 @@ class Handover(Struct, frozen=True):
 
 
 class Timings(Struct, frozen=True):
-    """Milliseconds by stage. `delivery_ms`, `route`/`reason`, `handovers` and `placement` come from outside the worker.
+    """Milliseconds of each stage, counts of draft tokens, and where the request ran.
 
-    queue: accepted → taken up by the worker's scheduler; load: wait for the model; render: template and tokenizer;
-    cache: lookup and restore; prefill: the prompt's uncached tokens; first_token: accepted → first token sampled;
-    decode: first → last token; delivery: mean from leaving the engine to having been written to the client.
+    queue: wait for the scheduler, without the next three stages; load: wait for the model; render: template and
+    tokenizer; cache: lookup and restore; prefill: computing the prompt's uncached tokens; first_token: from acceptance
+    to the first sampled token; decode: from the first to the last token; delivery: mean time of a step from the engine
+    to the client. The worker does not set `delivery_ms`, `route`, `reason`, `handovers` and `placement`.
     If an answer `is_resumed`, the times of the stages before the first token are unknown and 0.
     """
 
@@ -76,7 +77,10 @@ class Timings(Struct, frozen=True):
 
     @property
     def stages_before_first_token_ms(self) -> dict[str, float]:
-        """Milliseconds of the stages before the first token, by name; empty if they are unknown."""
+        """Milliseconds of the stages before the first token, by name.
+
+        Empty if they are unknown: the answer is resumed, or a remote computed it.
+        """
         if self.is_resumed or self.route.startswith("remote:"):
             return {}
         return {
@@ -89,12 +93,15 @@ class Timings(Struct, frozen=True):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether an earlier worker gave the first token, so that the times of the stages before it are lost."""
+        """Whether another worker or backend sampled the first token.
+
+        The times of the stages before the first token are then unknown.
+        """
         return bool(self.handovers) and self.handovers[-1].num_tokens > 0
 
 
 class Started(Struct, frozen=True, tag="started"):
-    """The prompt is rendered, tokenized and looked up in the cache. Its computation has begun.
+    """The prompt is rendered, tokenized and looked up in the cache, and its prefill has begun.
 
     `num_dropped_items` counts the conversation's items that did not fit and were left out of the prompt. The worker
     sends no `placement`; the backend and the router add it.
@@ -107,16 +114,17 @@ class Started(Struct, frozen=True, tag="started"):
 
 
 class Interrupted(Struct, frozen=True, tag="interrupted"):
-    """The backend that computes the answer has lost its state, for this reason.
+    """The backend that computes the answer has lost its state, for example because its worker crashed.
 
-    The same backend continues the answer unless the router moves it. The router consumes this delta; no client sees it.
+    The same backend continues the answer, unless the router moves it to another backend. The router removes this delta;
+    no client sees it.
     """
 
     reason: str
 
 
 class PromptProgress(Struct, frozen=True, tag="progress"):
-    """How many of the prompt's tokens are computed or were cached. Sent only if `reports_progress` is set."""
+    """How many of the prompt's tokens are done: cached or computed. Sent only if `reports_progress` is set."""
 
     num_tokens: int
 
@@ -142,7 +150,7 @@ class ReasoningDelta(Struct, frozen=True, tag="reasoning"):
 
 
 class ToolCallStarted(Struct, frozen=True, tag="call"):
-    """The model began its `index`-th call; the name is complete."""
+    """The model has begun a call. `index` counts the calls of the answer from 0. `name` is complete."""
 
     index: int
     id: str
@@ -169,7 +177,10 @@ Delta = Started | Interrupted | Output | Finished
 
 
 class Step(Struct, frozen=True):
-    """One engine step's output for a request: deltas in order, their token ids, and the time (time.monotonic)."""
+    """One engine step's output for a request: deltas in order, and the ids of the generated tokens.
+
+    `at_s`: when the engine produced it (time.monotonic); 0 if it does not come from an engine step.
+    """
 
     deltas: tuple[Delta, ...]
     tokens: tuple[int, ...] = ()

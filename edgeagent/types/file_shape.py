@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class LayerShape(Struct, frozen=True, array_like=True):
-    """One layer: the bytes of its tensors, and how many values it keeps in memory for a text.
+    """One layer: the bytes of its tensors, and how many values it keeps in memory for a sequence.
 
     `num_bytes` includes `num_expert_bytes`, the bytes of its experts. The layer keeps `num_k_values` and `num_v_values`
     for each token, and `num_state_values`, of 32 bits each, for each sequence.
@@ -22,10 +22,11 @@ class LayerShape(Struct, frozen=True, array_like=True):
 class FileShape(Struct, frozen=True):
     """A model's file, with all its parts together. Values that the header does not give are 0 or ().
 
-    `num_bytes` is the size of the files. `table_bytes` is the size of the token embeddings, which are only looked up.
-    `output_bytes` is the size of the output matrix; 0 if the token embeddings serve as that matrix too. `matrix_bytes`
-    gives the bytes of all matrices except the token embeddings, by type. `ffn_width` is the width of a layer's
-    feed-forward part. `keeps_states`: the model is recurrent or hybrid, and llama.cpp can keep its earlier states.
+    `num_bytes` is the size of the files. `width` is the length of a token's embedding. `table_bytes` is the size of the
+    token embeddings, which are only looked up. `output_bytes` is the size of the output matrix; 0 if the token
+    embeddings serve as that matrix too. `matrix_bytes` gives the bytes of all matrices except the token embeddings, by
+    tensor type. `ffn_width` is the width of a layer's feed-forward part. `keeps_states`: the model is recurrent or
+    hybrid, and llama.cpp can keep its earlier states.
     """
 
     num_bytes: int

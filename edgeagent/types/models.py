@@ -22,7 +22,10 @@ class MemoryKind(StrEnum):
 
 
 class DeviceInfo(Struct, frozen=True):
-    """A compute device as llama.cpp names it. `id` identifies the hardware in all of its backends; "" if unknown."""
+    """A compute device of llama.cpp, with llama.cpp's names.
+
+    `id` identifies the hardware: it is the same in every llama.cpp backend that lists the device. "" if unknown.
+    """
 
     name: str
     description: str
@@ -37,11 +40,12 @@ class DeviceInfo(Struct, frozen=True):
 class ModelInfo(Struct, frozen=True):
     """A loaded model. `sampling` holds all of the model's defaults except the seed.
 
-    `num_parallel` requests run at a time. `num_gpu_layers` is the number of layers on GPUs (-1: all). `num_gpu_bytes`
-    is about the memory that the model takes there. `sandbox` says in words what the worker's process may not do.
-    `embedding_length` is the number of values in an embedding; 0 if the model gives none. `can_generate`: the model
-    answers prompts. Otherwise it only embeds texts or, with `can_rank`, only ranks documents. `draft` is the file of
-    the draft model, "ngram" if only the text itself gives drafts, or None. `draft_why` is the reason for that.
+    `num_parallel`: how many requests run at a time. `max_sequences`: how many sequences the KV cache can hold, running
+    and idle. `num_gpu_layers`: how many layers are on GPUs (-1: all). `num_gpu_bytes`: about how much GPU memory the
+    model takes. `sandbox`: in words, what the worker's process may not do. `embedding_length`: the number of values in
+    an embedding; 0 if the model gives none. `can_generate`: the model answers prompts. Otherwise it only ranks
+    documents (`can_rank`) or only embeds texts. `draft`: the file of the draft model, "ngram" if only n-grams of the
+    text give drafts, or None. `draft_why`: the reason for the value of `draft`.
     """
 
     name: str
@@ -99,9 +103,9 @@ class CacheStatus(Struct, frozen=True):
 class DraftCounts(Struct, frozen=True):
     """Counts of the drafts of one source since the start.
 
-    `num_chosen` counts drafts by length; with length 0, how often the source was considered and nothing was drafted.
-    `num_verified` counts the verified tokens by position. `num_accepted` counts the accepted ones. Tokens after a
-    rejected one are not verified.
+    `num_chosen[n]`: how many drafts of n tokens were made; with n = 0, how often the source was considered but drafted
+    nothing. `num_verified[i]` and `num_accepted[i]`: how many draft tokens at position i were verified, and accepted.
+    Tokens after a rejected one, or after the end of the answer, count as not verified.
     """
 
     source: str
@@ -120,10 +124,10 @@ class WorkerStatus(Struct, frozen=True):
     num_steps: int = 0
     step_started_at_s: float = 0.0
     step_expected_s: float = 0.0
-    """How long the running step should take; 0 if that is unknown, or if no step runs."""
+    """The predicted seconds of the running step; 0 if there is no prediction, or if no step runs."""
     preparing_since_s: float = 0.0
     preparing_id: str = ""
-    """The request that has been in preparation since `preparing_since_s`."""
+    """The id of the request whose prompt is being prepared since `preparing_since_s`."""
     num_running: int = 0
     num_waiting: int = 0
     num_cells_used: int = 0
@@ -137,33 +141,33 @@ class WorkerStatus(Struct, frozen=True):
     num_output_tokens_total: int = 0
     tokens_per_second: float = 0.0
     prefill_tokens_per_s: float = 0.0
-    """Prompt tokens a second that one more request would get now; 0 if no steps were measured yet."""
+    """Predicted prefill rate of one more request now, in prompt tokens a second; 0 if no steps were measured yet."""
     token_s: float = 0.0
-    """Seconds from one token to the next that one more request would get; 0 if no steps were measured yet."""
+    """Predicted seconds between two tokens of one more request now; 0 if no steps were measured yet."""
     step_error_median: float = 0.0
     step_error_p95: float = 0.0
-    """The median and the 95th percentile of recent errors of predicted step times, as shares of the measured times.
-    0 if too few steps were measured."""
+    """The median and the 95th percentile of the recent errors of predicted step times. An error is a fraction of the
+    measured time. 0 if too few steps were measured."""
     draft_step_error_median: float = 0.0
     draft_step_error_p95: float = 0.0
-    """The same for the steps of the draft model; 0 without one."""
+    """The same for the steps of the draft model; 0 without a draft model."""
     drafts: tuple[DraftCounts, ...] = ()
     draft_gain: float = 0.0
-    """The token rate of steps with drafts, or beside which the draft model computed, relative to the rate without
-    drafts; 0 if there was no such step."""
+    """The factor by which drafts raised the tokens per second. It covers the steps that had drafts, or during which the
+    draft model computed. 0 if there was no such step."""
     num_threads: int = 0
     rss_bytes: int = 0
     own_bytes: int = 0
-    """The part of `rss_bytes` that no file backs. It excludes the weights of a mapped model and a long prompt's own
-    context. 0 if the system does not report it."""
+    """The part of `rss_bytes` that is not mapped from a file, so it excludes the weights of a mapped model. It also
+    excludes the separate context of a long prompt. 0 if the system does not report it."""
     num_side_bytes: int = 0
-    """Bytes that a long prompt's own context may take."""
+    """The most bytes that the separate context of a long prompt may take; 0 if there is no such context."""
     memory_cache: CacheStatus | None = None
     disk_cache: CacheStatus | None = None
 
 
 class WorkerState(StrEnum):
-    """The states of a worker."""
+    """The states of a model's worker. ModelStatus explains them."""
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -179,8 +183,8 @@ UNUSABLE = (WorkerState.FAILED, WorkerState.QUARANTINED)
 class ModelStatus(Struct, frozen=True):
     """A model that the daemon serves, and the state of its worker.
 
-    state: if stopped, the next request loads the model; if failed, the model cannot be loaded; if quarantined, its
-    workers ended or hung too often.
+    state: stopped: the next request loads the model; failed: the model cannot be loaded; quarantined: its workers
+    crashed or hung too often.
     progress: the loaded fraction of the model, 0 to 1.
     cause: why the last worker ended, or why it could not load the model; None if no worker failed.
     retry_after_s: seconds until a request may load a failed or quarantined model again; None otherwise.
@@ -190,7 +194,7 @@ class ModelStatus(Struct, frozen=True):
     unload_in_s: seconds until the model is unloaded if no client uses it; None if never, or if it is not loaded.
     idle_s: seconds since the model's last use.
     adapters: names of its LoRA adapters; a request selects one as MODEL+ADAPTER.
-    num_live: requests that run or wait.
+    num_live: how many requests run or wait.
     sha256: the hash of the model's file, or of a split model's first file; empty if unknown.
     is_remote: a remote runs the model, so it has no worker here.
     """

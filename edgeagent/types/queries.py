@@ -33,9 +33,9 @@ class RenderPrompt(Struct, frozen=True, tag="render"):
 
 
 class PurgeCache(Struct, frozen=True, tag="purge"):
-    """A command to forget the cached prompts of a partition, or of all partitions if `partition` is None.
+    """A command to delete the cached prompts of a partition, or of all partitions if `partition` is None.
 
-    The text of the answer is the number of blocks that were removed.
+    The text of the answer is the number of deleted blocks.
     """
 
     partition: str | None = None
@@ -54,7 +54,7 @@ class Embed(Struct, frozen=True, tag="embed"):
 
 
 class Rerank(Struct, frozen=True, tag="rerank"):
-    """A query for the relevance of each document to a text, in the order of the documents."""
+    """A query for the relevance of each document to the text `query`. The scores are in the order of the documents."""
 
     query: str
     documents: tuple[str, ...]
@@ -64,7 +64,7 @@ TextQuery = Tokenize | Detokenize | RenderPrompt | PurgeCache | Embed | Rerank
 
 
 class Embedding(Struct, frozen=True):
-    """A text's vector, float32 in little-endian order, and how many tokens were computed for the text."""
+    """A text's vector as little-endian float32, and how many tokens were computed for the text."""
 
     vector: bytes
     num_tokens: int

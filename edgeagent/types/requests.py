@@ -13,7 +13,10 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Tier(StrEnum):
-    """How urgent a request is. Waiting prompts are served in the order of these members."""
+    """The scheduling tier of a request, the first to be served first.
+
+    OpenAI's `service_tier` sets it: "priority" is REALTIME, "flex" and "batch" are BATCH, all else is INTERACTIVE.
+    """
 
     REALTIME = "realtime"
     INTERACTIVE = "interactive"
@@ -21,7 +24,7 @@ class Tier(StrEnum):
 
 
 class ToolCall(Struct, frozen=True):
-    """A call the model made. `arguments` is JSON text exactly as generated."""
+    """A function call that the model made. `arguments` is the JSON text exactly as generated."""
 
     id: str
     name: str
@@ -52,7 +55,10 @@ class Tool(Struct, frozen=True):
 
 
 class ToolChoice(Struct, frozen=True):
-    """Whether tools may, must or must not be called; `names` narrows the set (empty: all)."""
+    """Whether the model may ("auto"), must ("required") or must not ("none") call tools.
+
+    `names`: the tools that it may call; empty: all.
+    """
 
     mode: Literal["auto", "none", "required"] = "auto"
     names: tuple[str, ...] = ()
@@ -61,7 +67,8 @@ class ToolChoice(Struct, frozen=True):
 class ChatPrompt(Struct, frozen=True, tag="chat"):
     """A conversation, rendered by the model's own chat template inside the worker.
 
-    `template_kwargs` is JSON text of an object with allow-listed extra template variables (enable_thinking and such).
+    `template_kwargs`: a JSON object, as text, of extra variables for the template, for example enable_thinking. Only
+    allow-listed variables are in it.
     `truncate`: if the conversation does not fit the context, drop its oldest turns.
     """
 
@@ -116,10 +123,10 @@ OutputFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class SamplingParams(Struct, frozen=True):
-    """How the next token is drawn. None means the model's own default (`ModelInfo.sampling`, which lacks only a seed).
+    """How the next token is sampled. None means the model's default in `ModelInfo.sampling`; a seed of None is random.
 
-    temperature 0 is greedy. Penalties look at the last `repeat_last_n` tokens. Order of effect: logit bias, penalties,
-    top-k, top-p, min-p, temperature (llama.cpp's default chain).
+    temperature 0 is greedy. Penalties count the last `repeat_last_n` tokens. `logit_bias`: pairs of a token id and the
+    value that is added to its logit. Order of effect: logit bias, penalties, top-k, top-p, min-p, temperature.
     """
 
     temperature: float | None = None
@@ -137,9 +144,10 @@ class SamplingParams(Struct, frozen=True):
 class CachePolicy(Struct, frozen=True):
     """What the prefix cache may do with a request.
 
-    `partition` is derived from the credential, never from a field that a client sends. Without `persist`, no part of
-    the request is written to disk. With `pin`, its prompt stays cached until it is purged. `lane` names its
-    conversation, if it has one; the prompt then stays cached until the next turn.
+    `read`: reuse cached prefixes. `write`: keep this request's tokens in the cache. `partition`: the client whose
+    requests share the cached prompt. It is derived from the credential, never from a field that a client sends.
+    `persist`: the cache may write to disk. `pin`: keep the prompt cached until it is purged. `lane`: the conversation;
+    "" for none. The prompt of a lane stays in memory until the lane's next turn ends or other lanes need the room.
     """
 
     read: bool = True
@@ -151,7 +159,7 @@ class CachePolicy(Struct, frozen=True):
 
 
 HOPS_HEADER = "X-EdgeAgent-Hops"
-"""The header that sends `GenerateRequest.num_hops` to a remote, so that no request circles between two edgeagents."""
+"""The header that carries `GenerateRequest.num_hops` to a remote. It stops requests that circle between edgeagents."""
 
 
 class GenerateRequest(Struct, frozen=True):
@@ -161,8 +169,8 @@ class GenerateRequest(Struct, frozen=True):
     logprobs: return log probabilities, with this many alternatives for each token; None: return none.
     prefill_only: compute and cache the prompt, but generate nothing.
     timeout_s: the most seconds that the whole request may take (None: no limit).
-    echo: send the prompt's own text first. If `logprobs` is set, it gets log probabilities too, and the prompt is not
-    read from the cache.
+    echo: send the text of the prompt first. If `logprobs` is set, the prompt's tokens get log probabilities too, and
+    the prompt is not read from the cache.
     reports_progress: send PromptProgress while the prompt is computed.
     route: where the request and its credential allow it to run (None: no limit).
     client: the client's name, empty for the owner; see `credentials.keys.Client`.
@@ -171,8 +179,7 @@ class GenerateRequest(Struct, frozen=True):
     adapter: the adapter to compute with, "" for none. It is set when the request is given to a worker. Until then only
     `model` names the adapter.
     num_hops: how many other edgeagents forwarded the request.
-    draft_tokens: how many tokens are drafted at each step, within the engine's limit (0: none; None: the engine's
-    choice).
+    draft_tokens: how many tokens to draft at each step, within the engine's limit (0: none; None: the engine chooses).
     """
 
     id: str

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class RouteMode(StrEnum):
-    """Where requests may run, the strictest mode first. If several apply to a request, the strictest one holds."""
+    """Where requests may run. The strictest mode is first. If several apply to a request, the strictest one is used."""
 
     LOCAL_ONLY = "local_only"
     PREFER_LOCAL = "prefer_local"
@@ -35,8 +35,8 @@ class Placement(Struct, frozen=True):
 class Permit(Struct, frozen=True):
     """Permission to send one request to one remote. Without it, no request is sent.
 
-    Only the router issues it: `policy` for clients' requests, `checkup` for the owner's test of a remote. `mode`: the
-    mode that allows the request. `reason`: why the request goes to this remote.
+    Only `router.policy` (for clients' requests) and `router.checkup` (for the owner's test of a remote) issue it.
+    `mode`: the mode that allows the request. `reason`: why this remote was chosen.
     """
 
     request_id: str
@@ -49,8 +49,9 @@ class Permit(Struct, frozen=True):
 class EndpointStatus(Struct, frozen=True):
     """The state of one base URL of a remote. A value that is not known is None.
 
-    `breaker` "open": no request is sent there for a while; `cause` says why. `num_waiting` and `kv_usage` are the
-    endpoint's own measurements. The times are averages over this machine's requests.
+    `breaker` is the state of the circuit breaker. While it is "open", no request is sent there; `cause` says why.
+    `num_live` counts this machine's requests there. `num_waiting` and `kv_usage` (0 to 1) are reported by the endpoint.
+    `first_token_s` and `token_s` are averages over this machine's requests.
     """
 
     url: str
