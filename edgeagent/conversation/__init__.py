@@ -1,1 +1,1 @@
-"""Conversations: their items, chains of responses and where they are stored, prompts, summaries. They use no HTTP."""
+"""Conversations: items, chains of responses and their storage, prompts, summaries. This package uses no HTTP."""

@@ -34,7 +34,7 @@ INTRODUCTION = "What was said before, in short:"
 
 
 class SummaryCancelled(Exception):
-    """The request was cancelled while its summary was written; `end` is its terminal delta."""
+    """The request was cancelled while the model wrote the summary. `end` is the request's terminal delta."""
 
     def __init__(self, end: Finished) -> None:
         super().__init__("cancelled")
@@ -42,16 +42,19 @@ class SummaryCancelled(Exception):
 
 
 async def num_input_tokens(request: GenerateRequest, service: Service) -> int:
-    """Return how many tokens a conversation has once the model's template has rendered it."""
+    """Return the number of tokens of a request's prompt, rendered by the model's template; raise errors of Service.ask.
+
+    The prompt must be a ChatPrompt.
+    """
     assert isinstance(request.prompt, ChatPrompt)
     answer = await service.ask(request.model, RenderPrompt(request.prompt))
     return len(answer.tokens)
 
 
 def num_to_summarize(items: Sequence[Item]) -> int:
-    """Return how many items to summarize: all items before the user's last message.
+    """Return how many items, counted from the first, to summarize: all items before the user's last message.
 
-    Return 0 if there are no such items, or if all of them are summaries already.
+    Return 0 if there are no such items, or if all of them are already summaries.
     """
     said = [index for index, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
     num_old = said[-1] if said else 0
@@ -61,10 +64,12 @@ def num_to_summarize(items: Sequence[Item]) -> int:
 async def summarize(
     template: GenerateRequest, instructions: str | None, items: Sequence[Item], service: Service
 ) -> tuple[str, Usage]:
-    """Return a summary of a conversation, and its usage. `template` gives the id, model, tier and cache policy.
+    """Return a model's summary of a conversation, and the token counts of the summary's generation.
 
-    If the conversation is too long, its first half is left out, and then half of the rest, until it fits. Raise
-    ContextLengthExceeded if fewer than four messages do not fit, SummaryCancelled if the request was cancelled.
+    `template`: the request whose id, model, tier and cache policy are used. `instructions`: the system message, or
+    None. If the conversation does not fit the context, the older half of its messages is left out, repeatedly, until it
+    fits. Raise ContextLengthExceeded if even fewer than four messages do not fit, SummaryCancelled if the request was
+    cancelled, or the service's errors.
     """
     messages = to_messages(instructions, items)
     while True:
@@ -104,7 +109,11 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
 
 
 def compacted(items: Sequence[Item], summary: str, item_id: str) -> tuple[CompactionItem, *tuple[Item, ...]]:
-    """Return the items that replace a conversation: system messages and summary in one, then the unanswered calls."""
+    """Return the items that replace a conversation.
+
+    The first, with the id `item_id`, has the text of the system messages and the summary. The calls that have no result
+    yet follow.
+    """
     system = [item.text for item in items if isinstance(item, MessageItem) and item.role == "system"]
     answered = {item.call_id for item in items if isinstance(item, CallOutputItem)}
     calls = (item for item in items if isinstance(item, CallItem) and item.call_id not in answered)

@@ -1,9 +1,9 @@
 """Stored responses as rows of a database: written, found and evicted. It is synchronous, and one thread owns it.
 
 Each response is a row, and has a segment: the items that the response added, and a reference to the segment of the
-response that it continued. So a conversation is stored once, however long its chain is. A segment stays while a
-response or another segment needs it. Rows, bytes and age are limited. To make room, the largest partition loses its
-least recently used response.
+response that it continued. So the items of a conversation are stored once, however long its chain is. A segment stays
+while a response or another segment needs it. The number of responses, their bytes and their age are limited. To make
+room, the least recently used response of the largest partition (client) is evicted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _FIRST_TO_GO = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDER 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many responses and bytes are kept at most, and for how long."""
+    """The limits of stored responses: their number, their bytes on disk (compressed), and their age in seconds."""
 
     max_responses: int = 1000
     max_bytes: int = 256 << 20
@@ -75,14 +75,13 @@ class Limits:
 
 
 class DamagedError(Exception):
-    """The file is not what this daemon wrote."""
+    """The file has content that this daemon did not write, or in a format of another version."""
 
 
 class ResponseDatabase:
     """The stored responses in a SQLite file, or in memory if the path is None. `form`: how items are written.
 
-    All methods may raise sqlite3.Error, or DamagedError if the file is not what this daemon wrote. The constructor may
-    also raise OSError.
+    All methods may raise sqlite3.Error or DamagedError. The constructor may also raise OSError.
     """
 
     def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
@@ -102,7 +101,7 @@ class ResponseDatabase:
         self._connection.close()
 
     def add(self, response: StoredResponse, body: bytes) -> None:
-        """Store a response and its JSON, in place of one with the same id. Then evict responses beyond the limits."""
+        """Store a response and its JSON, and replace a response with the same id. Then evict down to the limits."""
         with self._transaction():
             self._remove(response.id)
             parent = self._parent(response)
@@ -153,9 +152,9 @@ class ResponseDatabase:
         return _inflate(row[2]) if row else None
 
     def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
-        """Return the partition's items that have these ids, by id, and a route. Unknown ids are left out.
+        """Return the partition's items that have these ids, by id, and a route mode. Unknown ids are left out.
 
-        The route is the strictest one of the responses in which the items were found; None if none of them sets one.
+        The mode is the strictest one of the responses in which the items were found; None if none of them sets one.
         """
         found: dict[str, Item] = {}
         route: RouteMode | None = None
@@ -172,9 +171,9 @@ class ResponseDatabase:
         return found, route
 
     def remove(self, response_id: str, partition: str) -> bool:
-        """Delete a response of this partition, and overwrite its bytes in the file.
+        """Delete a response of this partition, and overwrite its bytes in the file. Return False if there is none.
 
-        Items that another response inherited from it stay. Return whether there was such a response.
+        Its items stay if a stored response continues it.
         """
         if self._row(response_id, partition) is None:
             return False
@@ -222,10 +221,10 @@ class ResponseDatabase:
         self._make_room(lambda: self._num_bytes, self._limits.max_bytes, _SIZES)
 
     def _make_room(self, total: Callable[[], int], limit: float, shares: str) -> None:
-        """Remove the least recently used responses of the largest partition, until `total` is within its limit.
+        """Remove least recently used responses, always from the largest partition, until `total()` is at most `limit`.
 
-        The response that was used last is never removed. The largest partition loses first, so that a client cannot
-        push out the responses of others.
+        So one client cannot evict the responses of others. The most recently used response of all is never removed.
+        `shares`: the query for the size of each partition, in the unit of `total`.
         """
         held: dict[str, int] = dict(self._execute(shares).fetchall()) if total() > limit else {}
         while total() > limit and held:
@@ -306,7 +305,7 @@ class ResponseDatabase:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file to NAME.damaged, replacing an earlier one, and delete its log. Return its new path."""
+    """Rename a damaged database to NAME.damaged, replacing an earlier one, and delete its log. Return the new path."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
     for suffix in ("-wal", "-shm"):
@@ -338,7 +337,10 @@ def _inflate(packed: bytes) -> bytes:
 
 
 def _route_of(packed: bytes) -> RouteMode | None:
-    """Return the mode that continuations of a response inherit: None if it sets none, LOCAL_ONLY if unreadable."""
+    """Return the route mode that continuations of a response inherit, from its compressed JSON.
+
+    Return None if the response sets no mode, or LOCAL_ONLY if the mode cannot be read.
+    """
     try:
         told = json.loads(_inflate(packed)).get("edgeagent") or {}
         return None if told.get("mode") is None else RouteMode(told["mode"])

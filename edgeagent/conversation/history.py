@@ -1,8 +1,8 @@
 """Responses that a client may continue from, and how a chain of them becomes one conversation.
 
-This is the memory of one connection. The store (`conversation.store`) keeps what outlives the connection. Nothing here
-waits: `missing` names the ids that are not remembered, and the caller fetches them from the store as `Recalled`. This
-module does not use the wire's events.
+This is the memory of one connection. The store (`conversation.store`) keeps what outlives the connection. This module
+does no I/O: `missing` returns the ids that are not remembered, and the caller fetches them from the store as
+`Recalled`. It does not depend on any wire protocol.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ MAX_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A finished response: the items before its output (inherited, then its own input), and its output.
+    """A finished response: `context`, the items before its output, and its output.
 
-    The first `num_inherited` items come from the response `previous_id`. `partition`: the client that owns the
-    response. `is_storable`: no response of the chain has `store: false` or `no_store: true`. `is_failed`: the response
-    cannot be continued. `route`: the strictest mode that a response of the chain asked for. Continuations inherit this
-    mode. For `is_storable` and `route`, the chain includes responses whose items are referenced.
+    The first `num_inherited` items of `context` come from the response `previous_id`; the others are the response's own
+    input. `partition`: the client that owns the response. `is_failed`: the response cannot be continued. `is_storable`:
+    no response of the chain has `store: false` or `no_store: true`. `route`: the strictest mode that a response of the
+    chain asked for; continuations inherit it. For these two fields, responses whose items are referenced count as part
+    of the chain.
     """
 
     id: str
@@ -44,7 +45,7 @@ class StoredResponse:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The conversation up to and with this response."""
+        """The items of the conversation up to and including this response."""
         return self.context + self.output
 
     @property
@@ -55,7 +56,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The ids that a create names and its connection does not remember."""
+    """The ids that a new request names but its connection's history does not have. False if there are none."""
 
     previous_id: str | None = None
     item_ids: tuple[str, ...] = ()
@@ -66,9 +67,10 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What the store found for a Missing. `previous` may have failed; None if it was not found or not asked for.
+    """What the store found for a Missing. `items` are those that were found, by id.
 
-    `route`: the strictest mode of the responses that have the items; None if none of them sets one.
+    `previous`: the previous response, even if it failed; None if it was not found or not asked for. `route`: the
+    strictest mode of the responses that have the items; None if none of them sets one.
     """
 
     previous: StoredResponse | None = None
@@ -78,9 +80,9 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The conversation that a create answers. The first `num_inherited` items come from the previous response.
+    """The conversation that a new response answers. The first `num_inherited` items come from the previous response.
 
-    As in StoredResponse, `is_storable` and `route` cover the whole chain.
+    `is_storable` and `route` cover the whole chain, as in StoredResponse.
     """
 
     items: tuple[Item, ...]
@@ -93,8 +95,7 @@ class ConnectionHistory:
     """The responses that one connection may continue without asking the store.
 
     As in OpenAI's WebSocket mode, an unstored response can be continued only on its own connection. If a continuation
-    fails on the same lane as the response that it continues, that response is forgotten here. If it is in the store, it
-    can be loaded again.
+    fails on the lane of its previous response, that response is forgotten here. The store may still have it.
     """
 
     def __init__(self) -> None:
@@ -102,7 +103,10 @@ class ConnectionHistory:
         self._num_bytes = 0
 
     def missing(self, previous_id: str | None, new: tuple[Item, ...]) -> Missing:
-        """Return the ids that a create names and that only the store may have."""
+        """Return the ids that only the store may have.
+
+        `previous_id`: the response to continue, or None. `new`: the request's input items, with their references.
+        """
         references = [item.id for item in new if isinstance(item, ReferenceItem)]
         if references:
             known = {item.id for _, response in self._recent.values() for item in response.items}
@@ -116,7 +120,7 @@ class ConnectionHistory:
     def add(self, response: StoredResponse, lane: str | None) -> None:
         """Remember a finished response of a lane (None: the default lane).
 
-        If there are too many, the least recently used ones are forgotten.
+        If there are too many responses or bytes, forget the least recently used ones.
         """
         self._recent[response.id] = (lane, response)
         self._num_bytes += response.own_size_bytes
@@ -137,9 +141,9 @@ class ConnectionHistory:
     def continue_from(self, previous_id: str | None, new: tuple[Item, ...], found: Recalled) -> Conversation:
         """Return the whole conversation: the previous response's items, then the new ones, with references resolved.
 
-        Raise ResponseNotFound for a previous response that is unknown or has failed. Raise InvalidRequest for a
-        reference to an unknown item and for a function's output that answers no call. A reference to an inherited item
-        adds nothing.
+        `found` is what the store found for `missing`. A reference to an inherited item adds nothing. Raise
+        ResponseNotFound if the previous response is unknown or has failed. Raise InvalidRequest for a reference to an
+        unknown item, or for a function's output without a call.
         """
         previous = self._previous(previous_id, found) if previous_id is not None else None
         inherited = previous.items if previous else ()

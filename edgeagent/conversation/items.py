@@ -11,7 +11,7 @@ from edgeagent.types import Role
 
 @dataclass(frozen=True, slots=True)
 class MessageItem:
-    """A message. `phase` is a client's mark on assistant messages; it is kept, not interpreted."""
+    """A message. `phase` is a value that the client gives to an assistant message; it is kept and not interpreted."""
 
     id: str
     role: Role
@@ -55,7 +55,7 @@ class ReferenceItem:
 
 @dataclass(frozen=True, slots=True)
 class CompactionItem:
-    """Replaces the conversation before it: an opaque `content` that this daemon made, and the summary in it."""
+    """A summary that replaces the items before it. `content` is the summary as clients get it: encoded text."""
 
     id: str
     content: str
@@ -76,9 +76,9 @@ def compaction_item(item_id: str, summary: str) -> CompactionItem:
 
 @dataclass(frozen=True, slots=True)
 class ItemFormat:
-    """How items are written into a file: `encode` makes a JSON value of an item, `decode` reads a list of these.
+    """How items are written to a file. `encode` returns an item as a JSON value. `decode` reads a list of such values.
 
-    `decode` raises ValueError or an EdgeAgentError for what `encode` did not write.
+    `decode` raises ValueError or an EdgeAgentError if the list has other values.
     """
 
     encode: Callable[[Item], object]

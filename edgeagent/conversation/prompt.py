@@ -30,10 +30,10 @@ class _Turn:
 
 
 def to_messages(instructions: str | None, items: Iterable[Item]) -> tuple[Message, ...]:
-    """Return the messages of a conversation, which begins with `instructions` as a system message if there are any.
+    """Return the messages of a conversation. `instructions`, if any, are its first system message.
 
-    References must have been resolved. Reasoning, text and calls that follow each other in this order are one assistant
-    turn, as the model wrote them. System messages at the start are joined, since many templates accept only one.
+    The items must have no ReferenceItem. Reasoning, text and calls that follow each other in this order become one
+    assistant message. System messages at the start are joined, since many templates accept only one.
     """
     turns: list[_Turn] = [_Turn("system", instructions)] if instructions else []
     for item in items:

@@ -1,7 +1,7 @@
-"""The stored responses of all connections, kept off the event loop: one thread owns the file.
+"""The stored responses of all connections. One thread owns their file, so that the event loop never waits for a disk.
 
-Only a deletion fails because of the file. A response that cannot be read counts as not found. A response that cannot be
-written waits in memory (the newest MAX_UNWRITTEN only). A damaged file is set aside, and a warning says so.
+If the file cannot be used, only deletions fail. A response that cannot be read counts as not found. A response that
+cannot be written waits in memory (at most MAX_UNWRITTEN, the newest). A damaged file is renamed and a warning logged.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ T = TypeVar("T")
 
 
 def stored_limits(server: ServerConfig) -> Limits:
-    """Return the configured limits of stored responses."""
+    """Return the limits of stored responses from the daemon's options."""
     return Limits(server.max_stored_responses, server.max_stored_bytes, server.max_stored_days * 86400.0)
 
 
 class ResponseStore:
-    """Stored responses in a file, or in memory if the path is None. The file is opened at its first use.
+    """The stored responses in a file, or in memory if the path is None. The file is opened at its first use.
 
-    `form`: how items are written.
+    `form`: how items are written. The methods must be called in the event loop.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class ResponseStore:
         return self._shelf.trouble
 
     def new_history(self) -> ConnectionHistory:
-        """Return the history of a new connection. `remove` removes responses from this history too."""
+        """Return an empty history for a new connection. `remove` also removes responses from this history."""
         history = ConnectionHistory()
         self._histories.add(history)
         return history
 
     async def find(self, missing: Missing, partition: str) -> Recalled:
-        """Return what this partition has of the ids that a connection does not remember."""
+        """Return the response and the items with these ids, as far as this partition has them."""
         if not missing:
             return Recalled()
         return await self._ask(lambda shelf: shelf.find(missing, partition))
@@ -82,9 +82,9 @@ class ResponseStore:
         return await self._ask(lambda shelf: shelf.get(response_id, partition))
 
     def add(self, response: StoredResponse, body: bytes) -> asyncio.Future[None]:
-        """Keep a response and its JSON, if it may be stored. The future is done after the write.
+        """Store a response and its JSON, unless it is not storable. The future is done after the write.
 
-        If the file cannot be written, the future is done all the same, and the response waits in memory (see
+        If the file cannot be written, the future is done without an error, and the response waits in memory (see
         `trouble`). The write continues even if the caller is cancelled.
         """
         if not response.is_storable:
@@ -98,7 +98,7 @@ class ResponseStore:
         return await self._ask(lambda shelf: shelf.body(response_id, partition))
 
     async def remove(self, response_id: str, partition: str) -> bool:
-        """Forget a response of this partition, also on every connection; return whether there was such a response.
+        """Delete a response of this partition, also from every connection's history. Return False if there is none.
 
         Raise StoreError if the file cannot be changed.
         """
@@ -123,7 +123,7 @@ class ResponseStore:
 
 
 class _Shelf:
-    """The state of the store's thread: the database once it is open, and responses not written yet.
+    """The state that the store's thread owns: the database once it is open, and the responses not written yet.
 
     Other threads may only read `trouble`.
     """

@@ -40,7 +40,10 @@ Trace = Callable[[GenerateRequest, Meter, str], None]
 
 
 class LiveService(ServiceDecorator):
-    """A Service that registers each generation in `live`, the requests in flight, and refuses new ones while draining."""
+    """A Service that registers each generation in `live`, the registry of requests in flight.
+
+    After `begin_drain`, it refuses new requests.
+    """
 
     def __init__(self, service: Service, with_caller: WithCaller, trace: Trace | None = None) -> None:
         super().__init__(service)

@@ -56,7 +56,8 @@ class Service(Protocol):
     async def unload(self, model: str) -> int:
         """End a model's worker and return 0. If the worker is busy, return the number of its live requests.
 
-        A busy worker ends after these requests. Raise ModelNotFound, NotSupported for a remote's model, or BackendUnavailable while the daemon is starting.
+        A busy worker ends after these requests. Raise ModelNotFound, NotSupported for a remote's model, or
+        BackendUnavailable while the daemon is starting.
         """
 
 
