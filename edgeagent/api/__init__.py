@@ -1,1 +1,1 @@
-"""The wire: HTTP and WebSocket shapes, who may ask, error bodies. It does not depend on where a request runs."""
+"""The wire protocols: JSON over HTTP and WebSocket, access control, errors. Independent of where a request runs."""

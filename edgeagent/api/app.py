@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, their shared context, and how failures become answers in each protocol."""
+"""The HTTP application: its routes, their shared context, and the error answers of each protocol."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def create_app(
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
-    `keys` find the holder of a token. Whether a request needs a token follows from `config.server`. By default the
-    frontends keep their state in memory. Context describes `stop`, `num_connections` and `trouble`.
+    `keys` checks tokens and returns the client of each. `config.server` decides which requests need a token. By
+    default the frontends keep their state in memory. Context describes `stop`, `num_connections` and `trouble`.
     """
     grants = Grants(keys)
     frontends = frontends or make_frontends(config)
@@ -116,9 +116,9 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request for an unknown path with 404, also a WebSocket handshake.
+    """Answer a request for an unknown path with status 404. This includes WebSocket handshakes.
 
-    Starlette would close the WebSocket instead, and its client would see status 403.
+    Starlette would close the WebSocket instead, and the client would get status 403.
     """
     if scope["type"] == "http" or "websocket.http.response" not in scope.get("extensions", {}):
         await scope["app"].router.not_found(scope, receive, send)

@@ -1,4 +1,4 @@
-"""What every route works with: the configuration, the service behind the wire, and the protocols' state."""
+"""The values that all routes share: the configuration, the service, and the state of the wire protocols."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from edgeagent.store.hub.background import Pulls
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One daemon's shared values. `stop` asks the daemon to drain and end; `num_connections` counts open sockets.
+    """The values that all routes of one daemon share.
 
-    `trouble` returns what is wrong with the daemon itself, or None.
+    `stop` asks the daemon to drain and end. `num_connections` returns the number of open sockets. `trouble` returns
+    what is wrong with the daemon itself, or None. `started_at_s` is a time.monotonic, `started_unix_s` a time.time.
     """
 
     config: Config

@@ -1,4 +1,4 @@
-"""The wire protocols that are registered: the routers of every route that is always served, and the frontends.
+"""The registered wire protocols: the routers of all routes that are always served, and the frontend classes.
 
 The application, the daemon and the documents read these lists.
 """
@@ -25,9 +25,9 @@ ROUTERS = tuple(
     )
 )
 FRONTENDS: tuple[type[Frontend], ...] = (Responses,)
-"""The protocols that have state beyond a request."""
+"""The frontend classes of the protocols whose state outlives a request."""
 
 
 def make_frontends(config: Config, folder: Path | None = None) -> Frontends:
-    """Return a daemon's frontends, whose files are in `folder`; if that is None, they have no files."""
+    """Return new frontends for a daemon. Their files are in `folder`; if `folder` is None, they have no files."""
     return Frontends(kind.of(config, folder) for kind in FRONTENDS)

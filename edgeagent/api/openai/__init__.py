@@ -1,1 +1,1 @@
-"""OpenAI's older endpoints: chat completions, completions, embeddings, models. Also health, readiness and version."""
+"""OpenAI's API except Responses: chat and text completions, embeddings, models. Also health, readiness and version."""

@@ -1,4 +1,4 @@
-"""What chat and text completions have in common: the answer while it is generated, and the chunks of its stream.
+"""The base classes of chat and text completions: the answer while it is generated, and the chunks of its stream.
 
 It does not use sockets, and does not depend on where the deltas come from.
 """
@@ -29,7 +29,7 @@ _ENDINGS: dict[FinishReason, Ending] = {
 
 
 class Measures(Shape):
-    """What was measured of a generation."""
+    """The measurements of a generation: llama-server's `timings`, and edgeagent's own object."""
 
     timings: LlamaTimings
     edgeagent: Run
@@ -37,21 +37,21 @@ class Measures(Shape):
 
 @dataclass(slots=True)
 class ChoiceSoFar:
-    """What was generated of one choice so far. A protocol's subclass adds text and calls."""
+    """One choice while it is generated. A subclass adds text and calls. `finished` is None until the choice ends."""
 
     finished: Finished | None = None
 
     def end(self) -> Finished:
-        """Return the terminal delta."""
+        """Return the terminal delta. The choice must have ended."""
         assert self.finished is not None, "a backend's steps end with Finished"
         return self.finished
 
 
 class Answer(ABC):
-    """An answer so far: its choices, and how long steps took from the engine to the client.
+    """An answer while it is generated: its choices, and how long steps took from the engine to the client.
 
-    The choices of a prompt follow one another. Each prompt has `num_of_a_prompt` choices. `has_reasoning`: whether
-    reasoning is a part of its own, whose tokens are counted.
+    Each prompt has `num_of_a_prompt` choices, which are next to each other in `choices`. `has_reasoning`: reasoning is
+    sent separately from the text, so its tokens are counted in the usage.
     """
 
     has_reasoning = True
@@ -73,7 +73,7 @@ class Answer(ABC):
         """Return the whole answer; raise BackendUnavailable if it was cut short."""
 
     def usage(self) -> ChatUsage:
-        """Return the token counts of all choices together; each prompt counts once."""
+        """Return the sums of all choices' token counts. Each prompt counts once. All choices must have ended."""
         usages = [choice.end().usage for choice in self.choices]
         firsts = usages[:: self._num_of_a_prompt]
         return chat_usage(
@@ -90,7 +90,7 @@ class Answer(ABC):
         self._delivery_time.add(step.at_s)
 
     def measures(self, choice: ChoiceSoFar) -> Measures:
-        """Return llama-server's `timings` of one choice, and the object `edgeagent`."""
+        """Return llama-server's `timings` of a choice, and the object `edgeagent`. The choice must have ended."""
         usage, timings = choice.end().usage, choice.end().timings
         return {
             "timings": timings_body(usage, timings),
@@ -99,7 +99,7 @@ class Answer(ABC):
 
 
 class Chunks(ABC):
-    """An answer as the chunks of a stream."""
+    """Converts the steps of an answer into the chunks of a stream. `kind` is the chunks' field `object`."""
 
     def __init__(self, answer: Answer, delivery: Delivery, kind: str) -> None:
         self._answer = answer
@@ -110,12 +110,12 @@ class Chunks(ABC):
 
     @abstractmethod
     def of(self, index: int, step: Step) -> list[Json]:
-        """Return the chunks of one choice's step; raise BackendUnavailable if the choice was cut short."""
+        """Return the chunks of a step of the choice `index`; raise BackendUnavailable if the choice was cut short."""
 
     def closing(self) -> list[Json]:
-        """Return the chunk with the usage if the client asked for it, else nothing.
+        """Return a last chunk with the usage if the client asked for it, else an empty list.
 
-        That chunk has no choices. It is sent only on request, because a client that always reads choices[0] would fail.
+        The chunk has no choices. It is sent only on request, because a client that always reads choices[0] would fail.
         """
         if not self._delivery.is_usage_streamed:
             return []
@@ -123,15 +123,15 @@ class Chunks(ABC):
         return [{**self._head, "choices": [], "usage": self._answer.usage(), **measures}]
 
     def _ended(self, chunk: Json, choice: ChoiceSoFar) -> Json:
-        """Return a choice's last chunk with the choice's measures.
+        """Return a choice's last chunk, with the choice's measurements added.
 
-        If a usage chunk follows, add none: the usage chunk has the measures of the first choice.
+        If a usage chunk follows, add nothing: the usage chunk has the measurements of the first choice.
         """
         return chunk if self._delivery.is_usage_streamed else {**chunk, **self._answer.measures(choice)}
 
 
 def finish_reason(finished: Finished) -> Ending:
-    """Return OpenAI's finish_reason. There is none for a cancelled answer, so raise BackendUnavailable for it."""
+    """Return OpenAI's finish_reason. A cancelled answer has none: raise BackendUnavailable for it."""
     if finished.reason is FinishReason.CANCELLED:
         raise BackendUnavailable(
             "the answer was cut short: the daemon is stopping, or the request was cancelled",

@@ -32,14 +32,14 @@ from edgeagent.types import (
 
 
 class ChatFunction(Shape):
-    """The function that the model calls; the arguments are JSON text."""
+    """The function that the model calls. `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
 class ChatToolCall(Shape):
-    """A call the model makes."""
+    """A function call that the model makes."""
 
     id: str
     type: Literal["function"]
@@ -55,11 +55,11 @@ class ChatReply(Shape):
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ChatToolCall]]
     function_call: NotRequired[ChatFunction]
-    """The call, where the request has `functions` in place of tools."""
+    """The call, if the request has `functions` instead of `tools`."""
 
 
 class ChatChoice(Shape):
-    """One of the answers."""
+    """One of the generated answers."""
 
     index: int
     message: ChatReply
@@ -68,7 +68,7 @@ class ChatChoice(Shape):
 
 
 class ChatCompletion(Measures):
-    """A whole chat completion. Streamed, it is server-sent events of `chat.completion.chunk`, and `[DONE]`."""
+    """A whole chat completion. A stream instead sends `chat.completion.chunk` objects as events, then `[DONE]`."""
 
     id: str
     object: Literal["chat.completion"]
@@ -80,7 +80,10 @@ class ChatCompletion(Measures):
 
 @dataclass(slots=True)
 class ChatSoFar(ChoiceSoFar):
-    """One generation's answer so far."""
+    """One choice of a chat completion while it is generated: its text, reasoning, calls and log probabilities.
+
+    `calls`: for each call its first delta, and the pieces of its arguments.
+    """
 
     texts: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
@@ -88,7 +91,7 @@ class ChatSoFar(ChoiceSoFar):
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def message(self, *, has_functions: bool) -> ChatReply:
-        """Return the assistant's message."""
+        """Return the assistant's message. `has_functions`: write the first call as `function_call`, and no others."""
         text = "".join(self.texts)
         message: ChatReply = {"role": "assistant", "content": text or None if self.calls else text, "refusal": None}
         if self.reasonings:
@@ -102,7 +105,10 @@ class ChatSoFar(ChoiceSoFar):
 
 
 class ChatAnswer(Answer):
-    """A chat completion so far. `has_functions`: only the first call is written, in the older form `function_call`."""
+    """A chat completion while it is generated.
+
+    `has_functions`: only the first call is sent, in the older form `function_call`.
+    """
 
     choices: list[ChatSoFar]
 
@@ -111,7 +117,7 @@ class ChatAnswer(Answer):
         self.has_functions = has_functions
 
     def add(self, index: int, delta: Delta) -> None:
-        """Add a delta of one choice."""
+        """Add a delta to the choice `index`."""
         choice = self.choices[index]
         match delta:
             case TextDelta(text, logprobs):
@@ -163,11 +169,11 @@ class ChatAnswer(Answer):
 class ChatChunks(Chunks):
     """The chunks of a streamed chat completion.
 
-    - Clients join what is repeated. So the role, the id of a call and its name come once.
-    - Some clients read only the first call of a chunk. So a chunk has one call at most.
+    - Clients concatenate the values of a repeated field. So the role, and each call's id and name, are sent once.
+    - Some clients read only the first call of a chunk. So a chunk has at most one call.
     - The chunk with the finish reason has an empty delta.
-    - The first chunk waits for the first delta, which decides its `content`: "" before text or the end, else null.
-      Otherwise clients would show an empty text beside a call.
+    - The first chunk has the role and a `content`: "" if text or the end follows, otherwise null. With "", clients
+      would show an empty text next to a call. So the first chunk is sent only with the first delta.
     """
 
     _answer: ChatAnswer
@@ -177,7 +183,7 @@ class ChatChunks(Chunks):
         self._is_open = [False for _ in answer.choices]
 
     def of(self, index: int, step: Step) -> list[Json]:
-        """Return the chunks of one step; raise BackendUnavailable if the choice was cut short."""
+        """Return the chunks of a step of the choice `index`; raise BackendUnavailable if the choice was cut short."""
         self._so_far[index].note(step)
         chunks = [chunk for delta in step.deltas for chunk in self._chunks(index, delta)]
         if chunks and not self._is_open[index]:
@@ -224,7 +230,7 @@ class ChatChunks(Chunks):
 
 
 def logprobs_body(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
-    """Return a choice's `logprobs`."""
+    """Return the object `logprobs` of a choice or a chunk."""
     return {"content": token_logprobs(logprobs), "refusal": None}
 
 

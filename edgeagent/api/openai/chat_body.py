@@ -1,4 +1,4 @@
-"""The body of POST /v1/chat/completions: every field read once, checked, and turned into our types."""
+"""The body of POST /v1/chat/completions: every field is read once, checked, and converted into edgeagent's types."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ChatBody(ExtendedBody):
     functions: Annotated[
         Annotated[list[Function], Field(fail_fast=True, max_length=MAX_TOOLS)] | None,
         Field(
-            description="The older form of tools; answered by a `function_call`. Excludes `tools` and `tool_choice`."
+            description="The older form of tools; answered by `function_call`. Cannot be sent with `tools`."
         ),
     ] = None
     function_call: str | Json | None = None
@@ -73,9 +73,9 @@ class ChatBody(ExtendedBody):
 
 @dataclass(frozen=True, slots=True)
 class ChatCreate:
-    """A checked chat completion: one request for each choice, and how the answer is to be written.
+    """A checked chat completion: one request for each choice, and how the answer is written.
 
-    `has_functions`: the client sent `functions`, the older form. So calls are answered as `function_call`.
+    `has_functions`: the client sent `functions`, the older form of tools. So calls are sent as `function_call`.
     """
 
     requests: tuple[GenerateRequest, ...]
@@ -91,7 +91,11 @@ KNOWN = KnownFields.of(
 
 
 def read_chat(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> ChatCreate:
-    """Return a checked chat completion; raise InvalidRequest that names the field, its bounds and the value."""
+    """Return the checked chat completion of a body; raise InvalidRequest or NotSupported that names the field.
+
+    `completion_id`: the id of the first request; the ids of the others begin with it. `default_model`: for a body that
+    names no model. `partition`: the client's partition of the prefix cache.
+    """
     body = validate(ChatBody, fields)
     body.check_supported()
     _check_channels(body)
@@ -119,7 +123,7 @@ def read_chat(fields: Json, *, completion_id: str, default_model: str, partition
 
 
 def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], AnswerSoFar | None]:
-    """Return the messages of the prompt, and the answer to continue; raise InvalidRequest if the fields do not fit.
+    """Return the messages of the prompt, and the answer to continue; raise InvalidRequest if the fields contradict.
 
     If `continue_final_message` is true, the last message is the answer, and the prompt has the messages before it.
     Otherwise the answer is None. `continue_final_message` and `add_generation_prompt` are fields of vLLM.

@@ -33,14 +33,14 @@ class CalledFunction(Body):
 
 
 class ChatCall(Body):
-    """A call the model made."""
+    """A function call that the model made."""
 
     id: str
     function: CalledFunction
 
 
 class InstructionMessage(Body):
-    """A message of the system or the user."""
+    """A system, developer or user message."""
 
     role: Literal["system", "developer", "user"]
     content: Content
@@ -56,13 +56,13 @@ class AssistantMessage(Body):
     tool_calls: Annotated[list[ChatCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     function_call: Annotated[
         CalledFunction | None,
-        Field(description="A call in the older form, for `functions`. It is ignored beside tool_calls."),
+        Field(description="A call in the older form, for `functions`. Ignored if `tool_calls` is not empty."),
     ] = None
     name: Name | None = None
 
 
 class ToolMessage(Body):
-    """A function's result; it answers a call of an earlier message."""
+    """The result of a call in an earlier message. `tool_call_id` is the id of the call."""
 
     role: Literal["tool"]
     content: Content

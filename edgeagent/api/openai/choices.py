@@ -1,4 +1,4 @@
-"""One or more generations as one answer: they run side by side and become one body or one stream.
+"""Answers a request with one or more generations: they run concurrently, and become one body or one stream.
 
 It does not depend on the form of the body or of the chunks.
 """
@@ -36,11 +36,11 @@ async def respond(
     ping_interval_s: float | None,
     params: Mapping[str, str],
 ) -> Response:
-    """Run the requests, and answer with a stream of `chunks`. If `chunks` is None, answer with one body.
+    """Run the requests, and answer with a stream of `chunks`. If `chunks` is None, answer with `answer` as one body.
 
-    The requests are cancelled if the client disconnects. If `ping_interval_s` is None, the default applies. The
-    worker's errors name fields as in the Responses API. `params` maps these names (`input`, `text.format`) to this
-    route's fields.
+    The requests are cancelled if the client disconnects. `ping_interval_s`: seconds between the comments in a silent
+    stream; None: the default. `params` maps names of the Responses API's fields (`input`, `text.format`), which the
+    worker's errors use, to the fields of this route.
     """
 
     def reworded(error: EdgeAgentError) -> EdgeAgentError:
@@ -65,7 +65,7 @@ async def respond(
 
 
 async def _collect(steps: NumberedSteps, answer: Answer) -> bytes:
-    """Return the body of the whole answer."""
+    """Read the steps to the end, and return the whole answer as JSON."""
     num_logprobs = 0
     async with aclosing(steps):
         async for index, step in steps:
@@ -89,7 +89,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream as bytes: the events of each step together, and at the end [DONE] or one error.
 
-    A step without events yields nothing. A usage chunk, if the client wants one, comes with [DONE].
+    A step without events yields nothing. A usage chunk, if the client asked for one, is yielded with [DONE].
     """
     try:
         async with aclosing(steps):

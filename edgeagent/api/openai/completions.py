@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
-    """Answer a conversation, streamed or whole; cancelled if the client disconnects."""
+    """Answer a conversation, as a stream or as one body. A client that disconnects cancels the request."""
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
     create = await _read(request, completion_id, chat_body.read_chat, chat_body.KNOWN)
     model, num_choices, delivery = create.requests[0].model, len(create.requests), create.delivery
@@ -40,7 +40,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
-    """Complete one or more texts, streamed or whole; cancelled if the client disconnects."""
+    """Complete one or more texts, as a stream or as one body. A client that disconnects cancels the request."""
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     create = await _read(request, completion_id, text_body.read_completion, text_body.KNOWN)
     answer = TextAnswer(completion_id, create)

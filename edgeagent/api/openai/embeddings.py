@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, and how vectors become JSON."""
+"""POST /v1/embeddings, and the conversion of vectors to JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EmbeddingUsage(Shape):
 
 
 class EmbeddingsHead(Shape):
-    """The fields of the answer beside the vectors."""
+    """The fields of the answer except the vectors."""
 
     object: Literal["list"]
     model: str
@@ -55,7 +55,7 @@ class Embeddings(EmbeddingsHead):
 
 @router.post("/v1/embeddings")
 async def create_embeddings(request: Request) -> Response:
-    """Return a vector for each text; cancelled if the client disconnects."""
+    """Return a vector for each text. A client that disconnects cancels the request."""
     service = context_of(request).service
     body, query = await read_body(request, read_embeddings, KNOWN)
     model = body.model or service.default_model()
@@ -71,9 +71,9 @@ async def create_embeddings(request: Request) -> Response:
 
 
 async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = False) -> list[bytes]:
-    """Return each vector as JSON: numbers, or the bytes of little-endian float32 in base64.
+    """Return each vector as JSON text: an array of numbers, or a string of little-endian float32 in base64.
 
-    Millions of numbers take a second; the event loop serves others in between.
+    Millions of numbers take about a second, so the event loop can run other tasks after each vector.
     """
     written: list[bytes] = []
     for embedding in embeddings:
@@ -83,7 +83,7 @@ async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = Fal
 
 
 def json_response(fields: Shape, member: bytes) -> Response:
-    """Return a JSON object of these fields and one more member, which is given as JSON text."""
+    """Return a JSON object of `fields` and one more member, given as JSON text, for example b'"data":[]'."""
     return Response(b"%s,%s}" % (to_json(fields)[:-1], member), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""The body of the route that makes embeddings: checked, and turned into a query for the model."""
+"""The body of POST /v1/embeddings: checked, and converted into a query for the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ MAX_CHARS = 1 << 20  # of all texts together
 
 
 class EmbeddingsBody(Body):
-    """The texts to make vectors of, or their token ids. Unknown fields are ignored."""
+    """The texts to embed, or their token ids. `dimensions`: return only this many of a vector's first values.
+
+    Unknown fields are ignored.
+    """
 
     input: TextsOrTokens
     model: ModelName | None = None
@@ -29,13 +32,16 @@ KNOWN = KnownFields.of(EmbeddingsBody, "user")
 
 
 def read_embeddings(fields: Json) -> tuple[EmbeddingsBody, Embed]:
-    """Return the checked body and its query; raise InvalidRequest that names the input at fault."""
+    """Return the checked body and its query; raise InvalidRequest that names the wrong field or input."""
     body = validate(EmbeddingsBody, fields)
     return body, Embed(read_inputs(body.input, "input"), dimensions=body.dimensions)
 
 
 def read_inputs(raw: str | Sequence[object], name: str) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the inputs of one text, one list of token ids, or a list of either; raise InvalidRequest."""
+    """Return the inputs in `raw`: one text, one list of token ids, or a list of either; raise InvalidRequest.
+
+    `name`: the field's name, for the error.
+    """
     match raw:
         case str() | [int(), *_]:
             inputs = [_read_input(raw, name)]

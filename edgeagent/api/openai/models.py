@@ -1,4 +1,4 @@
-"""Which models there are, and whether the daemon is alive, ready, and which version it is."""
+"""Routes that list the models, and that report the daemon's health, readiness and version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ router = APIRouter()
 
 
 class ModelDetails(Shape):
-    """edgeagent's own part of a model."""
+    """edgeagent's own fields of a model."""
 
     state: WorkerState
     context_length: NotRequired[int]
@@ -67,13 +67,13 @@ class NotHealthy(Shape):
 
 
 class Health(Shape):
-    """The daemon is up, and the default model is loaded, or the next request loads it again."""
+    """The daemon is up. Its default model is loaded, or the next request loads it."""
 
     status: Literal["ok"]
 
 
 class Ready(Shape):
-    """Requests can be served: a trial of the default model succeeded a moment ago, or a remote's model is ready."""
+    """Requests can be served: the default model has just generated a token in a test, or a remote's model is ready."""
 
     status: Literal["ready"]
 
@@ -89,7 +89,7 @@ class Version(Shape):
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> JSONResponse:
-    """List the models that are served, loaded or not, and then the models on this machine that a request would load."""
+    """List the models that are served, loaded or not, then the other models on this machine that a request can load."""
     context = context_of(request)
     served, others = context.service.models(), list[KnownModel]()
     if context.config.load.on_demand and context.config.model != NO_MODEL:
@@ -105,7 +105,7 @@ async def list_models(request: Request) -> JSONResponse:
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> JSONResponse:
-    """Return one model, by any name that a request may use; a name may hold slashes."""
+    """Return one model, by any name that a request may use. A name may have slashes."""
     context = context_of(request)
     if not model_id:
         raise ModelNotFound("put a model's name after the slash; GET /v1/models lists the models", param="model")
@@ -150,9 +150,9 @@ def _body(name: str, details: ModelDetails, context: Context) -> Model:
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> JSONResponse:
-    """Say whether the default model is loaded, or was unloaded and will be loaded again by the next request.
+    """Report whether the default model is loaded, or was unloaded and will be loaded again by the next request.
 
-    The format is llama-server's. Every client may ask.
+    The format is llama-server's. No token is needed.
     """
     service = context_of(request).service
     status = status_of(service, service.default_model())
@@ -174,7 +174,7 @@ async def health(request: Request) -> JSONResponse:
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(request: Request) -> JSONResponse:
-    """Say whether a token can be generated. The result of a trial is kept for a few seconds."""
+    """Report whether a token can be generated. The result of a test is reused for a few seconds."""
     error = await context_of(request).probe.result()
     if error is None:
         return JSONResponse(Ready(status="ready"))

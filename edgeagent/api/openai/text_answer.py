@@ -19,7 +19,7 @@ from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelt
 
 
 class TextChoice(Shape):
-    """One of the texts."""
+    """One of the generated texts."""
 
     text: str
     index: int
@@ -29,7 +29,7 @@ class TextChoice(Shape):
 
 
 class TextCompletion(Measures):
-    """A whole completion of raw text. Streamed, it is server-sent events of the same shape, and `[DONE]`."""
+    """A whole completion of raw text. A stream instead sends objects of the same form as events, then `[DONE]`."""
 
     id: str
     object: Literal["text_completion"]
@@ -41,10 +41,10 @@ class TextCompletion(Measures):
 
 @dataclass(slots=True)
 class Piece:
-    """A choice's text, or the part of it that a step adds. `tokens`: the ids of the generated tokens.
+    """The text of a choice, or the part of it that one step adds. `tokens`: the ids of the generated tokens.
 
-    `logprobs` are for the tokens of the text. If the prompt is echoed, they include the prompt's tokens; `tokens` does
-    not.
+    `logprobs`: one entry for each token of the text. If the prompt is echoed, `logprobs` includes the prompt's tokens,
+    but `tokens` does not.
     """
 
     text: str = ""
@@ -54,14 +54,14 @@ class Piece:
 
 @dataclass(slots=True)
 class TextSoFar(ChoiceSoFar):
-    """What was generated of one choice so far. If the prompt is echoed, text and positions begin with the prompt."""
+    """One choice while it is generated. If the prompt is echoed, the prompt is the beginning of the choice's text."""
 
     parts: list[Piece] = field(default_factory=list)
     num_echoed_chars: int = 0
     num_echoed_tokens: int = 0
 
     def take(self, step: Step) -> Piece:
-        """Add a step; return the text and tokens that it adds."""
+        """Add a step; return the text and tokens that the step adds."""
         piece = Piece(tokens=list(step.tokens))
         for delta in step.deltas:
             match delta:
@@ -89,13 +89,13 @@ class TextSoFar(ChoiceSoFar):
         )
 
     def mean_logprob(self) -> float:
-        """Return the mean log probability of the answer's own tokens."""
+        """Return the mean log probability of the generated tokens, without an echoed prompt; 0 if there are none."""
         own = [max(token.logprob, -1e9) for token in self.whole().logprobs[self.num_echoed_tokens :]]
         return math.fsum(own) / max(1, len(own))
 
 
 class TextAnswer(Answer):
-    """A completion of raw text so far."""
+    """A completion of raw text while it is generated."""
 
     choices: list[TextSoFar]
     has_reasoning = False
@@ -127,7 +127,7 @@ class TextAnswer(Answer):
         }
 
     def choice_body(self, index: int, piece: Piece, finished: Finished | None = None) -> TextChoice:
-        """Return a choice, or what a step adds to it."""
+        """Return the JSON of a choice, or of the part that a step adds. `finished` is None if the choice goes on."""
         num_rivals = self.completion.num_rivals
         body: TextChoice = {
             "text": piece.text,
@@ -159,7 +159,7 @@ class TextChunks(Chunks):
         self._told: set[int] = set()  # choices whose placement was sent
 
     def of(self, index: int, step: Step) -> list[Json]:
-        """Return the chunks of one step; raise BackendUnavailable if the choice was cut short."""
+        """Return the chunks of a step of the choice `index`; raise BackendUnavailable if the choice was cut short."""
         choice, so_far = self._answer.choices[index], self._so_far[index]
         so_far.note(step)
         chunks = [

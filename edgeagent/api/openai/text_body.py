@@ -1,4 +1,4 @@
-"""The body of POST /v1/completions: prompts as text or token ids, checked and turned into requests."""
+"""The body of POST /v1/completions: prompts as text or token ids, checked and converted into requests."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
 
 @dataclass(frozen=True, slots=True)
 class CompletionCreate:
-    """A checked completion: a group of requests for each prompt. The answer shows the `num_kept` best of each group.
+    """A checked completion: a group of requests for each prompt. The answer has the `num_kept` best of each group.
 
-    `num_rivals`: how many alternatives of each token the answer's `logprobs` list; None if it has no `logprobs`.
+    `num_rivals`: how many alternatives of each token are in the answer's `logprobs`; None: it has no `logprobs`.
     """
 
     groups: tuple[tuple[GenerateRequest, ...], ...]
@@ -64,7 +64,11 @@ class CompletionCreate:
 
 
 def read_completion(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> CompletionCreate:
-    """Return a checked completion; raise InvalidRequest or NotSupported that names the field."""
+    """Return the checked completion of a body; raise InvalidRequest or NotSupported that names the field.
+
+    `completion_id`: the id of the first request; the ids of the others begin with it. `default_model`: for a body that
+    names no model. `partition`: the client's partition of the prefix cache.
+    """
     body = validate(CompletionBody, fields)
     body.check_supported()
     prompts = _read_prompts(body)
@@ -93,7 +97,7 @@ def read_completion(fields: Json, *, completion_id: str, default_model: str, par
 
 
 def _read_counts(body: CompletionBody, num_prompts: int) -> tuple[int, int]:
-    """Return how many choices of each prompt to show, and how many to generate."""
+    """Return how many choices of each prompt to send, and how many to generate; raise InvalidRequest."""
     num_kept = body.n or 1
     num_tried = body.best_of or num_kept
     if num_tried < num_kept:
@@ -137,7 +141,10 @@ def _read_prompt(raw: object, suffix: str | None, path: str) -> Prompt:
 
 
 def read_tokens(raw: Sequence[object], path: str) -> tuple[int, ...]:
-    """Return token ids; raise InvalidRequest. The worker checks that the model has these tokens."""
+    """Return `raw` as token ids; raise InvalidRequest for too many ids, or for a value that cannot be an id.
+
+    `path` names the field in the error. The worker checks that the model has these tokens.
+    """
     if len(raw) > MAX_PROMPT_TOKENS:
         raise InvalidRequest(f"{path} holds {len(raw)} tokens; at most {MAX_PROMPT_TOKENS}", param=path)
     for token in raw:
