@@ -1,1 +1,1 @@
-"""Ollama's protocol on the same port."""
+"""Ollama's API, on the same port as OpenAI's."""

@@ -1,4 +1,4 @@
-"""An answer in Ollama's shapes while it is generated: the lines of a stream, or one body at the end.
+"""An answer in Ollama's format while it is generated: the lines of a stream, or one body at the end.
 
 It does not use sockets, and does not depend on where the deltas come from.
 """
@@ -40,7 +40,7 @@ class OllamaCalledFunction(Shape):
 
 
 class OllamaCall(Shape):
-    """A call the model makes."""
+    """A function call that the model makes."""
 
     id: str
     function: OllamaCalledFunction
@@ -56,27 +56,30 @@ class OllamaChatMessage(Shape):
 
 
 class OllamaChatFields(Shape):
-    """What a chat answers, or a part of it."""
+    """The content of an answer of /api/chat, or of a line of its stream."""
 
     message: OllamaChatMessage
 
 
 class OllamaGenerateFields(Shape):
-    """What a generation answers, or a part of it."""
+    """The content of an answer of /api/generate, or of a line of its stream."""
 
     response: str
     thinking: NotRequired[str]
 
 
 class OllamaHead(Shape):
-    """What each line begins with."""
+    """The fields that every line begins with. `model` is the name that the client used."""
 
     model: str
     created_at: str
 
 
 class OllamaEnd(OllamaHead):
-    """How a generation of Ollama's API ended, in the last line; durations are nanoseconds."""
+    """The fields of a line except its content. `done` is false before the last line.
+
+    Only the last line has the reason for the end, the counts, and the durations, which are in nanoseconds.
+    """
 
     done: bool
     done_reason: NotRequired[str]
@@ -91,16 +94,22 @@ class OllamaEnd(OllamaHead):
 
 
 class OllamaChat(OllamaEnd, OllamaChatFields):
-    """A whole answer, or a line of a stream."""
+    """A whole answer of /api/chat, or a line of its stream.
+
+    The counts and the durations, in nanoseconds, are in the whole answer and in the last line (`done` is true).
+    """
 
 
 class OllamaGeneration(OllamaEnd, OllamaGenerateFields):
-    """A whole answer, or a line of a stream."""
+    """A whole answer of /api/generate, or a line of its stream.
+
+    The counts and the durations, in nanoseconds, are in the whole answer and in the last line (`done` is true).
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFields:
-    """The text, reasoning and calls of a line, or of the whole body."""
+    """The text, reasoning and calls of a line or of the whole body, before they are written in an endpoint's fields."""
 
     text: str = ""
     thinking: str = ""
@@ -111,7 +120,7 @@ ToFields = Callable[[AnswerFields], OllamaChatFields | OllamaGenerateFields]
 
 
 def chat_fields(part: AnswerFields) -> OllamaChatFields:
-    """Return a part of an answer in the fields of /api/chat."""
+    """Return the content of a line or a body in the fields of /api/chat."""
     message: OllamaChatMessage = {"role": "assistant", "content": part.text}
     if part.thinking:
         message["thinking"] = part.thinking
@@ -121,12 +130,15 @@ def chat_fields(part: AnswerFields) -> OllamaChatFields:
 
 
 def generate_fields(part: AnswerFields) -> OllamaGenerateFields:
-    """Return a part of an answer in the fields of /api/generate."""
+    """Return the content of a line or a body in the fields of /api/generate."""
     return {"response": part.text, "thinking": part.thinking} if part.thinking else {"response": part.text}
 
 
 class OllamaAnswer:
-    """One answer. `model` is the name that the client used. `total_duration` counts from the construction."""
+    """One answer while it is generated. `model` is the name that the client used.
+
+    `to_fields`: chat_fields or generate_fields. The field `total_duration` counts from the construction.
+    """
 
     def __init__(self, request_id: str, model: str, to_fields: ToFields) -> None:
         self._answer = ChatAnswer(request_id, model, 1)
@@ -135,13 +147,13 @@ class OllamaAnswer:
         self._num_calls_sent = 0
 
     def add(self, delta: Delta) -> None:
-        """Add a delta of an answer that is sent as one body, not in lines."""
+        """Add a delta to an answer that is sent as one body. For a stream, use `lines` instead."""
         self._answer.add(0, delta)
 
     def lines(self, delta: Delta) -> list[Json]:
         """Add a delta, and return the lines that it completes; raise BackendUnavailable if the answer was cut short.
 
-        A call is complete when a delta follows that adds no arguments to it. Each call comes in a line of its own.
+        A call is complete when the next delta adds no arguments to it. Each call is sent in a line of its own.
         """
         if isinstance(delta, ToolCallDelta | Started):
             self._answer.add(0, delta)
@@ -169,7 +181,7 @@ class OllamaAnswer:
         return self._last(part, choice.logprobs)
 
     def loaded(self, *, is_unload: bool) -> Json:
-        """Return the answer to a request that only wants the model loaded, or unloaded."""
+        """Return the answer to a request that only loads the model, or only unloads it."""
         reason = "unload" if is_unload else "load"
         return {**self._head(), **self._to_fields(AnswerFields()), "done": True, "done_reason": reason}
 
@@ -212,7 +224,7 @@ class OllamaAnswer:
 
 
 def _call(started: ToolCallStarted, arguments: str) -> OllamaCall | None:
-    """Return a call; None if it was cut short, so that its arguments are no JSON object."""
+    """Return a call; None if its arguments are not a JSON object, because the answer was cut short."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

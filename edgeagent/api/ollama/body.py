@@ -1,7 +1,7 @@
-"""The bodies of the Ollama API's chat and generate: every field is read once, checked, and turned into our types.
+"""The bodies of Ollama's API: every field is read once, checked, and converted into edgeagent's types.
 
 Unknown fields and options are ignored. `num_ctx` is ignored too, because the daemon chooses the context. If ignoring a
-field would change the answer, it is refused by name.
+field would change the answer, the request is refused, and the error names the field.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _UNSUPPORTED = {
 
 
 class OptionsBody(SamplingBody):
-    """The field `options`. Its fields are named as in SamplingBody, except for the token limit: `num_predict`."""
+    """The field `options`: sampling, with the names of SamplingBody, and the limit of tokens, `num_predict`."""
 
     num_predict: Annotated[int, between(-MAX_INT32, MAX_INT32)] | None = None
     stop: Stops | None = None
@@ -71,7 +71,7 @@ class OptionsBody(SamplingBody):
 
     @property
     def max_tokens(self) -> int | None:
-        """Return the most tokens to generate; None if there is no limit. In Ollama's API, 0 or less means no limit."""
+        """The most tokens to generate; None: no limit. In Ollama's API, a `num_predict` of 0 or less means no limit."""
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
 
@@ -98,7 +98,7 @@ def _usual_options(options: object) -> object:
 
 
 class OllamaBody(Body):
-    """The fields that chat and generate share. All but the model may be null."""
+    """The fields that /api/chat and /api/generate share. All except `model` may be null."""
 
     model: ModelName
     stream: bool | None = None
@@ -124,14 +124,14 @@ class OllamaTool(Body):
 
 
 class OllamaEarlierFunction(Body):
-    """The function of an earlier call."""
+    """The function of an earlier call, with its arguments as a JSON object."""
 
     name: str
     arguments: Json
 
 
 class OllamaEarlierCall(Body):
-    """An earlier call of the model."""
+    """A call in an earlier message of the model."""
 
     id: Any = None
     function: OllamaEarlierFunction
@@ -159,14 +159,14 @@ class OllamaMessage(Body):
 
 
 class OllamaChatBody(OllamaBody):
-    """The body of a chat in Ollama's API. Unknown fields and options are ignored."""
+    """The body of /api/chat. Without messages, the model is only loaded. Unknown fields and options are ignored."""
 
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[OllamaTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):
-    """The body of a generation in Ollama's API. Unknown fields and options are ignored."""
+    """The body of /api/generate. Without a prompt, the model is only loaded. Unknown fields and options are ignored."""
 
     prompt: str | None = None
     suffix: str | None = None
@@ -190,13 +190,13 @@ class OllamaModelBody(Body):
 
 
 class OllamaPullBody(OllamaModelBody):
-    """The model to bring to this machine."""
+    """The model to download. If `stream` is false, there is one answer at the end instead of a stream."""
 
     stream: bool | None = None
 
 
 class OllamaCopyBody(Body):
-    """A model, and another name for it."""
+    """A model (`source`), and another name for it (`destination`)."""
 
     source: ModelName
     destination: ModelName
@@ -217,10 +217,10 @@ KNOWN_GENERATE = KnownFields.of(OllamaGenerateBody, "height", "steps", "width", 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A client's request. `model` is the name that the client used, `served_model` the service's name.
+    """A checked body. `model` is the name that the client used, `served_model` the service's name.
 
-    Without messages or a prompt, `request` is None. Then the model is only loaded, or unloaded if `is_unload`.
-    `is_thinking`: the client asked for reasoning, which not every model supports.
+    If the body has no messages and no prompt, `request` is None: the model is only loaded, or unloaded if `is_unload`.
+    `is_thinking`: the client asked for reasoning, which not every model supports. `keep_alive_s`: None: unchanged.
     """
 
     model: str
@@ -235,10 +235,11 @@ class Asked:
 def read_chat(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> Asked:
-    """Return a checked chat; raise InvalidRequest. Without `messages` the model is only loaded or unloaded (see Asked).
+    """Return the checked body of a chat; raise InvalidRequest.
 
-    `served` returns the service's name of a model. `may_keep`: whether the client may set how long the model stays
-    loaded. If not, its keep_alive has no effect, except that 0 without messages asks for an unload.
+    `served` returns the service's name for a client's name of a model. `partition`: the client's partition of the
+    prefix cache. `may_keep`: the client may set how long the model stays loaded. If it may not, its `keep_alive` has no
+    effect, except that 0 without messages asks for an unload.
     """
     body = validate(OllamaChatBody, fields)
     prompt = None
@@ -254,7 +255,7 @@ def read_chat(
 def read_generate(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> Asked:
-    """Return a checked generation from one prompt; raise InvalidRequest. The parameters are as in read_chat."""
+    """Return the checked body of a generation; raise InvalidRequest or NotSupported. See read_chat for the rest."""
     body = validate(OllamaGenerateBody, fields)
     for name, problem in _UNSUPPORTED.items():
         if getattr(body, name):
@@ -337,19 +338,20 @@ class _OpenCalls:
         self._open: list[tuple[object, ToolCall]] = []
 
     def begin(self) -> None:
-        """Begin another message of the assistant. The results that follow answer its calls."""
+        """Begin another assistant message. The results that follow answer the calls of this message."""
         self._open = []
 
     def add(self, client_id: object, name: str, arguments: str) -> ToolCall:
-        """Note an open call, and return it with an id of this daemon. `client_id` is the call's id as sent, or None."""
+        """Note an open call, and return it with a new id. `client_id`: the id that the client sent for it, or None."""
         call = ToolCall(self._next_id(), name, arguments)
         self._open.append((client_id, call))
         return call
 
     def close(self, client_id: object, name: object) -> str:
-        """Return the id of the call that a result answers: 1. by its id, 2. by its tool's name, 3. by order.
+        """Return the id of the call that a result answers, and note that the call is no longer open.
 
-        A result whose call was cut from the history gets an id of its own.
+        The call is found by `client_id`, else by the tool's name, else it is the first open call. If no call is open,
+        because the client has left it out, return a new id.
         """
         matches = (
             [entry for entry in self._open if client_id and entry[0] == client_id]

@@ -33,13 +33,13 @@ Steps = AsyncGenerator[Step, None]
 
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
-    """Answer a conversation, streamed unless `stream` is false; cancelled if the client disconnects."""
+    """Answer a conversation, as a stream unless `stream` is false. A client that disconnects cancels the request."""
     return await _answer(request, read_chat, KNOWN_CHAT, chat_fields)
 
 
 @router.post("/api/generate")
 async def generate(request: Request) -> Response:
-    """Answer a prompt, streamed unless `stream` is false; cancelled if the client disconnects."""
+    """Answer a prompt, as a stream unless `stream` is false. A client that disconnects cancels the request."""
     return await _answer(request, read_generate, KNOWN_GENERATE, generate_fields)
 
 
@@ -71,7 +71,7 @@ async def _answer(request: Request, read: Callable[..., Asked], known: KnownFiel
 
 
 async def _lines(steps: Steps, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of a stream. The lines of a step come together."""
+    """Yield the lines of a stream: all lines of a step at once."""
     async with aclosing(steps):
         async for step in steps:
             written = b"".join(line(each) for delta in step.deltas for each in answer.lines(delta))

@@ -1,4 +1,4 @@
-"""POST /api/embed and its older form /api/embeddings: embeddings of texts, in Ollama's shapes."""
+"""POST /api/embed and its older form /api/embeddings: embeddings of texts, in Ollama's format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ router = APIRouter()
 
 
 class OllamaEmbeddingsHead(Shape):
-    """The fields of the answer beside the embeddings. Durations are in nanoseconds."""
+    """The fields of the answer except the embeddings. Durations are in nanoseconds."""
 
     model: str
     total_duration: int
@@ -40,22 +40,22 @@ class OllamaEmbeddingsHead(Shape):
 
 
 class OllamaEmbeddings(OllamaEmbeddingsHead):
-    """The texts' embeddings, in order, each normalized to Euclidean length 1. Durations are in nanoseconds."""
+    """The embeddings in the order of the texts, each normalized to Euclidean length 1. Durations are in nanoseconds."""
 
     embeddings: list[list[float]]
 
 
 class OllamaEmbedding(Shape):
-    """The embedding of one text, normalized to Euclidean length 1. It is empty if there is no text."""
+    """The embedding of one text, normalized to Euclidean length 1. Empty if the request has no text."""
 
     embedding: list[float]
 
 
 @router.post("/api/embed")
 async def create(request: Request) -> Response:
-    """Return a vector for each text, with durations in nanoseconds; cancelled if the client disconnects.
+    """Return a vector for each text. Without a text, only load the model.
 
-    Without a text the model is only loaded.
+    A client that disconnects cancels the request.
     """
     began_ns = time.monotonic_ns()
     body, query = await read_body(request, read_embed, KNOWN)
@@ -72,7 +72,10 @@ async def create(request: Request) -> Response:
 
 @router.post("/api/embeddings")
 async def create_one(request: Request) -> Response:
-    """Return one text's vector, or an empty vector if there is no text; cancelled if the client disconnects."""
+    """Return the vector of one text. Without a text, only load the model and return an empty vector.
+
+    A client that disconnects cancels the request.
+    """
     body, query = await read_body(request, read_embeddings, KNOWN_OLDER)
     embeddings, _ = await _embed(request, body, query)
     vectors = await vectors_json(embeddings)
@@ -82,9 +85,9 @@ async def create_one(request: Request) -> Response:
 async def _embed(
     request: Request, body: OllamaEmbedBody | OllamaEmbeddingsBody, query: Embed | None
 ) -> tuple[Sequence[Embedding], int]:
-    """Load the model. Return the vectors (none without a query), and when the model was loaded (time.monotonic_ns).
+    """Load the model. Return the vectors (none if `query` is None), and when loading ended (time.monotonic_ns).
 
-    Only the owner sets how long the model stays loaded. If that is 0 seconds, it is unloaded after its use.
+    `keep_alive` has an effect only if the owner sends it. If it is 0, the model is unloaded after the query.
     """
     service = context_of(request).service
     model = known_name(service, body.model)
@@ -101,6 +104,6 @@ async def _embed(
 
 
 async def _load(request: Request, model: str, kept_s: float | None) -> None:
-    """Load a model, and set how long it stays loaded; None: as before."""
+    """Load a model, and set for how many seconds it stays loaded without use. None changes nothing."""
     loading = context_of(request).service.load(model, f"ollama-{secrets.token_hex(12)}", kept_s)
     await unless_disconnected(request.receive, loading)

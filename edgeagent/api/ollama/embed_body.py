@@ -1,4 +1,4 @@
-"""The bodies of Ollama's two routes that make embeddings: checked, and turned into a query for the model."""
+"""The bodies of Ollama's two routes for embeddings: checked, and converted into a query for the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeagent.types import Embed
 
 
 class OllamaEmbedBody(Body):
-    """One or more texts, or no text. A text that is too long is cut unless `truncate` is false."""
+    """One or more texts to embed, or none. A text that is too long is cut, unless `truncate` is false."""
 
     model: ModelName
     input: str | Annotated[list[str], Field(fail_fast=True)] | None = None
@@ -39,7 +39,7 @@ KNOWN_OLDER = KnownFields.of(OllamaEmbeddingsBody, options=OPTIONS)
 
 
 def read_embed(fields: Json) -> tuple[OllamaEmbedBody, Embed | None]:
-    """Return the checked body, and its query (None: only load the model); raise InvalidRequest."""
+    """Return the checked body and its query (None if there is no text); raise InvalidRequest."""
     body = validate(OllamaEmbedBody, fields)
     if not body.input:
         return body, None
@@ -48,6 +48,6 @@ def read_embed(fields: Json) -> tuple[OllamaEmbedBody, Embed | None]:
 
 
 def read_embeddings(fields: Json) -> tuple[OllamaEmbeddingsBody, Embed | None]:
-    """Return the checked body of the older route, and its query (None: only load the model); raise InvalidRequest."""
+    """Return the checked body of the older route and its query (None if there is no text); raise InvalidRequest."""
     body = validate(OllamaEmbeddingsBody, fields)
     return body, Embed(read_inputs(body.prompt, "prompt"), truncate=True) if body.prompt else None

@@ -1,4 +1,4 @@
-"""Which models there are, in Ollama's words: /api/tags, /api/ps, /api/show.
+"""Routes that list and describe models in Ollama's format: /api/tags, /api/ps, /api/show.
 
 A model is listed if it is served or on disk. A request that names a model on disk loads it, unless `load.on_demand` is
 false.
@@ -34,7 +34,7 @@ _NEVER = timedelta(days=36_500)
 
 
 class OllamaDetails(Shape):
-    """A model's file in short."""
+    """A summary of a model's file."""
 
     parent_model: str
     format: Literal["gguf"]
@@ -45,7 +45,7 @@ class OllamaDetails(Shape):
 
 
 class OllamaModel(Shape):
-    """A model as Ollama lists it. /api/tags adds modified_at and capabilities, /api/ps the last three fields."""
+    """An entry of a list of models. /api/tags adds modified_at and capabilities, /api/ps the last three fields."""
 
     name: str
     model: str
@@ -60,13 +60,13 @@ class OllamaModel(Shape):
 
 
 class OllamaModels(Shape):
-    """Models as Ollama lists them."""
+    """A list of models in Ollama's format."""
 
     models: list[OllamaModel]
 
 
 class OllamaDescription(Shape):
-    """A model as Ollama describes it."""
+    """The description of one model in Ollama's format. `model_info` has the file's metadata under GGUF's keys."""
 
     modelfile: str
     parameters: str
@@ -80,7 +80,7 @@ class OllamaDescription(Shape):
 
 @router.api_route("/api/tags", methods=["GET", "HEAD"])
 async def tags(request: Request) -> JSONResponse:
-    """List every model that is served or on disk."""
+    """List every model that is served or on disk, and the aliases of each."""
     models, aliases = await _known(context_of(request))
     entries: list[OllamaModel] = [
         {**_entry(model), "modified_at": _modified_at(model), "capabilities": _capabilities(model)}
@@ -109,7 +109,7 @@ async def ps(request: Request) -> JSONResponse:
 
 @router.post("/api/show")
 async def show(request: Request) -> JSONResponse:
-    """Describe one model."""
+    """Describe one model: its file, default parameters, metadata and capabilities."""
     context = context_of(request)
     name = (await read_valid(request, OllamaModelBody)).model
     served_name = partial(known_name, context.service)
@@ -167,7 +167,10 @@ def _rounded(count: int) -> str:
 
 
 def _digest(model: KnownModel) -> str:
-    """Return the model's cached sha256, else a digest of its name, size and time of change; "" without a file."""
+    """Return the sha256 that the download cache has for the file, else a hash of its name, size and time of change.
+
+    Return "" if there is no file.
+    """
     if model.path is None:
         return ""
     with suppress(OSError):

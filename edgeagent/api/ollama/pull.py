@@ -23,7 +23,7 @@ router = APIRouter()
 
 
 class OllamaPull(Shape):
-    """How far a download is."""
+    """The progress of a download, or `status: success` at the end. Bytes are sums over all files of the model."""
 
     status: str
     digest: NotRequired[str]

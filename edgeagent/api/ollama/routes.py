@@ -1,7 +1,7 @@
-"""The Ollama API, on the same port as OpenAI's: its clients only need another address.
+"""The router of Ollama's API, which is on the same port as OpenAI's: clients of Ollama only need another address.
 
-The routes of chat, embeddings, models, their changes and pull are in modules of their own; here are the rest: the
-greeting, the version, and routes that are refused.
+It includes the routers of this package's other modules. The remaining routes are here: the greeting, the version, and
+routes that are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ for module in (ollama_chat, ollama_embed, ollama_models, ollama_changes, ollama_
 
 
 class OllamaVersion(Shape):
-    """The version of Ollama whose API this is."""
+    """The version of Ollama whose API is served, and edgeagent's own version."""
 
     version: str
     edgeagent: str
@@ -37,13 +37,13 @@ class OllamaVersion(Shape):
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def greet() -> PlainTextResponse:
-    """Return Ollama's greeting, which its clients look for first."""
+    """Return Ollama's greeting. Its clients request it first, to find out whether a server runs."""
     return PlainTextResponse("Ollama is running")
 
 
 @router.api_route("/api/version", methods=["GET", "HEAD"])
 async def version() -> JSONResponse:
-    """Return the version of Ollama whose API this is, and edgeagent's own."""
+    """Return the version of Ollama whose API is served, and edgeagent's own version."""
     return JSONResponse(OllamaVersion(version=API_VERSION, edgeagent=__version__))
 
 

@@ -1,4 +1,4 @@
-"""What all routes of the Ollama API share: how a line of a stream, a time and a model's name look.
+"""What all routes of the Ollama API share: the format of a stream's lines, of times, and of models' names.
 
 This module does not depend on what is generated, nor on which routes there are.
 """
@@ -21,18 +21,18 @@ LATEST = ":latest"
 
 
 def line(document: object) -> bytes:
-    """Return a line of a stream. JSON text holds no raw line break; a blank line would break ollama's own client."""
+    """Return a document as one line of JSON, with its line break. Ollama's own client fails at blank lines."""
     return to_json(document) + b"\n"
 
 
 class LineStream(Stream):
-    """Sends whole lines of JSON, each a document."""
+    """An HTTP answer that streams lines, each of which is a JSON document."""
 
     media_type = "application/x-ndjson"
 
 
 async def guarded(lines: AsyncGenerator[bytes, None], name: str) -> AsyncGenerator[bytes, None]:
-    """Yield the lines. If they fail, the last line is the error."""
+    """Yield the lines. If an error is raised, yield it as the last line. `name` names the request in the log."""
     try:
         async for each in lines:
             yield each
@@ -43,20 +43,20 @@ async def guarded(lines: AsyncGenerator[bytes, None], name: str) -> AsyncGenerat
 
 
 def rfc3339(at: datetime | None = None) -> str:
-    """Return a UTC time as RFC 3339 text; by default the present."""
+    """Return a UTC time as RFC 3339 text. None means now."""
     return (at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
 def tagged(name: str) -> str:
-    """Return a model's name as Ollama lists it: always with a tag."""
+    """Return a model's name as Ollama lists it: with `:latest` if it has no tag."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
 def known_name(service: Service, name: str) -> str:
-    """Return the service's name of a model that a client calls by Ollama's rules: no tag means the same as :latest.
+    """Return the service's name for a client's name of a model. In Ollama's API, no tag and `:latest` are the same.
 
-    A name that the service does not know is returned without `:latest`. It may be the name of a model on disk; if not,
-    the request for it fails later.
+    If the service does not know the name, return it without `:latest`. It may be the name of a model on disk.
+    Otherwise a request for it fails later.
     """
     for each in (name, without_latest(name)):
         with suppress(EdgeAgentError):
