@@ -1,6 +1,7 @@
-"""What the wire looks like, as documents: OpenAPI for HTTP, AsyncAPI for the WebSocket, and a page that shows them.
+"""The documents that describe the API: OpenAPI for HTTP, AsyncAPI for the WebSocket, and a page that shows both.
 
-`python -m edgeagent.api.documents docs` writes both from the code. Serving a request imports none of these modules.
+`python -m edgeagent.api.documents docs` writes both into the folder `docs`. They are made from the code. A daemon that
+does not serve the documents imports none of these modules.
 """
 
 from __future__ import annotations

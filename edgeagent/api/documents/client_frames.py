@@ -1,4 +1,4 @@
-"""The messages that a client of the WebSocket sends, as the documents show them."""
+"""The types of the messages that a client of the WebSocket may send. Only the documents use them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class ResponseCreate(CreateResponseBody):
     type: Literal["response.create"]
     stream_id: Annotated[
         StreamId | None,
-        Field(description="The lane. Responses of one lane come one after another, those of several side by side."),
+        Field(description="The lane. Responses of one lane run in sequence, those of different lanes concurrently."),
     ] = None
 
 
 class ResponseCancel(Body):
-    """Cancel a response, which then ends in response.incomplete. An unknown or finished response is ignored."""
+    """Cancel a response. It then ends with response.incomplete. An unknown or finished response is ignored."""
 
     type: Literal["response.cancel"]
-    response_id: Annotated[str | None, Field(description="The response; without one, that of the lane.")] = None
+    response_id: Annotated[str | None, Field(description="Without it, cancel the response of the lane.")] = None
     stream_id: StreamId | None = None
 
 
 class ResponseSteer(Body):
-    """Send an input to a response that is under way. The response stops, and a successor answers the input."""
+    """Send more input while a response is generated. The response ends, and a new response answers the input."""
 
     type: Literal["response.steer"]
     previous_response_id: str

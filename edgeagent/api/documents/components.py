@@ -1,4 +1,4 @@
-"""JSON schemas of models as components of a document."""
+"""The JSON schemas of Python types, as components of an OpenAPI or AsyncAPI document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class Components:
 
 @functools.cache
 def _schemas_of(kind: Any) -> tuple[Json, dict[str, Json]]:
-    """Return the schema of a type, and the schemas of the types inside it by name. Building them takes milliseconds."""
+    """Return the schema of a type, and the schemas of the types inside it by name.
+
+    The result is cached, because it takes milliseconds to build.
+    """
     schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
     inner_schemas = schema.pop("$defs", {})
     return schema, {name: _without_titles(inner) for name, inner in inner_schemas.items()}
@@ -66,6 +69,6 @@ def _without_titles(schema: Any) -> Any:
 
 
 def kind_of(message: type) -> str:
-    """Return the value of a message's field `type`, such as "response.create"."""
+    """Return the value of the field `type` of a message's class, such as "response.create"."""
     (kind,) = get_args(get_type_hints(message)["type"])
     return str(kind)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the HTTP routes: the router lists them, the table here describes them."""
+"""The OpenAPI document of the HTTP routes. The router lists the routes, and the table OPERATIONS describes them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 class Operation:
     """How the document describes a route, in addition to the path and the summary.
 
-    `body` and `answer` are the types of the JSON. `streams`: the media type of a streamed answer. `text`: the media
-    type of an answer that is not JSON. `unavailable`: the type of the answer with status 503. `query`: the type of the
-    query parameters. `fields`: the type of fields that are in the query or in an optional body.
+    `body` and `answer` are the types of the request's and the answer's JSON; None: there is none, or no type is given.
+    `streams`: the media type of a streamed answer; "" if the route does not stream. `text`: the media type of an answer
+    that is not JSON. `status`: the status of a success. `unavailable`: the type of the answer with status 503. `query`:
+    the type of the query parameters. `fields`: the type of fields that are in the query or in an optional body.
     """
 
     tag: str
@@ -137,7 +138,7 @@ the routes of its scopes (`x-scope`). Unknown fields are ignored, and named in `
 
 @dataclass(frozen=True, slots=True)
 class RouteInfo:
-    """An HTTP route: its template as the router has it, and its method."""
+    """An HTTP route: the router's path template, the method, and the first line of the handler's docstring."""
 
     template: str
     method: str
@@ -145,7 +146,7 @@ class RouteInfo:
 
     @property
     def path(self) -> str:
-        """Return the template in OpenAPI's form."""
+        """The path template in OpenAPI's form, for example `/v1/models/{model_id}` for `{model_id:path}`."""
         return re.sub(r"{(\w+):path}", r"{\1}", self.template)
 
 

@@ -1,4 +1,4 @@
-"""The routes of llama-server about the server itself: /props and /slots. They show no prompt."""
+"""The routes of llama-server about the server itself: /props and /slots. Their answers contain no prompts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class DefaultSettings(Shape):
 
 
 class Modalities(Shape):
-    """What the model reads beside text."""
+    """What the model accepts in addition to text. Always nothing here."""
 
     vision: bool
     audio: bool
 
 
 class OwnProps(Shape):
-    """edgeagent's own part of the properties."""
+    """edgeagent's own fields of the properties."""
 
     supports_infill: bool
     supports_tools: bool
@@ -51,7 +51,7 @@ class Props(Shape):
 
 
 class Slot(Shape):
-    """A slot, which runs one request."""
+    """A slot, which runs one request at a time. `n_ctx` is the length of its context in tokens."""
 
     id: int
     n_ctx: int
@@ -62,7 +62,7 @@ class Slot(Shape):
 async def get_props(request: Request) -> JSONResponse:
     """Return the default model's settings: its sampling, its context, its chat template.
 
-    Raise ModelLoading if it was never loaded, or ModelLoadFailed if it cannot be loaded.
+    Raise ModelLoading if the model was never loaded, or ModelLoadFailed if it cannot be loaded.
     """
     status, info = _loaded(request)
     props: Props = {
@@ -80,7 +80,7 @@ async def get_props(request: Request) -> JSONResponse:
 
 @router.get("/slots")
 async def get_slots(request: Request) -> JSONResponse:
-    """Return one slot for each request that can run at a time, and which of them are busy.
+    """Return one slot for each request that can run at the same time, and whether the slot is busy.
 
     Raise ModelLoading if the default model was never loaded, or ModelLoadFailed if it cannot be loaded.
     """
@@ -95,7 +95,7 @@ async def get_slots(request: Request) -> JSONResponse:
 
 @router.post("/slots/{slot_id}")
 async def change_slot(slot_id: str) -> JSONResponse:
-    """Refuse to save, restore or erase a slot: the prefix cache needs no such commands."""
+    """Refuse to save, restore or erase a slot, because the prefix cache does this by itself."""
     raise NotSupported(
         f"slot {slot_id[:32]!r} cannot be saved, restored or erased: prompts that were computed are kept, and found "
         "again by their text",

@@ -1,4 +1,4 @@
-"""POST /v1/rerank, in the shape that Jina's and Cohere's clients, llama-server and vLLM share."""
+"""POST /v1/rerank, in the format that Jina's and Cohere's clients, llama-server and vLLM share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeagent.types import Rerank, Score
 
 MAX_DOCUMENTS = 2048
 MAX_CHARS = 1 << 20
-"""The most characters of a rerank: all of its documents, and its query once for each document."""
+"""The most characters of a rerank: the sum of all documents, plus the query once for each document."""
 
 router = APIRouter()
 
@@ -34,7 +34,10 @@ class Document(Body):
 
 
 class RerankBody(Body):
-    """A query and the documents to rank. return_documents: the answer repeats their texts."""
+    """A query and the documents to rank.
+
+    top_n: return only this many of the most relevant documents. return_documents: repeat the documents' texts.
+    """
 
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[str | Document], Field(fail_fast=True, min_length=1, max_length=MAX_DOCUMENTS)]
@@ -48,7 +51,7 @@ class RerankBody(Body):
 
 
 class RankedText(Shape):
-    """A document's text."""
+    """The text of a document, as in the request."""
 
     text: str
 
@@ -88,7 +91,7 @@ def read_rerank(fields: Json) -> tuple[RerankBody, Rerank]:
 
 @router.post("/v1/rerank")
 async def rerank(request: Request) -> JSONResponse:
-    """Return the documents' relevance, the most relevant first; cancelled if the client disconnects."""
+    """Return the documents' relevance, the most relevant first. A client that disconnects cancels the request."""
     service = context_of(request).service
     body, query = await read_body(request, read_rerank, KNOWN)
     model = body.model or service.default_model()
@@ -104,7 +107,7 @@ async def rerank(request: Request) -> JSONResponse:
 
 
 def _results(body: RerankBody, documents: Sequence[str], scores: Sequence[Score]) -> list[RankedDocument]:
-    """Return the best documents; of equal ones the earlier comes first."""
+    """Return the `top_n` most relevant documents. Documents of equal relevance stay in the request's order."""
     order = sorted(range(len(scores)), key=lambda index: (-scores[index].relevance, index))
     results: list[RankedDocument] = []
     for index in order[: body.top_n]:

@@ -30,7 +30,11 @@ router = APIRouter()
 
 
 class TokenizeBody(Body):
-    """What to tokenize. add_special: with the beginning token; with_pieces: with each token's text."""
+    """The text to tokenize.
+
+    add_special: begin with the beginning-of-text token. parse_special: the text of a control token becomes that token.
+    with_pieces: return each token's text too.
+    """
 
     content: Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
     add_special: bool | None = None
@@ -47,14 +51,14 @@ class DetokenizeBody(Body):
 
 
 class TokenPiece(Shape):
-    """A token and its text, or its bytes where it is a part of a character."""
+    """A token and its text. If the token is only a part of a character, `piece` is its bytes."""
 
     id: int
     piece: str | list[int]
 
 
 class Tokens(Shape):
-    """A text's tokens."""
+    """The tokens of a text: ids, or objects if `with_pieces` is set."""
 
     tokens: list[int] | list[TokenPiece]
 
@@ -85,7 +89,7 @@ async def tokenize(request: Request) -> Response:
 
 @router.post("/detokenize")
 async def detokenize(request: Request) -> JSONResponse:
-    """Return the text of tokens, control tokens' too."""
+    """Return the text of tokens, including the text of control tokens."""
     body = await read_valid(request, DetokenizeBody)
     answer = await _ask(request, body.model, Detokenize(read_tokens(body.tokens, "tokens")))
     return JSONResponse(Content(content=answer.text))
@@ -112,7 +116,7 @@ async def _ask(request: Request, model: str | None, query: TextQuery) -> TextAns
 
 
 def _tokens_json(answer: TextAnswer, *, with_pieces: bool) -> bytes:
-    """Return the reply's body. It is built in steps, so that other threads can run in between."""
+    """Return the answer's body as JSON. It is built in parts, so that other threads can run in between."""
     steps: list[bytes] = []
     for start in range(0, len(answer.tokens), _MAX_TOKENS_A_STEP):
         step = slice(start, start + _MAX_TOKENS_A_STEP)

@@ -57,7 +57,7 @@ class ChatBody(ExtendedBody):
     functions: Annotated[
         Annotated[list[Function], Field(fail_fast=True, max_length=MAX_TOOLS)] | None,
         Field(
-            description="The older form of tools; answered by `function_call`. Cannot be sent with `tools` or `tool_choice`."
+            description="Older form of tools; answered by `function_call`. Not allowed with `tools` or `tool_choice`."
         ),
     ] = None
     function_call: str | Json | None = None

@@ -1,4 +1,4 @@
-"""The owner's routes of the prefix cache: list what it holds, delete it, and fill it ahead of time."""
+"""The owner's routes of the prefix cache: list its blocks on disk, delete prompts, and compute a prompt in advance."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ Name = Annotated[str, Field(max_length=64)]
 
 
 class PurgeBody(OwnerBody):
-    """`client`: the client whose prompts to forget; "" is the owner. Without the field: all clients."""
+    """`client`: the client whose cached prompts to delete; "" is the owner. Without the field: all clients."""
 
     client: Name | None = None
 
 
 class WarmBody(Body):
-    """A prompt to compute ahead of time: a chat completion's messages and tools, or plain text in `prompt`.
+    """A prompt to compute in advance: a chat completion's messages and tools, or plain text in `prompt`.
 
-    `client`: the client whose requests find it in the cache; "" is the owner. `pin`: keep it until it is purged.
+    `client`: the client whose requests will reuse the cached prompt; "" is the owner. `pin`: keep the prompt cached
+    until it is purged.
     """
 
     client: Name = ""
@@ -64,20 +65,20 @@ class CachePart(Shape):
 
 
 class CacheReport(Shape):
-    """What the cache on disk holds."""
+    """The contents of the cache on disk: the folder, and the parts in it."""
 
     dir: str
     parts: list[CachePart]
 
 
 class Purged(Shape):
-    """The prompts are forgotten."""
+    """The cached prompts are deleted."""
 
     status: Literal["purged"]
 
 
 class Warmed(Shape):
-    """The prompt is computed, and kept."""
+    """The prompt is computed and cached. `num_cached_tokens` of its tokens were in the cache before."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -85,7 +86,7 @@ class Warmed(Shape):
 
 @router.get("")
 async def get_cache(request: Request) -> JSONResponse:
-    """List what the cache folder holds, by model and client; counts of the running tiers are in the status."""
+    """List the cached blocks on disk by model and client. The counts of each tier of the cache are in the status."""
     await read_fields(request, OwnerBody)
     folder = context_of(request).config.cache_dir
     try:
@@ -106,7 +107,7 @@ async def purge(request: Request) -> JSONResponse:
 
 @router.post("/warm")
 async def warm(request: Request) -> JSONResponse:
-    """Compute a prompt and keep it, so that the first request finds it cached."""
+    """Compute a prompt and cache it, so that the first request with this prompt need not compute it."""
     service = context_of(request).service
     warming = await read_merged(request, partial(_read_known_warming, default_model=service.default_model()))
     async with aclosing(service.generate(warming)) as steps:
@@ -120,7 +121,7 @@ async def warm(request: Request) -> JSONResponse:
 
 
 def read_warming(fields: Json, default_model: str) -> GenerateRequest:
-    """Return the request that computes a prompt ahead of time; raise InvalidRequest. Unknown fields are ignored."""
+    """Return the request that computes a prompt in advance; raise InvalidRequest. Unknown fields are ignored."""
     body = validate(WarmBody, fields)
     if (body.prompt is None) == ("messages" not in fields):
         raise InvalidRequest("give either messages (and tools), or prompt", param="prompt")

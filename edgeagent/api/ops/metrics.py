@@ -1,4 +1,4 @@
-"""GET /metrics: what the daemon measures of itself, for Prometheus."""
+"""GET /metrics: the daemon's measurements, for Prometheus."""
 
 from __future__ import annotations
 

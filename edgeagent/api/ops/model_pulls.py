@@ -52,7 +52,10 @@ class PullProgress(Shape):
 
 
 class PulledFile(Shape):
-    """A model that is on this machine. `is_current` is false if the hub could not be asked for a newer version."""
+    """A model that is now on this machine. `is_current` is false if the hub did not say whether a newer version exists.
+
+    `downloaded_bytes`: the bytes that this pull has downloaded.
+    """
 
     id: str
     size_bytes: int
@@ -61,9 +64,9 @@ class PulledFile(Shape):
 
 
 class ModelPull(PulledFile):
-    """The pulled model. In a stream, `model.pull.progress` events come before it.
+    """The pulled model. A stream sends `model.pull.progress` events first.
 
-    `draft` is null if no draft was asked for, if the model has none, or if the draft's download failed.
+    `draft`: the draft model. It is null if it was not requested, does not exist, or could not be downloaded.
     """
 
     object: Literal["model.pull"]

@@ -1,6 +1,6 @@
-"""The fields of the owner's routes: in the query, in a JSON body, or in both. Unknown fields are refused.
+"""Reads the fields of the owner's routes from the query, a JSON body, or both. Unknown fields are refused.
 
-If a mistyped `model` or `client` were ignored, the route would act on the default model, or on all clients.
+Otherwise a route would act on the default model, or on all clients, if `model` or `client` is mistyped.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ async def read_fields(request: Request, model: type[M]) -> M:
 
 
 async def read_merged(request: Request, read: Callable[[Json], T]) -> T:
-    """Return `read` of the fields in a request's query and body; raise the errors of `read`, or InvalidRequest.
+    """Call `read` with the fields of a request's query and body together, and return its result.
 
-    The body may be empty. The values in the query are strings. A field with two different values is refused.
+    The body may be empty. The values in the query are strings. Raise the errors of `read`, or InvalidRequest if the
+    body is not a JSON object, or if a field has two different values.
     """
     query: Json = {}
     for name, value in request.query_params.multi_items():

@@ -1,4 +1,4 @@
-"""The remotes' part of the status, and the routes that show and purge the ledger of what left this machine."""
+"""The remotes' part of the status, and the routes that show and delete the egress ledger (what left this machine)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ router = APIRouter(prefix="/edgeagent/egress")
 
 
 class EndpointReport(Shape):
-    """An endpoint of a remote: its base URL and region. The other fields are there only if the endpoint is in use.
+    """An endpoint of a remote: its base URL and region. It has the other fields only while it is in use.
 
-    `breaker` is open while no request is sent there; `cause` says why. `num_waiting` and `kv_usage` are the endpoint's
-    own measurements. The times are averages over this machine's requests. null means unknown.
+    `breaker` is the state of the circuit breaker. While it is open, no request is sent there; `cause` says why.
+    `num_waiting` and `kv_usage` are reported by the endpoint. `first_token_s` and `token_s` are averages over this
+    machine's requests. null means unknown.
     """
 
     url: str
@@ -53,7 +54,10 @@ class BudgetReport(Shape):
 
 
 class RemoteReport(Shape):
-    """A remote: whether requests may go to it, and what was spent there on this day (UTC)."""
+    """A remote: whether requests may be sent to it, and what was spent there on this day (UTC).
+
+    `trouble`: why no request can be sent to it; null if requests can be sent.
+    """
 
     name: str
     trouble: str | None
@@ -68,20 +72,20 @@ class RemoteReport(Shape):
 
 
 class RouteReport(Shape):
-    """Where requests may run, by the machine's mode; a client and a request can be stricter."""
+    """Where requests may run: the machine's mode, and its remotes. A client or a request can have a stricter mode."""
 
     mode: RouteMode
     trouble: str | None
     """Why no remote is used; null if nothing is wrong."""
     ledger_trouble: str | None
-    """Why nothing may be sent: the egress ledger cannot be written. null if it can be written."""
+    """Why the egress ledger cannot be written, so that nothing may be sent to remotes; null if it can be written."""
     remotes: list[RemoteReport]
 
 
 class EgressRow(Shape):
-    """A request that left this machine, without its content. Times are ISO 8601, UTC.
+    """A request that left this machine, without its content. Times are ISO 8601, UTC. `num_bytes`: its body's length.
 
-    If it has not ended, `outcome` is "unfinished" and `ended_at` is empty.
+    If the request has not ended, `outcome` is "unfinished" and `ended_at` is empty.
     """
 
     row: int
@@ -102,20 +106,20 @@ class EgressRow(Shape):
 
 
 class EgressRows(Shape):
-    """The newest rows of the ledger, the oldest of them first."""
+    """The newest rows of the egress ledger, in the order of time."""
 
     rows: list[EgressRow]
 
 
 class EgressPurged(Shape):
-    """The rows of the ledger were deleted. They covered `num_days` days."""
+    """The rows of the egress ledger were deleted. They covered `num_days` days."""
 
     status: Literal["purged"]
     num_days: int
 
 
 class EgressQuery(Query):
-    """Selects the newest `limit` rows of those that began at or after `since_s`, in seconds since 1970."""
+    """Selects the newest `limit` rows of the requests that began at or after `since_s`, in seconds since 1970."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -125,7 +129,7 @@ class EgressQuery(Query):
 
 @router.get("")
 async def get_egress(request: Request) -> JSONResponse:
-    """Return the ledger's latest rows since a time, in the order of time: what left this machine, without content."""
+    """Return the newest rows of the egress ledger since a time, in the order of time. They have no content."""
     query = await read_fields(request, EgressQuery)
     folder = folder_of(context_of(request).config.state_dir)
     try:
@@ -137,7 +141,7 @@ async def get_egress(request: Request) -> JSONResponse:
 
 @router.post("/purge")
 async def purge_egress(request: Request) -> JSONResponse:
-    """Delete every row of the ledger; what was spent today still counts."""
+    """Delete all rows of the egress ledger. What was spent today still counts for the budgets."""
     await read_fields(request, OwnerBody)
     try:
         num_days = await asyncio.to_thread(purge, folder_of(context_of(request).config.state_dir), time.time())
@@ -147,11 +151,7 @@ async def purge_egress(request: Request) -> JSONResponse:
 
 
 def route_report(context: Context) -> RouteReport:
-    """Return the machine's mode (where requests may run), and the status of each remote.
-
-    `trouble` says why no remote is used. `ledger_trouble` says why nothing may be sent to a remote. Each is None
-    if there is no trouble.
-    """
+    """Return the part of the status about remotes: the machine's mode, the status of each remote, and what is wrong."""
     outside = context.service.outside
     if outside is None:
         return {"mode": RouteMode.LOCAL_ONLY, "trouble": None, "ledger_trouble": None, "remotes": []}

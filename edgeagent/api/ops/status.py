@@ -1,4 +1,4 @@
-"""The owner's routes of the daemon: its status, load, unload and reload of a model, and the stop."""
+"""The owner's routes of the daemon: show its status, stop it, and load, unload or reload a model."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ router = APIRouter(prefix="/edgeagent")
 
 
 class LoadBody(ModelChoice):
-    """`keep_alive`: how long the model stays loaded without use, from now on: seconds, or a duration such as 5m.
+    """`keep_alive`: from now on, how long the model stays loaded without use, in seconds or as a duration such as 5m.
 
-    A negative value means forever. Without the field, the current value is kept.
+    A negative value means forever. Without the field, nothing changes.
     """
 
     keep_alive: Annotated[KeepAlive | None, BeforeValidator(lambda value: None if value == "" else value)] = None
 
 
 class TierReport(Shape):
-    """A tier of the cache: what it holds, and how often blocks were found, missed, offered, dropped and evicted.
+    """A tier of the cache: its contents, and how often blocks were found, missed, offered, dropped and evicted.
 
-    Blocks that were offered but not stored count as dropped. `read_bytes_per_s` is 0 if nothing was read. `trouble`:
-    why the tier stores nothing at the moment; null if nothing is wrong.
+    `num_dropped` counts the offered blocks that were not stored. `read_bytes_per_s` is measured; 0 if nothing was read.
+    `trouble`: why the tier stores nothing at the moment; null if nothing is wrong.
     """
 
     num_blocks: int
@@ -53,10 +53,10 @@ class TierReport(Shape):
 
 
 class DraftReport(Shape):
-    """A source of drafts. `num_chosen[n]`: how many drafts of n tokens were made.
-    With n = 0: how often the source was considered and nothing was drafted.
+    """Counts of the drafts of one source.
 
-    `num_verified[i]` and `num_accepted[i]`: how many draft tokens at position i were verified, and how many accepted.
+    `num_chosen[n]`: how many drafts of n tokens were made; with n = 0, how often the source was considered but drafted
+    nothing. `num_verified[i]` and `num_accepted[i]`: how many draft tokens at position i were verified, and accepted.
     """
 
     source: str
@@ -68,10 +68,10 @@ class DraftReport(Shape):
 class WorkerReport(Shape):
     """The state of a model's process.
 
-    `step_error_median` and `step_error_p95`: recent errors of predicted step times, as shares of the measured times.
-    `draft_step_error_median` and `draft_step_error_p95`: those of the draft model's steps; 0 without one.
-    `draft_gain`: the token rate of steps with drafts, or beside which the draft model computed, relative to the rate
-    without; 0 if there was no such step.
+    `step_error_median` and `step_error_p95`: the median and the 95th percentile of the recent errors of predicted step
+    times; an error is a fraction of the measured time. `draft_step_error_median` and `draft_step_error_p95`: the same
+    for the steps of the draft model; 0 without a draft model. `draft_gain`: the factor by which drafts raised the
+    tokens per second; 0 if there were no drafts.
     """
 
     num_running: int
@@ -109,16 +109,17 @@ class DeviceReport(Shape):
 
 
 class AlternativeReport(Shape):
-    """A value that was tried for a setting, and the milliseconds that each kind of work took with it."""
+    """A value that could be chosen, and the milliseconds that each kind of work is expected to take with it."""
 
     value: str
     work_ms: dict[str, float]
 
 
 class ChoiceReport(Shape):
-    """A setting that was chosen at the load. `why`: the reason.
+    """The value chosen for a setting when the model was loaded. `why`: the reason in words.
 
-    `by`: option, measurement, memory, model, trial (a file cannot be used) or default.
+    `by`: what decided: option, measurement, memory, model (the model's shape), trial (something was tried and failed)
+    or default.
     """
 
     name: str
@@ -129,10 +130,10 @@ class ChoiceReport(Shape):
 
 
 class InfoReport(Shape):
-    """What is known of a model once it is loaded.
+    """What is known about a model once it is loaded.
 
-    `num_gpu_layers`: -1 means all. `draft`: the draft model's file, "ngram" if only the text itself gives drafts, or
-    null. `draft_why`: the reason for that. `sandbox`: what the worker's process may not do.
+    `num_gpu_layers`: -1 means all. `draft`: the draft model's file, "ngram" if only n-grams of the text give drafts, or
+    null. `draft_why`: the reason for the value of `draft`. `sandbox`: in words, what the worker's process may not do.
     """
 
     path: str
@@ -158,7 +159,13 @@ class InfoReport(Shape):
 
 
 class ModelReport(Shape):
-    """A model and its process."""
+    """A model, and the state of its worker.
+
+    `progress`: the loaded fraction, 0 to 1. `cause`: why the last worker ended or could not load the model; null if no
+    worker failed. `retry_after_s`: seconds until a request may load a failed or quarantined model again; null
+    otherwise. `is_pinned`: the model is never unloaded to make room. `unload_in_s`: seconds until the model is unloaded
+    if no client uses it; null if never, or if it is not loaded. `idle_s`: seconds since its last use.
+    """
 
     name: str
     state: WorkerState
@@ -176,7 +183,7 @@ class ModelReport(Shape):
 
 
 class Status(Shape):
-    """The daemon's status."""
+    """The daemon's status: its requests, its models, and what is wrong."""
 
     version: str
     pid: int
@@ -198,7 +205,7 @@ class Status(Shape):
 
 
 class Stopping(Shape):
-    """The daemon drains and ends."""
+    """The daemon finishes its live requests, and then ends."""
 
     status: Literal["stopping"]
     num_live_requests: int
@@ -220,7 +227,7 @@ class Loaded(Shape):
 
 
 class Unloaded(Shape):
-    """The model is not loaded any more (200), or will not be once its requests have ended (202)."""
+    """The model is unloaded (status 200), or will be unloaded when its live requests have ended (status 202)."""
 
     status: Literal["unloaded", "unloading"]
     model: str
@@ -229,7 +236,7 @@ class Unloaded(Shape):
 
 @router.get("/status")
 async def get_status(request: Request) -> JSONResponse:
-    """Return what runs: models and their workers, live requests, tokens a second, devices, connections."""
+    """Return the daemon's status: models and their workers, live requests, tokens a second, devices, connections."""
     await read_fields(request, OwnerBody)
     context = context_of(request)
     service = context.service
@@ -256,7 +263,7 @@ async def get_status(request: Request) -> JSONResponse:
 
 @router.post("/reload")
 async def reload(request: Request) -> JSONResponse:
-    """Load a model again, also if it failed or is quarantined. Requests of a running model continue."""
+    """Load a model again, even if it failed or is quarantined. Its live requests continue."""
     asked = await read_fields(request, ModelChoice)
     service, model = context_of(request).service, asked.model or ""
     service.reload(model)
@@ -266,7 +273,7 @@ async def reload(request: Request) -> JSONResponse:
 
 @router.post("/load")
 async def load(request: Request) -> JSONResponse:
-    """Load a model and answer when it is ready. `keep_alive`: how long it stays loaded without use, from now on."""
+    """Load a model, and answer when it is ready. `keep_alive`: how long it stays loaded without use, from now on."""
     asked = await read_fields(request, LoadBody)
     context = context_of(request)
     began_s = time.monotonic()
@@ -277,7 +284,7 @@ async def load(request: Request) -> JSONResponse:
 
 @router.post("/unload")
 async def unload(request: Request) -> JSONResponse:
-    """End a model's worker, which frees its memory. A worker that serves requests ends after its last request."""
+    """End a model's worker and so free its memory. A worker with live requests ends after them."""
     asked = await read_fields(request, ModelChoice)
     service = context_of(request).service
     name = await service.locate(asked.model or "")
