@@ -111,8 +111,8 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
 def compacted(items: Sequence[Item], summary: str, item_id: str) -> tuple[CompactionItem, *tuple[Item, ...]]:
     """Return the items that replace a conversation.
 
-    The first, with the id `item_id`, has the text of the system messages and the summary. The calls that have no result
-    yet follow.
+    The first is a CompactionItem with the id `item_id`. It has the text of the system messages and the summary. The
+    others are the calls that have no result yet.
     """
     system = [item.text for item in items if isinstance(item, MessageItem) and item.role == "system"]
     answered = {item.call_id for item in items if isinstance(item, CallOutputItem)}

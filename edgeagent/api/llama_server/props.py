@@ -24,7 +24,7 @@ class DefaultSettings(Shape):
 
 
 class Modalities(Shape):
-    """What the model accepts in addition to text. Always nothing here."""
+    """What the model reads in addition to text. Both values are false, because only text is supported."""
 
     vision: bool
     audio: bool

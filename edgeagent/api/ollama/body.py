@@ -98,7 +98,7 @@ def _usual_options(options: object) -> object:
 
 
 class OllamaBody(Body):
-    """The fields that /api/chat and /api/generate share. All except `model` may be null."""
+    """The fields that /api/chat and /api/generate share. All except `model` may be null. Unknown ones are ignored."""
 
     model: ModelName
     stream: bool | None = None
@@ -159,14 +159,14 @@ class OllamaMessage(Body):
 
 
 class OllamaChatBody(OllamaBody):
-    """The body of /api/chat. Without messages, the model is only loaded. Unknown fields and options are ignored."""
+    """The body of /api/chat. Without messages, only load the model, or unload it if `keep_alive` is 0."""
 
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[OllamaTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):
-    """The body of /api/generate. Without a prompt, the model is only loaded. Unknown fields and options are ignored."""
+    """The body of /api/generate. Without a prompt, only load the model, or unload it if `keep_alive` is 0."""
 
     prompt: str | None = None
     suffix: str | None = None

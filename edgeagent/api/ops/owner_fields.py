@@ -1,6 +1,6 @@
 """Reads the fields of the owner's routes from the query, a JSON body, or both. Unknown fields are refused.
 
-Otherwise a route would act on the default model, or on all clients, if `model` or `client` is mistyped.
+If unknown fields were ignored, a mistyped `model` or `client` would select the default model, or all clients.
 """
 
 from __future__ import annotations
