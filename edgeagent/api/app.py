@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, their shared context, and the error answers of each protocol."""
+"""The HTTP application: its routes, their shared context, and how failures become answers in each protocol."""
 
 from __future__ import annotations
 

@@ -11,21 +11,21 @@ from edgeagent.config import Config
 
 
 class Frontend:
-    """The state of a wire protocol: sockets, tasks, files. A subclass overrides what its protocol needs.
+    """The state of a wire protocol: sockets, tasks, files. Override what the protocol needs.
 
-    Add the subclass to FRONTENDS in `api.routers`. Each daemon creates one instance. A route gets the instance with
+    Add the class to FRONTENDS in `api.routers`. Each daemon makes one object of it. A route gets that object with
     `context.frontends.get(TheClass)`.
     """
 
     serves_pages: ClassVar[bool] = False
     """Whether this protocol serves web pages with scripts. If so, requests from the daemon's own origin are allowed.
 
-    So far no protocol does.
+    No protocol serves such pages so far.
     """
 
     @classmethod
     def of(cls, config: Config, folder: Path | None) -> Self:
-        """Return the frontend for a configuration. Its files are in `folder`; if `folder` is None, it has no files."""
+        """Return the frontend for a configuration. Its files are in `folder`; if that is None, it has no files."""
         del config, folder
         return cls()
 
@@ -64,7 +64,7 @@ class Frontends:
 
     @property
     def serves_pages(self) -> bool:
-        """Whether any frontend serves web pages with scripts."""
+        """Whether any frontend serves web pages."""
         return any(each.serves_pages for each in self._frontends.values())
 
     @property

@@ -29,5 +29,5 @@ FRONTENDS: tuple[type[Frontend], ...] = (Responses,)
 
 
 def make_frontends(config: Config, folder: Path | None = None) -> Frontends:
-    """Return new frontends for a daemon. Their files are in `folder`; if `folder` is None, they have no files."""
+    """Return a daemon's frontends, whose files are in `folder`; if that is None, they have no files."""
     return Frontends(kind.of(config, folder) for kind in FRONTENDS)

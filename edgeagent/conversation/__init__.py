@@ -1,1 +1,1 @@
-"""Conversations: items, chains of responses and their storage, prompts, summaries. This package uses no HTTP."""
+"""Conversations: their items, chains of responses and where they are stored, prompts, summaries. They use no HTTP."""

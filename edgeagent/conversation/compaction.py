@@ -34,7 +34,7 @@ INTRODUCTION = "What was said before, in short:"
 
 
 class SummaryCancelled(Exception):
-    """The request was cancelled while the model wrote the summary. `end` is the request's terminal delta."""
+    """The request was cancelled while its summary was written; `end` is its terminal delta."""
 
     def __init__(self, end: Finished) -> None:
         super().__init__("cancelled")

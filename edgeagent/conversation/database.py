@@ -305,7 +305,7 @@ class ResponseDatabase:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged database to NAME.damaged, replacing an earlier one, and delete its log. Return the new path."""
+    """Rename a damaged file to NAME.damaged, replacing an earlier one, and delete its log. Return its new path."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
     for suffix in ("-wal", "-shm"):

@@ -45,7 +45,7 @@ class StoredResponse:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The items of the conversation up to and including this response."""
+        """The conversation up to and with this response."""
         return self.context + self.output
 
     @property
@@ -120,7 +120,7 @@ class ConnectionHistory:
     def add(self, response: StoredResponse, lane: str | None) -> None:
         """Remember a finished response of a lane (None: the default lane).
 
-        If there are too many responses or bytes, forget the least recently used ones.
+        If there are too many, the least recently used ones are forgotten.
         """
         self._recent[response.id] = (lane, response)
         self._num_bytes += response.own_size_bytes

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def stored_limits(server: ServerConfig) -> Limits:
-    """Return the limits of stored responses from the daemon's options."""
+    """Return the configured limits of stored responses."""
     return Limits(server.max_stored_responses, server.max_stored_bytes, server.max_stored_days * 86400.0)
 
 
@@ -66,7 +66,7 @@ class ResponseStore:
         return self._shelf.trouble
 
     def new_history(self) -> ConnectionHistory:
-        """Return an empty history for a new connection. `remove` also removes responses from this history."""
+        """Return the history of a new connection. `remove` removes responses from this history too."""
         history = ConnectionHistory()
         self._histories.add(history)
         return history
@@ -123,7 +123,7 @@ class ResponseStore:
 
 
 class _Shelf:
-    """The state that the store's thread owns: the database once it is open, and the responses not written yet.
+    """The state of the store's thread: the database once it is open, and responses not written yet.
 
     Other threads may only read `trouble`.
     """

@@ -12,11 +12,11 @@ from edgeagent.types import GenerateRequest, Step
 MAX_AT_ONCE = 8
 
 NumberedSteps = AsyncGenerator[tuple[int, Step], None]
-"""The steps of several requests, each with the index of its request."""
+"""The steps of several requests, each with its request's index."""
 
 
 async def run_all(service: Service, requests: Sequence[GenerateRequest]) -> NumberedSteps:
-    """Yield the steps of all requests as they come, each with the index of its request. MAX_AT_ONCE run at a time.
+    """Yield the steps of all requests as they come, each with its request's index. At most MAX_AT_ONCE run at a time.
 
     If one request fails, its error is raised, and the other requests are cancelled.
     """

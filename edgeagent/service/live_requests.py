@@ -56,7 +56,7 @@ class LiveRequests:
         self._requests.setdefault(request_id, LiveRequest(request_id)).is_running = True
 
     def end(self, request_id: str) -> None:
-        """Note that a request no longer runs; an unknown id is ignored."""
+        """Note that a request does not run any more; an unknown id is ignored."""
         if request := self._requests.get(request_id):
             request.is_running = False
             self._settle(request)

@@ -106,5 +106,5 @@ class ServiceDecorator:
 
 
 def status_of(service: Service, name: str) -> ModelStatus | None:
-    """Return the status of a model; None if it is not served. `name` is a name from `find_model` or `locate`."""
+    """Return the status of a model, by the name from `find_model` or `locate`; None if it is not served."""
     return next((status for status in service.models() if name in status.names), None)

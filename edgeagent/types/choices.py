@@ -108,7 +108,7 @@ class Kept(Struct, frozen=True):
 
 
 class Alternative(Struct, frozen=True):
-    """A value that could be chosen, and the milliseconds that each kind of work is expected to take with it."""
+    """One of the values that could be chosen, with the milliseconds that each kind of work is expected to take."""
 
     value: str
     work_ms: dict[str, float]

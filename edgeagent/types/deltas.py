@@ -124,7 +124,7 @@ class Interrupted(Struct, frozen=True, tag="interrupted"):
 
 
 class PromptProgress(Struct, frozen=True, tag="progress"):
-    """How many of the prompt's tokens are done: cached or computed. Sent only if `reports_progress` is set."""
+    """How many of the prompt's tokens are computed or were cached. Sent only if `reports_progress` is set."""
 
     num_tokens: int
 

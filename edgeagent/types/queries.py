@@ -64,7 +64,7 @@ TextQuery = Tokenize | Detokenize | RenderPrompt | PurgeCache | Embed | Rerank
 
 
 class Embedding(Struct, frozen=True):
-    """A text's vector as little-endian float32, and how many tokens were computed for the text."""
+    """A text's vector, float32 in little-endian order, and how many tokens were computed for the text."""
 
     vector: bytes
     num_tokens: int

@@ -25,7 +25,7 @@ class ResponseCreate(CreateResponseBody):
 
 
 class ResponseCancel(Body):
-    """Cancel a response. It then ends with response.incomplete. An unknown or finished response is ignored."""
+    """Cancel a response, which then ends in response.incomplete. An unknown or finished response is ignored."""
 
     type: Literal["response.cancel"]
     response_id: Annotated[str | None, Field(description="Without it, cancel the response of the lane.")] = None

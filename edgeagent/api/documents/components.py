@@ -69,6 +69,6 @@ def _without_titles(schema: Any) -> Any:
 
 
 def kind_of(message: type) -> str:
-    """Return the value of the field `type` of a message's class, such as "response.create"."""
+    """Return the value of a message's field `type`, such as "response.create"."""
     (kind,) = get_args(get_type_hints(message)["type"])
     return str(kind)

@@ -1,4 +1,4 @@
-"""POST /v1/rerank, in the format that Jina's and Cohere's clients, llama-server and vLLM share."""
+"""POST /v1/rerank, in the shape that Jina's and Cohere's clients, llama-server and vLLM share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeagent.types import Rerank, Score
 
 MAX_DOCUMENTS = 2048
 MAX_CHARS = 1 << 20
-"""The most characters of a rerank: the sum of all documents, plus the query once for each document."""
+"""The most characters of a rerank: all of its documents, and its query once for each document."""
 
 router = APIRouter()
 
@@ -51,7 +51,7 @@ class RerankBody(Body):
 
 
 class RankedText(Shape):
-    """The text of a document, as in the request."""
+    """A document's text."""
 
     text: str
 

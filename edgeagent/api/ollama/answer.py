@@ -1,4 +1,4 @@
-"""An answer in Ollama's format while it is generated: the lines of a stream, or one body at the end.
+"""An answer in Ollama's shapes while it is generated: the lines of a stream, or one body at the end.
 
 It does not use sockets, and does not depend on where the deltas come from.
 """
@@ -40,7 +40,7 @@ class OllamaCalledFunction(Shape):
 
 
 class OllamaCall(Shape):
-    """A function call that the model makes."""
+    """A call the model makes."""
 
     id: str
     function: OllamaCalledFunction

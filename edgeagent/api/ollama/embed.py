@@ -1,4 +1,4 @@
-"""POST /api/embed and its older form /api/embeddings: embeddings of texts, in Ollama's format."""
+"""POST /api/embed and its older form /api/embeddings: embeddings of texts, in Ollama's shapes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OllamaEmbeddings(OllamaEmbeddingsHead):
 
 
 class OllamaEmbedding(Shape):
-    """The embedding of one text, normalized to Euclidean length 1. Empty if the request has no text."""
+    """The embedding of one text, normalized to Euclidean length 1. It is empty if there is no text."""
 
     embedding: list[float]
 

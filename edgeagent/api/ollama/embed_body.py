@@ -1,4 +1,4 @@
-"""The bodies of Ollama's two routes for embeddings: checked, and converted into a query for the model."""
+"""The bodies of Ollama's two routes that make embeddings: checked, and turned into a query for the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeagent.types import Embed
 
 
 class OllamaEmbedBody(Body):
-    """One or more texts to embed, or none. A text that is too long is cut, unless `truncate` is false."""
+    """One or more texts, or no text. A text that is too long is cut unless `truncate` is false."""
 
     model: ModelName
     input: str | Annotated[list[str], Field(fail_fast=True)] | None = None

@@ -45,7 +45,7 @@ class OllamaDetails(Shape):
 
 
 class OllamaModel(Shape):
-    """An entry of a list of models. /api/tags adds modified_at and capabilities, /api/ps the last three fields."""
+    """A model as Ollama lists it. /api/tags adds modified_at and capabilities, /api/ps the last three fields."""
 
     name: str
     model: str
@@ -60,7 +60,7 @@ class OllamaModel(Shape):
 
 
 class OllamaModels(Shape):
-    """A list of models in Ollama's format."""
+    """Models as Ollama lists them."""
 
     models: list[OllamaModel]
 

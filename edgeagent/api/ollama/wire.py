@@ -43,7 +43,7 @@ async def guarded(lines: AsyncGenerator[bytes, None], name: str) -> AsyncGenerat
 
 
 def rfc3339(at: datetime | None = None) -> str:
-    """Return a UTC time as RFC 3339 text. None means now."""
+    """Return a UTC time as RFC 3339 text; by default the present."""
     return (at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 

@@ -32,14 +32,14 @@ from edgeagent.types import (
 
 
 class ChatFunction(Shape):
-    """The function that the model calls. `arguments` is JSON text."""
+    """The function that the model calls; the arguments are JSON text."""
 
     name: str
     arguments: str
 
 
 class ChatToolCall(Shape):
-    """A function call that the model makes."""
+    """A call the model makes."""
 
     id: str
     type: Literal["function"]
@@ -59,7 +59,7 @@ class ChatReply(Shape):
 
 
 class ChatChoice(Shape):
-    """One of the generated answers."""
+    """One of the answers."""
 
     index: int
     message: ChatReply

@@ -33,7 +33,7 @@ class CalledFunction(Body):
 
 
 class ChatCall(Body):
-    """A function call that the model made."""
+    """A call the model made."""
 
     id: str
     function: CalledFunction

@@ -89,7 +89,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream as bytes: the events of each step together, and at the end [DONE] or one error.
 
-    A step without events yields nothing. A usage chunk, if the client asked for one, is yielded with [DONE].
+    A step without events yields nothing. A usage chunk, if the client wants one, comes with [DONE].
     """
     try:
         async with aclosing(steps):

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, and the conversion of vectors to JSON."""
+"""POST /v1/embeddings, and how vectors become JSON."""
 
 from __future__ import annotations
 

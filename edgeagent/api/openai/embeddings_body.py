@@ -1,4 +1,4 @@
-"""The body of POST /v1/embeddings: checked, and converted into a query for the model."""
+"""The body of the route that makes embeddings: checked, and turned into a query for the model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KNOWN = KnownFields.of(EmbeddingsBody, "user")
 
 
 def read_embeddings(fields: Json) -> tuple[EmbeddingsBody, Embed]:
-    """Return the checked body and its query; raise InvalidRequest that names the wrong field or input."""
+    """Return the checked body and its query; raise InvalidRequest that names the input at fault."""
     body = validate(EmbeddingsBody, fields)
     return body, Embed(read_inputs(body.input, "input"), dimensions=body.dimensions)
 

@@ -67,7 +67,7 @@ class NotHealthy(Shape):
 
 
 class Health(Shape):
-    """The daemon is up. Its default model is loaded, or the next request loads it."""
+    """The daemon is up, and the default model is loaded, or the next request loads it again."""
 
     status: Literal["ok"]
 
@@ -89,7 +89,7 @@ class Version(Shape):
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> JSONResponse:
-    """List the models that are served, loaded or not, then the other models on this machine that a request can load."""
+    """List the models that are served, loaded or not, and then the models on this machine that a request would load."""
     context = context_of(request)
     served, others = context.service.models(), list[KnownModel]()
     if context.config.load.on_demand and context.config.model != NO_MODEL:
@@ -105,7 +105,7 @@ async def list_models(request: Request) -> JSONResponse:
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> JSONResponse:
-    """Return one model, by any name that a request may use. A name may have slashes."""
+    """Return one model, by any name that a request may use; a name may hold slashes."""
     context = context_of(request)
     if not model_id:
         raise ModelNotFound("put a model's name after the slash; GET /v1/models lists the models", param="model")

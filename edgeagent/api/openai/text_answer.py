@@ -61,7 +61,7 @@ class TextSoFar(ChoiceSoFar):
     num_echoed_tokens: int = 0
 
     def take(self, step: Step) -> Piece:
-        """Add a step; return the text and tokens that the step adds."""
+        """Add a step; return the text and tokens that it adds."""
         piece = Piece(tokens=list(step.tokens))
         for delta in step.deltas:
             match delta:

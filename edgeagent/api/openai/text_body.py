@@ -1,4 +1,4 @@
-"""The body of POST /v1/completions: prompts as text or token ids, checked and converted into requests."""
+"""The body of POST /v1/completions: prompts as text or token ids, checked and turned into requests."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
 
 @dataclass(frozen=True, slots=True)
 class CompletionCreate:
-    """A checked completion: a group of requests for each prompt. The answer has the `num_kept` best of each group.
+    """A checked completion: a group of requests for each prompt. The answer shows the `num_kept` best of each group.
 
-    `num_rivals`: how many alternatives of each token are in the answer's `logprobs`; None: it has no `logprobs`.
+    `num_rivals`: how many alternatives of each token the answer's `logprobs` list; None if it has no `logprobs`.
     """
 
     groups: tuple[tuple[GenerateRequest, ...], ...]

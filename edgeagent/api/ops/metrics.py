@@ -1,4 +1,4 @@
-"""GET /metrics: the daemon's measurements, for Prometheus."""
+"""GET /metrics: what the daemon measures of itself, for Prometheus."""
 
 from __future__ import annotations
 

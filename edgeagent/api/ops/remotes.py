@@ -112,7 +112,7 @@ class EgressRows(Shape):
 
 
 class EgressPurged(Shape):
-    """The rows of the egress ledger were deleted. They covered `num_days` days."""
+    """The rows of the ledger were deleted. They covered `num_days` days."""
 
     status: Literal["purged"]
     num_days: int

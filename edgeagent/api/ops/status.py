@@ -1,4 +1,4 @@
-"""The owner's routes of the daemon: show its status, stop it, and load, unload or reload a model."""
+"""The owner's routes of the daemon: its status, load, unload and reload of a model, and the stop."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class Unloaded(Shape):
 
 @router.get("/status")
 async def get_status(request: Request) -> JSONResponse:
-    """Return the daemon's status: models and their workers, live requests, tokens a second, devices, connections."""
+    """Return what runs: models and their workers, live requests, tokens a second, devices, connections."""
     await read_fields(request, OwnerBody)
     context = context_of(request)
     service = context.service
@@ -263,7 +263,7 @@ async def get_status(request: Request) -> JSONResponse:
 
 @router.post("/reload")
 async def reload(request: Request) -> JSONResponse:
-    """Load a model again, even if it failed or is quarantined. Its live requests continue."""
+    """Load a model again, also if it failed or is quarantined. Requests of a running model continue."""
     asked = await read_fields(request, ModelChoice)
     service, model = context_of(request).service, asked.model or ""
     service.reload(model)
@@ -273,7 +273,7 @@ async def reload(request: Request) -> JSONResponse:
 
 @router.post("/load")
 async def load(request: Request) -> JSONResponse:
-    """Load a model, and answer when it is ready. `keep_alive`: how long it stays loaded without use, from now on."""
+    """Load a model and answer when it is ready. `keep_alive`: how long it stays loaded without use, from now on."""
     asked = await read_fields(request, LoadBody)
     context = context_of(request)
     began_s = time.monotonic()
@@ -284,7 +284,7 @@ async def load(request: Request) -> JSONResponse:
 
 @router.post("/unload")
 async def unload(request: Request) -> JSONResponse:
-    """End a model's worker and so free its memory. A worker with live requests ends after them."""
+    """End a model's worker, which frees its memory. A worker that serves requests ends after its last request."""
     asked = await read_fields(request, ModelChoice)
     service = context_of(request).service
     name = await service.locate(asked.model or "")
