@@ -1,9 +1,8 @@
-"""File names, client records and removal for the folder of cached blocks, shared by all processes.
+"""The folder of cached blocks on disk: the names of its files, its records of models and clients, and removal.
 
-The engine's block store writes and reads the blocks. The daemon and the command line list and remove them with this
-module, without the engine. This module knows neither the content of blocks nor llama.cpp. A file name holds all that an
-index needs. A file name contains no client's name, and reveals nothing about a prompt without the installation's
-secret.
+The engine's block store writes and reads the blocks. The daemon and the command line use this module to list and remove
+blocks without the engine. This module does not read the content of blocks. The file name of a block holds everything
+that an index needs. It contains no client's name, and reveals nothing about a prompt without the installation's secret.
 """
 
 from __future__ import annotations
@@ -40,7 +39,13 @@ _ABOUT_NAME = re.compile(r"[0-9a-f]{16}\.about")
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """A parsed file name: the block's key, the first bytes of its root and parent, its token range, its importance."""
+    """The fields of a block's file name.
+
+    `key` identifies the block. `parent` is the first part of the key of the block before it, or the root if it is the
+    first block. `root` stands for one model, one client and one set of settings; all blocks of these have the same
+    root. The block has `length` tokens and begins at the token `start`. `importance` is one digit, see
+    `engine.cache.block.Importance`.
+    """
 
     root: bytes
     parent: bytes
@@ -68,9 +73,9 @@ class BlockName:
 
 @dataclass(frozen=True, slots=True)
 class BlockFile:
-    """A block's file. `used_s`: when the block was last used, in seconds of the store's own clock.
+    """A block's file. `used_s`: when the block was last used, in seconds of the block store's own clock.
 
-    The file's modification time stores this value.
+    The file's modification time stores this value. The block store saves its clock in STATE_FILE.
     """
 
     name: BlockName
@@ -122,7 +127,10 @@ def scan(folder: Path) -> Iterator[BlockFile]:
 
 
 def ensure_private(folder: Path) -> None:
-    """Create the folder if needed, and make it private to this user. Raise OSError if that is impossible."""
+    """Create the folder if needed, and make it private to this user.
+
+    Raise OSError if that fails, if the path is a link or a file, or if the folder belongs to another user.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
@@ -138,9 +146,9 @@ def ensure_private(folder: Path) -> None:
 def ensure_secret(state_dir: Path) -> bytes:
     """Return this installation's secret, creating it on first use.
 
-    Raise ConfigError if its file cannot be created or read, or if others could have read it. If two processes create
-    the secret at the same time, both use the first one. A secret that a crash left incomplete is created again; the
-    blocks sealed with it are lost.
+    Raise ConfigError if its file cannot be created or read, or if other users could have read it. If two processes
+    create the secret at the same time, both use the first one. A secret that a crash left incomplete is replaced by a
+    new one, and blocks that were sealed with it are lost.
     """
     path = state_dir / SECRET_FILE
     for _ in range(100):
@@ -219,7 +227,7 @@ def _read_about(path: Path) -> About | None:
 class FolderShare:
     """The cached blocks with the same root: one model, one client, one set of settings.
 
-    `about` is None if the root's file cannot be read. `unused_s`: seconds since any of the blocks was used.
+    `about` is None if the root's file cannot be read. `unused_s`: seconds since the latest use of any of the blocks.
     """
 
     about: About | None
@@ -241,7 +249,7 @@ class FolderShare:
 
 
 def list_parts(folder: Path) -> list[FolderShare]:
-    """Return a folder's blocks as one share for each root, the latest used first.
+    """Return the totals of a folder's blocks, one FolderShare for each root. The latest used share is first.
 
     A model and client with blocks for several settings have several shares. The result is empty if there is no folder.
     Raise OSError if the folder cannot be listed.
@@ -266,7 +274,7 @@ def list_parts(folder: Path) -> list[FolderShare]:
 
 
 def _store_time(folder: Path) -> float:
-    """Return the approximate time of the store's clock; the wall clock's time if the store has saved none."""
+    """Return the approximate time of the block store's clock; the wall clock's time if the store has saved none."""
     now_s = time.time()
     try:
         state = json.loads(read_private(folder / STATE_FILE) or b"")

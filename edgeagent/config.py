@@ -362,9 +362,9 @@ class Config(BaseSettings):
         return self
 
     def engine_of(self, name: str) -> EngineConfig:
-        """Return the engine options of a model: its own ones, and the common ones where it has none.
+        """Return the engine options of a model: those of its own table, and the common ones for the rest.
 
-        Raise ModelOptionError if its own ones are wrong together with the common ones.
+        `name` is the key of the model's table. Raise ModelOptionError if the combined options are invalid.
         """
         own = self.models.get(name, ModelConfig())
         draft = self.draft if own.draft == "auto" else own.draft

@@ -72,7 +72,10 @@ class Option:
 
 
 def declared_options(model: type[BaseModel] = Config, section: str = "", flag_prefix: str = "") -> Iterator[Option]:
-    """Yield every option in the order of declaration, without the tables that only the file can set."""
+    """Yield every option in the order of declaration, without the tables that only the file can set.
+
+    The arguments select one section, for the recursion. Other callers leave them out.
+    """
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from declared_options(field.annotation, f"{name}.", field.annotation.flag_prefix)
@@ -119,7 +122,8 @@ def load_config(overrides: Mapping[str, object] | None = None, file: Path | None
 
     `file` is the config file to read. It must exist. If None, EDGEAGENT_CONFIG names the file; without that variable,
     the default file is read if it exists. Raise ConfigError for a wrong value, an unknown option or a file that cannot
-    be read. The error names the flag, the variable or the line of the file, and the option probably meant.
+    be read. The error names the flag, the variable or the line of the file. For an unknown option it also suggests a
+    similar name.
     """
     options = {option.name: option for option in declared_options()}
     path, must_exist = _config_file(file)
@@ -235,7 +239,7 @@ def _complaints(
 
 
 def _fault(problem: Mapping[str, Any], option: Option | None, *, is_part: bool) -> str:
-    """Return what is wrong with the value of an option, or with one of its values if `is_part`."""
+    """Return what is wrong with an option's value. If `is_part`, the option is a list and one of its items is wrong."""
     if problem["type"] == "value_error":  # raised by one of our own validators, whose message is complete
         return str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":

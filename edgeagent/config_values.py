@@ -22,9 +22,10 @@ class ModelOptionError(ValueError):
 
 
 def of_kind(value: object, kind: object) -> object:
-    """Return a value of an option unchanged.
+    """Return an option's value unchanged. `kind` is the option's type.
 
-    Raise ValueError for true as a number and for 1 as a switch, because pydantic would convert them.
+    Raise ValueError for a bool if a number is expected, and for a number if a bool is expected. Pydantic would convert
+    these values silently.
     """
     if kind in (int, float) and isinstance(value, bool):
         raise ValueError(f"must be a number, not {value}")
@@ -34,7 +35,7 @@ def of_kind(value: object, kind: object) -> object:
 
 
 def _split_commas(value: object) -> object:
-    """Split the text of a flag or an environment variable into its values: "3,1"."""
+    """Split a text at its commas: "3,1" becomes ["3", "1"]. Return values of other types unchanged."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -50,7 +51,7 @@ def _duration(value: object) -> object:
 
 
 def _draft(value: str) -> str:
-    """Refuse an empty name, which would mean the model itself."""
+    """Return the value unchanged. Raise ValueError for an empty name, which would mean the model itself."""
     if not value:
         raise ValueError("must be auto, none, ngram or the name of a model, not empty")
     return value

@@ -31,9 +31,10 @@ else:
 def holder(path: Path) -> int | None:
     """Return the id of the process that holds a file's lock; None if the lock is free or its holder is not known.
 
-    The holder is known only on Linux, and only if it is in this process's namespace.
+    The holder is known only on Linux, and only if it is in the same PID namespace as this process.
 
-    This function never takes the lock itself, because a daemon that tries to take the lock at the same time would fail.
+    This function does not try to take the lock. Otherwise a daemon that starts at the same moment would find the lock
+    taken.
     """
     try:
         inode = path.stat().st_ino

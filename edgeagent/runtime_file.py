@@ -1,7 +1,7 @@
-"""How other processes reach the daemon: its URL, and its private files daemon.json (what it is) and the token.
+"""The private files with which other processes find the daemon: daemon.json (process id, URL, version) and the token.
 
-A client trusts daemon.json only while the process that wrote it runs. Otherwise a program that took over the port of a
-dead daemon would be sent the token.
+A client trusts daemon.json only while the process that wrote it runs. Otherwise the client would send the token to any
+program that took over the port of a dead daemon.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 class Runtime:
     """A running daemon. `started_at_s` is the start of its process in seconds since 1970, as psutil reports it.
 
-    `certificate` is the path of its TLS certificate, None without TLS. A client that found the path here trusts no
-    other certificate.
+    `token` is the owner's token, None if there is no token file. `certificate` is the path of the daemon's TLS
+    certificate, None without TLS. A client that found the path here trusts no other certificate.
     """
 
     pid: int
@@ -64,13 +64,13 @@ def bracketed(host: str) -> str:
 def local_url(host: str, port: int, *, is_encrypted: bool) -> str:
     """Return the URL at which this machine reaches a daemon that listens on `host`.
 
-    If the daemon listens on every address, the URL has loopback's.
+    If the daemon listens on every address, the URL contains the loopback address.
     """
     return f"{'https' if is_encrypted else 'http'}://{bracketed(_LOOPBACKS.get(host, host))}:{port}"
 
 
 def find_daemon(state_dir: Path) -> Runtime | None:
-    """Return the daemon that runs with this state folder, or None; raise ConfigError for an unsafe token."""
+    """Return the daemon that runs with this state folder; None if there is none. Raise the errors of `read_token`."""
     runtime = _read_runtime(state_dir / RUNTIME_FILE)
     if runtime is None or not _is_running(runtime):
         return None
@@ -115,7 +115,7 @@ def remove_runtime(state_dir: Path, pid: int) -> None:
 
 
 def read_token(state_dir: Path) -> str | None:
-    """Return the token, None if there is no file.
+    """Return the owner's token; None if the state folder has no token file.
 
     Raise ConfigError if other users could have read or written the file, if it cannot be read, or if it does not hold
     a token.
@@ -156,9 +156,9 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
-    """Return the first `max_bytes` of a private file, None if there is no file.
+    """Return the first `max_bytes` bytes of a private file; None if there is no file.
 
-    Raise ConfigError if the file cannot be read, is a link, or could have been read or written by others.
+    Raise ConfigError if the file cannot be read, is a link, or could have been read or written by other users.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
@@ -181,7 +181,10 @@ def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
 
 
 def check_private(path: Path, status: os.stat_result) -> None:
-    """Raise ConfigError, which says what to do, if other users could have read or written a file."""
+    """Raise ConfigError if a file is not a regular file, or if other users could have read or written it.
+
+    `status` is the file's. The error says what to do.
+    """
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{path} is not a regular file; delete it")
     # Windows has no such mode bits; there the user's own folder keeps other users out.
@@ -201,7 +204,7 @@ def _read_runtime(path: Path) -> Runtime | None:
 
 
 def _read_fields(path: Path) -> dict[str, Any] | None:
-    """Return the fields of a runtime file; None if there is none, or if it is not one."""
+    """Return the fields of a runtime file; None if there is no file, or if it cannot be trusted, read or parsed."""
     content: bytes | None = None
     with contextlib.suppress(ConfigError):
         content = read_private(path)

@@ -2,8 +2,8 @@
 
 llama.cpp's threads spin on every core while they compute. Linux lets a running thread finish its time slice (about
 3 ms) before a thread that woke up may run, unless the woken thread has asked for shorter slices. Linux before 6.12
-ignores that request. The thread gets the CPU sooner, not for longer. Measured on two cores, both computing: an event is
-delivered after 0.7 ms instead of 1.1 ms. On other systems nothing is requested.
+ignores that request. The thread gets the CPU sooner, not for longer. Measured with both of two cores computing: an
+event is delivered after 0.7 ms instead of 1.1 ms. On other systems this module does nothing.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import re
 
 
 def size_text(num_bytes: float) -> str:
-    """Return a size in powers of ten, as disks are sold."""
+    """Return a size as text in decimal units (kB, MB, GB), which are usual for disks."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:,.1f} {unit}"
@@ -18,7 +18,7 @@ _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE
 
 
 def memory_text(num_bytes: float) -> str:
-    """Return a size in powers of two, as memory is sold."""
+    """Return a size as text in binary units (KiB, MiB, GiB), which are usual for memory."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:,.1f} {unit}"
@@ -26,7 +26,7 @@ def memory_text(num_bytes: float) -> str:
 
 
 def memory_bytes(text: str) -> int:
-    """Return a size such as 8G, 8GB or 8GiB in bytes. Units are powers of two. Raise ValueError for other texts."""
+    """Return a size such as 8G, 8GB or 8GiB in bytes. All units are powers of two. Raise ValueError for other texts."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size such as 8G or 512M")

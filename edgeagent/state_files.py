@@ -63,7 +63,7 @@ class OncePerTurn:
 def check_folder(folder: Path) -> None:
     """Raise ConfigError if other users can replace the files in a folder.
 
-    They could put back an older file of the owner, for example one with a token that was removed since.
+    Such a user could restore an older file of the owner, for example one with a token that was removed since.
     """
     if sys.platform == "win32":
         return
@@ -77,11 +77,11 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def changing(lock: Path, command: str) -> Iterator[None]:
-    """Hold a lock, so that only one process at a time changes a file.
+    """Hold a lock during the `with` block, so that only one process at a time changes a file.
 
-    Without the lock, a process that reads the file and writes it back could undo another process's change. Raise
-    ConfigError if the lock's file cannot be opened, or if another process holds the lock for 10 s. `command` is the
-    command that the error names as the lock's holder. If the folder does not exist, no lock is taken.
+    Without the lock, a process that reads the file and writes it back could undo another process's change. `lock` is
+    the path of the lock file. If its folder does not exist, no lock is taken. Raise ConfigError if the lock file cannot
+    be opened, or if another process holds the lock for 10 s. The error names `command` as the holder.
     """
     try:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)

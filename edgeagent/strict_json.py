@@ -17,10 +17,11 @@ _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
 
 
 def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
-    """Return the value of a JSON text; raise InvalidRequest if it is not strict JSON within the bounds.
+    """Return the value of a JSON text; raise InvalidRequest if it is not strict JSON within the limits.
 
-    It refuses bad syntax, invalid UTF-8, a byte-order mark, lone surrogates, NUL, duplicate keys, NaN, Infinity, floats
-    that overflow, integers beyond 64 bits, nesting beyond `max_depth`, and more than MAX_JSON_VALUES values.
+    The function refuses bad syntax, invalid UTF-8, a byte-order mark, lone surrogates, NUL, duplicate keys, NaN,
+    Infinity, floats that overflow, integers beyond 64 bits, nesting beyond `max_depth`, and more than MAX_JSON_VALUES
+    values.
     """
     try:
         raw = data.encode() if isinstance(data, str) else data
