@@ -1,4 +1,4 @@
-"""Chooses how many earlier states a recurrent or hybrid model keeps, so that rejected drafts can be undone."""
+"""Chooses how many earlier states a recurrent or hybrid model keeps, so that rejected draft tokens can be undone."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class DraftStates:
 
 
 def draft_states(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> DraftStates | None:
-    """Return how many earlier states the first shape's model keeps: 0 if they would take too much memory.
+    """Return how many earlier states the model keeps; `num_tokens` is 0 if they would take too much memory.
 
-    Return None if drafts are off, if the model has no states, or if llama.cpp cannot keep its earlier states.
+    The first shape is the model, the others its draft model. Return None if drafts are off, if the model has no
+    states, or if llama.cpp cannot keep its earlier states.
     """
     values = [layer.num_state_values for layer in shapes[0].layers]
     if not shapes[0].keeps_states or not any(values) or not config.draft_tokens:
@@ -49,7 +50,7 @@ def draft_states(shapes: Sequence[FileShape], config: EngineConfig, room: Room) 
 
 
 def describe_drafts(states: DraftStates, config: EngineConfig) -> Choice:
-    """Return the choice of how many tokens may be drafted, with the reason."""
+    """Return the number of tokens that may be drafted, with the reason, as it is shown to the user."""
     each = memory_text(states.token_bytes)
     if states.num_tokens == 0:
         why = f"the states needed to undo rejected drafts would take {each} for each token, which is too much"

@@ -12,7 +12,7 @@ _UNKNOWN = 1 << 60  # for a device that does not report its memory: the load is 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device and its free bytes. `shares_memory`: its memory is the machine's RAM."""
+    """A GPU and its memory. `shares_memory`: its memory is the machine's RAM."""
 
     name: str
     free_bytes: int
@@ -24,8 +24,8 @@ def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[Gpu, ...
     """Return the devices of a model as llama.cpp chooses them (llama.cpp, llama_prepare_model_devices).
 
     A device that two backends report counts once. Integrated devices count only if there is no discrete one, and only
-    those of one backend. If `main_gpu` is not negative, the model is on the device with this index alone. The result is
-    empty if there is no such device.
+    those of one backend. A device that does not report its memory counts as having enough. If `main_gpu` is not
+    negative, only the device with this index is returned. The result is empty if there is no such device.
     """
     discrete: list[DeviceInfo] = []
     integrated: list[DeviceInfo] = []

@@ -13,7 +13,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.types import FileShape, LayerShape
 
 DEFAULT_MAX_CONTEXT = 8192
-"""Tokens of context if no number is configured and the model was trained for more, or for an unknown number."""
+"""The context in tokens if none is configured and the model was trained for a longer or an unknown one."""
 CONTEXT_STEP = 256
 """Contexts are chosen in multiples of this many tokens, because llama.cpp rounds to them."""
 # Bytes that 32 values take in each type of ggml. Quantized types have blocks of 32.
@@ -50,11 +50,11 @@ _MARGIN_SHARE, _MAX_MARGIN_BYTES = 0.05, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The memory that a model and its draft take on a CPU, by part.
+    """The memory that a model and its draft model take on a CPU, by part.
 
     weights: the files, which are mapped. repacked: matrices that are kept a second time, reordered for the processor.
-    kv: the cells of the context, and states. blocks: memory reserved for cache blocks that are copied out of the cells.
-    outputs: rows of logits. buffers: memory in which a batch is computed. worker: the worker's process.
+    kv: the KV cells of the context, and recurrent states. blocks: memory reserved for cache blocks that are copied out
+    of the cells. outputs: rows of logits. buffers: memory in which a batch is computed. worker: the worker's process.
     """
 
     weights_bytes: int
@@ -82,12 +82,12 @@ class Need:
 
 
 def num_cells_wanted(shape: FileShape, config: EngineConfig) -> int:
-    """Return how many tokens of context the engine makes room for if there is enough memory."""
+    """Return the context in tokens, one KV cell each, that a model gets if there is enough memory."""
     return config.ctx or min(shape.context_length or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
 
 
 def margin_bytes(total_bytes: int) -> int:
-    """Return the bytes that a load leaves free for everything else on the machine."""
+    """Return the bytes that a load leaves free for other programs on a machine with `total_bytes` of memory."""
     return min(_MAX_MARGIN_BYTES, int(_MARGIN_SHARE * total_bytes))
 
 
@@ -98,20 +98,26 @@ def num_states(config: EngineConfig) -> int:
 
 
 def layer_kv_bytes(layer: LayerShape, config: EngineConfig, num_cells: int, num_back: int = 0) -> int:
-    """Return the bytes that a layer keeps for a context, with `num_back` earlier states of each sequence."""
+    """Return the bytes of a layer's KV cells and recurrent states in a context of `num_cells` tokens.
+
+    A layer with states keeps `num_back` earlier states of each sequence in addition to the present one.
+    """
     k, v = _BYTES_OF_32[config.kv_type_k] / 32, _BYTES_OF_32[config.kv_type_v] / 32
     states = num_states(config) * (1 + num_back) * layer.num_state_values * _STATE_BYTES
     return int(num_cells * (k * layer.num_k_values + v * layer.num_v_values)) + states
 
 
 def kv_bytes_per_token(shapes: Sequence[FileShape], config: EngineConfig) -> float:
-    """Return the bytes that one more token of context takes in all these models together; 0 if unknown."""
+    """Return the bytes that one more token of context takes in all these models together.
+
+    The result is 0 if it is unknown, or if the models keep only recurrent states.
+    """
     k, v = _BYTES_OF_32[config.kv_type_k] / 32, _BYTES_OF_32[config.kv_type_v] / 32
     return sum(k * layer.num_k_values + v * layer.num_v_values for shape in shapes for layer in shape.layers)
 
 
 def outputs_bytes(shape: FileShape, config: EngineConfig) -> int:
-    """Return the bytes of a context's rows of logits; 0 for an encoder."""
+    """Return the bytes of the rows of logits in a context; 0 for an encoder."""
     if shape.is_encoder:
         return 0
     num_rows = max(config.num_parallel + _NUM_IDLE_SEQUENCES, config.num_parallel * (1 + config.draft_tokens))
@@ -119,7 +125,7 @@ def outputs_bytes(shape: FileShape, config: EngineConfig) -> int:
 
 
 def compute_bytes(shape: FileShape, config: EngineConfig, num_cells: int, num_back: int = 0) -> int:
-    """Return the bytes of the buffers that a batch is computed in."""
+    """Return the bytes of the buffers in which a batch is computed. Earlier states (`num_back`) make them larger."""
     numbers = config.batch * (_NUM_WIDE * shape.width + _NUM_FFN * shape.ffn_width)
     if config.flash_attention == "off":
         numbers += config.batch * shape.num_heads * num_cells
@@ -128,7 +134,7 @@ def compute_bytes(shape: FileShape, config: EngineConfig, num_cells: int, num_ba
 
 
 def blocks_bytes(shape: FileShape, config: EngineConfig, num_cells: int) -> int:
-    """Return the bytes reserved for cache blocks that are copied out of a model's cells; 0 for models with states."""
+    """Return the bytes reserved for cache blocks that are copied out of the KV cells; 0 for a model with states."""
     if any(layer.num_state_values for layer in shape.layers):
         return 0
     host = _MAX_HOST_BYTES if config.cache_memory_bytes < 0 else config.cache_memory_bytes
@@ -137,7 +143,10 @@ def blocks_bytes(shape: FileShape, config: EngineConfig, num_cells: int) -> int:
 
 
 def repacked_bytes(shape: FileShape, machine: str | None = None) -> int:
-    """Return the bytes of the matrices that are kept twice if all layers are on the CPU."""
+    """Return the bytes of the second copies of matrices that llama.cpp makes if all layers are on the CPU.
+
+    `machine` is the processor architecture, such as "x86_64" (None: this machine's).
+    """
     repacked = _REPACKED.get((platform.machine() if machine is None else machine).lower(), ())
     return sum(num_bytes for kind, num_bytes in shape.matrix_bytes if kind in repacked)
 
@@ -150,9 +159,10 @@ def predict(
     *,
     num_back: int = 0,
 ) -> Need:
-    """Return the memory that a model and its draft take on a CPU. The first shape is the model, the others its draft.
+    """Return the memory that a model and its draft model take on a CPU, with a context of `num_cells` tokens.
 
-    The model keeps `num_back` earlier states of each sequence; see `draft_states`.
+    The first shape is the model, the others its draft model. `machine` is the processor architecture (None: this
+    machine's). The model keeps `num_back` earlier states of each sequence; see `draft_states`.
     """
     backs = [num_back] + [0] * (len(shapes) - 1)
     return Need(

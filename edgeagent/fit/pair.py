@@ -1,4 +1,7 @@
-"""Decides whether a model is loaded with its draft: only if the model loses nothing by the draft's memory."""
+"""Decides whether a model is loaded with its draft model.
+
+There must be memory for both. The draft model must not change the model's context, KV types or layers on GPUs.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from edgeagent.types import FileShape
 
 
 def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> str:
-    """Return why a model is loaded without its draft; "" if both fit, or if there is no draft.
+    """Return why a model is loaded without its draft model; "" if both fit, or if there is no draft model.
 
-    The first shape is the model, the others its draft. With the draft, the model must still fit beside what is in
-    memory, and must have the same context, KV types, parallel requests and layers on GPUs as alone.
+    The first shape is the model, the others its draft model. Both fit if there is memory for both, and if the model
+    gets the same context, KV types, parallel requests and layers on GPUs as without the draft model. It must also keep
+    at least as many earlier states.
     """
     if len(shapes) == 1:
         return ""

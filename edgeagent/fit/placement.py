@@ -1,4 +1,4 @@
-"""Divides a model's layers between the machine's memory and its GPUs, and predicts the memory taken on each."""
+"""Divides a model's layers between the machine's RAM and its GPUs, and predicts the memory taken on each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GPU_MARGIN = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The memory that a model may take on the machine, and on each GPU that it may use."""
+    """The memory that a model may take: RAM, and memory of each GPU that it may use."""
 
     ram_bytes: int
     gpus: tuple[Gpu, ...] = ()
@@ -27,9 +27,9 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many layers of a model and of its draft are on GPUs. A file's output matrix counts as one more layer.
+    """How many layers of a model and of its draft model are on GPUs. A file's output matrix counts as one more layer.
 
-    The experts of the model's first `num_cpu_experts` layers are in the machine's memory. The model keeps `num_back`
+    The experts of the model's first `num_cpu_experts` layers are in the machine's RAM. The model keeps `num_back`
     earlier states of each sequence.
     """
 
@@ -41,15 +41,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The memory that a model takes on the machine and on each GPU."""
+    """The memory that a model takes in RAM and on each GPU, in the order of the GPUs."""
 
     ram_bytes: int
     gpu_bytes: tuple[int, ...] = ()
 
     def fits(self, room: Room) -> bool:
-        """Whether the machine and each GPU have this much memory.
+        """Whether the RAM and each GPU have this much free memory.
 
-        What the model takes on a GPU that shares the machine's RAM also counts as RAM.
+        Memory taken on a GPU that shares the machine's RAM also counts as RAM.
         """
         shared = sum(taken for taken, gpu in zip(self.gpu_bytes, room.gpus, strict=True) if gpu.shares_memory)
         return self.ram_bytes + shared <= room.ram_bytes and self.fits_gpus(room)
@@ -62,12 +62,15 @@ class Taken:
 def layouts(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_back: int = 0) -> Iterator[Layout]:
     """Yield the layouts that a model may have with `num_back` earlier states, the best one first.
 
-    1. All layers are on the GPUs, or as many as configured. The draft is on the GPUs, then on the CPU.
-    2. The experts of more and more layers are in the machine's memory, because a token uses few of them. The draft is
-       on the GPUs, then on the CPU. If the number of these layers is configured, all layouts have this number.
-    3. Fewer and fewer layers are on the GPUs, unless their number is configured. The draft is on the CPU.
+    The first shape is the model, the last one its draft model, if there is one.
 
-    If there are no GPUs, or if none may be used, there is one layout.
+    1. All layers are on the GPUs, or the configured number. One layout has the draft model on the GPUs, the next one on
+       the CPU.
+    2. The same, with the experts of more and more layers in RAM, because a token uses few of the experts. If the number
+       of these layers is configured, all layouts have this number.
+    3. Fewer and fewer layers are on the GPUs, unless their number is configured. The draft model is on the CPU.
+
+    If there are no GPUs, or if none may be used, everything is on the CPU in the only layout.
     """
     num_all, num_draft = (len(shape.layers) + 1 for shape in (shapes[0], shapes[-1]))
     has_draft = len(shapes) > 1
@@ -94,9 +97,10 @@ def take(
     *,
     with_reserve: bool = True,
 ) -> Taken:
-    """Return the memory that a model and its draft take in a layout, with a context of `num_cells` tokens.
+    """Return the memory that a model and its draft model take in a layout, with a context of `num_cells` tokens.
 
-    The first shape is the model, the others its draft. If `with_reserve`, a reserve is added on each GPU that is used.
+    The first shape is the model, the others its draft model. If `with_reserve`, a reserve for the driver and for other
+    programs is added on each GPU that is used.
     """
     ram = WORKER_BYTES + blocks_bytes(shapes[0], config, num_cells)
     on_gpus = [0] * len(gpus)
@@ -119,7 +123,8 @@ def _take_file(
 ) -> Taken:
     """Return the memory that one file takes, without the worker, the cache blocks and the drivers.
 
-    `layout.num_gpu_layers` counts the layers of this file, also if the file is a draft.
+    `layout.num_gpu_layers` counts the layers of this file, even if it is the draft model's. `shares` are the GPUs'
+    shares of these layers.
     """
     num_there = layout.num_gpu_layers
     cells = [layer_kv_bytes(layer, config, num_cells, layout.num_back) for layer in shape.layers]
@@ -143,15 +148,19 @@ def _take_file(
 
 
 def _shares(gpus: Sequence[Gpu], used: Sequence[int], config: EngineConfig) -> list[float]:
-    """Return each GPU's share of the layers: as configured, or in proportion to its free memory."""
+    """Return each GPU's share of the layers: as configured, or in proportion to its free memory.
+
+    `used` are the bytes that the files before this one take on each GPU.
+    """
     asked = [*config.tensor_split, *[0.0] * len(gpus)][: len(gpus)]
     shares = asked if any(asked) else [max(0.0, gpu.free_bytes - taken) for gpu, taken in zip(gpus, used, strict=True)]
     return shares if any(shares) else [1.0] * len(gpus)
 
 
 def _places(num_layers: int, num_there: int, shares: Sequence[float]) -> Iterator[tuple[int, int]]:
-    """Yield each layer that is on a GPU, with the index of the GPU. The output matrix counts as the last layer.
+    """Yield the index of each layer that is on a GPU, with the index of the GPU.
 
+    These are the last `num_there` layers. The output matrix counts as one more layer after the model's `num_layers`.
     The layers are divided as in llama.cpp (llama_model::load_tensors).
     """
     ends = list(accumulate(shares))

@@ -1,12 +1,12 @@
 """Plans how a model runs in the available memory: layers on GPUs, context, KV types.
 
-Configured values are kept. There is one exception: of configured layers that do not fit on the GPUs beside what other
-programs hold, as many are there as fit.
+Configured values are kept, with one exception: if the configured number of layers does not fit into the free GPU
+memory, as many layers as fit are on the GPUs.
 
-If memory is short, what users notice least is given up first: a context above 4,096 tokens, then the exact KV type,
-then the number of parallel requests, then layers on the GPUs, and last a context of 4,096 tokens. The number of
-parallel requests is lowered only for models that keep a state for each request, because all requests share the KV
-cells.
+If memory is short, the plan first gives up what users notice least: a context above 4,096 tokens, then the exact KV
+type, then the number of parallel requests, then layers on the GPUs, and last a context of 4,096 tokens. The number of
+parallel requests is lowered only for models that keep a state for each request. Other models need no memory for it,
+because all requests share the KV cells.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _GPU_SHARE_AGAIN = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a model runs. `config` holds the options with all choices made, `draft_config` the same for its draft.
+    """How a model runs. `config` holds the options with all choices made.
 
-    `num_wanted`: tokens of context that the model would have with enough memory. `fits`: the model fits beside what is
-    already in memory. `draft_states`: None if drafts need no earlier states, or if the model cannot keep them.
+    `num_cells`: the context in tokens. `num_wanted`: the context that the model would have with enough memory. `taken`
+    and `room`: the predicted memory, and the memory that may be taken. `fits`: `taken` is within `room`.
+    `draft_states`: None if drafts need no earlier states, or if the model cannot keep them.
     """
 
     config: EngineConfig
@@ -51,23 +52,23 @@ class Plan:
 
     @property
     def draft_config(self) -> EngineConfig:
-        """The options of the draft."""
+        """The options of the draft model."""
         return self.config.model_copy(update={"gpu_layers": self.layout.num_draft_gpu_layers, "cpu_experts": 0})
 
 
 def least_cells(shape: FileShape, config: EngineConfig) -> int:
-    """Return the context, in tokens, with which a model is run if no context fits."""
+    """Return the context, in tokens, with which a model runs if no context fits."""
     return num_cells_wanted(shape, config) if config.ctx else min(num_cells_wanted(shape, config), _WORTHY[1])
 
 
 def make_plan(
     shapes: Sequence[FileShape], config: EngineConfig, room: Room, most_cells: int = 0, *, may_keep_states: bool = True
 ) -> Plan:
-    """Return how a model runs with its draft. The first shape is the model, the others its draft.
+    """Return how a model runs with its draft model. The first shape is the model, the others its draft model.
 
-    A context that is not configured has at most `most_cells` tokens (0: the usual limit). With `may_keep_states`,
-    earlier states are kept for drafts, but only if the options, the layers on GPUs and `fits` are the same without
-    them.
+    A context that is not configured has at most `most_cells` tokens (0: the usual limit). If `may_keep_states`, memory
+    is used for earlier states, which drafts need. But if this would change an option, the layers on GPUs or `fits`, no
+    earlier states are kept.
     """
     plan = _plan(shapes, config, room, most_cells)
     states = draft_states(shapes, plan.config, room)
@@ -119,7 +120,7 @@ def plan_again(shapes: Sequence[FileShape], config: EngineConfig, room: Room, nu
 
     First the earlier states for drafts are dropped. After that, a model with layers on GPUs may take four fifths of the
     GPU memory that it took before. Other models get half of the context, and fewer parallel requests if each keeps a
-    state. A configured context and number of requests do not change, so the plan may be that of the try before.
+    state. A configured context or number of requests does not change, so two tries may have the same plan.
     """
     plan = make_plan(shapes, config, room)
     counts = _parallel_counts(shapes, config)
@@ -156,9 +157,9 @@ def longest_context(shapes: Sequence[FileShape], config: EngineConfig, room: Roo
 
 
 def check_possible(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> None:
-    """Raise ModelLoadFailed if the configured options need more memory than could ever become free.
+    """Raise ModelLoadFailed if the configured options need more memory than `room`.
 
-    `room` is the memory that could become free. Without this check the system would kill the worker, or llama.cpp
+    `room` is all memory that could become free. Without this check the system would kill the worker, or llama.cpp
     would try for seconds.
     """
     _check_gpu_layers(shapes, config, room)
@@ -193,9 +194,10 @@ def _check_gpu_layers(shapes: Sequence[FileShape], config: EngineConfig, room: R
 
 
 def describe(plan: Plan, config: EngineConfig, num_layers: int, num_tries: int = 0) -> tuple[Choice, ...]:
-    """Return what the available memory decided for a model of `num_layers` layers, with reasons.
+    """Return the choices that a plan made because of the available memory, with reasons, as they are shown to the user.
 
-    `config` holds the options before the choices. `num_tries` is the number of earlier loads that ran out of memory.
+    `config` holds the options before the choices. The model has `num_layers` layers. `num_tries` is the number of
+    earlier loads that ran out of memory.
     """
     choices = []
     if plan.room.gpus:
@@ -238,7 +240,7 @@ def _describe_layers(plan: Plan, config: EngineConfig, num_layers: int) -> Choic
 
 
 def _typed(config: EngineConfig) -> list[EngineConfig]:
-    """Return the options once for each KV type that may be used, the best one first."""
+    """Return one copy of the options for each KV type that may be used, the best one first."""
     asked = {"kv_type_k": config.kv_type_k, "kv_type_v": config.kv_type_v}
     types = ["f16"] if config.flash_attention == "off" else ["f16", _QUANTIZED]
     if "auto" not in asked.values():
@@ -256,7 +258,7 @@ def _parallel_counts(shapes: Sequence[FileShape], config: EngineConfig) -> tuple
 
 
 def _variants(shapes: Sequence[FileShape], config: EngineConfig) -> list[EngineConfig]:
-    """Return the options for each number of parallel requests and each KV type, the best first."""
+    """Return one copy of the options for each number of parallel requests and each KV type, the best first."""
     counts = _parallel_counts(shapes, config)
     return [typed.model_copy(update={"parallel": count}) for count in counts for typed in _typed(config)]
 
@@ -264,7 +266,7 @@ def _variants(shapes: Sequence[FileShape], config: EngineConfig) -> list[EngineC
 def _longest(
     shapes: Sequence[FileShape], config: EngineConfig, layout: Layout, room: Room, floor: int, wanted: int
 ) -> int:
-    """Return the longest context from `floor` to `wanted` that fits in a layout."""
+    """Return the longest context in tokens, from `floor` to `wanted`, that fits in a layout. `floor` must fit."""
     steps = [*range(floor, wanted, CONTEXT_STEP), wanted]
     num_fitting = bisect_right(
         steps, 0, key=lambda cells: not take(shapes, config, cells, layout, room.gpus).fits(room)
