@@ -17,9 +17,10 @@ PortState = Literal["free", "ours", "edgeagent", "taken", "not allowed", "not ou
 class Native:
     """The report of a process that loads llama.cpp. `problem` says why the report is missing or incomplete.
 
-    `bindings` is the version of llama-cpp-python, None if it is not installed. `sandbox` lists the restrictions in
-    force; it is None if the process ended before it entered the sandbox. `landlock` is the version of the kernel's
-    Landlock, 0 if there is none.
+    `bindings` is the version of llama-cpp-python, None if it is not installed. `commit` is llama.cpp's version.
+    `instructions` is llama.cpp's description of its build, with the CPU's instruction sets. `sandbox` lists the
+    restrictions in force; it is None if the process ended before it entered the sandbox. `landlock` is the version of
+    the kernel's Landlock, 0 if there is none.
     """
 
     bindings: str | None = None
@@ -76,7 +77,11 @@ class RunningDaemon:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools on this machine that can compile llama.cpp. If `is_checkout`, edgeagent runs from its source tree."""
+    """The tools on this machine that can compile llama.cpp.
+
+    `python` is the path of this process's interpreter. `is_checkout`: edgeagent runs from its source tree. `has_cuda`
+    and `has_rocm`: the compiler of that toolkit is installed.
+    """
 
     python: str
     is_checkout: bool = False

@@ -19,15 +19,15 @@ class Finding:
 
 
 def ok(name: str, text: str) -> list[Finding]:
-    """Return a finding that reports no problem."""
+    """Return a list with one finding, which reports no problem."""
     return [Finding(name, "ok", text)]
 
 
 def warn(name: str, text: str, remedy: str) -> list[Finding]:
-    """Return a finding about a problem that costs speed or comfort."""
+    """Return a list with one finding about a problem that makes edgeagent slower or less convenient."""
     return [Finding(name, "warn", text, remedy)]
 
 
 def fail(name: str, text: str, remedy: str) -> list[Finding]:
-    """Return a finding about a problem that keeps edgeagent from working."""
+    """Return a list with one finding about a problem that prevents edgeagent from working."""
     return [Finding(name, "fail", text, remedy)]

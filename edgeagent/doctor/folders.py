@@ -34,7 +34,7 @@ def check_state(facts: Facts) -> list[Finding]:
 
 
 def check_cache(facts: Facts) -> list[Finding]:
-    """Check that prompts can be kept on disk."""
+    """Check that cached prefixes can be stored on disk."""
     folder, limits = facts.cache, facts.limits
     remedy = "choose another folder with --cache-dir, or switch it off with --cache-disk-bytes 0"
     if not limits.cache_bytes:
@@ -75,7 +75,7 @@ def check_models(facts: Facts) -> list[Finding]:
 
 
 def _unusable(name: str, folder: Folder, remedy: str) -> list[Finding]:
-    """Return a finding that says why a folder cannot be used; an empty list if it can be used."""
+    """Return a list with one finding, which says why a folder cannot be used; an empty list if it can be used."""
     if folder.problem is not None:
         return fail(name, f"{folder.path}: {folder.problem}", remedy)
     if folder.is_there and not folder.is_own:

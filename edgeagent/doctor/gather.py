@@ -25,7 +25,10 @@ AskReady = Callable[[Runtime], str | None]
 
 
 def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -> Facts:
-    """Return the facts of this machine under these settings."""
+    """Return the facts about this machine that matter with these settings.
+
+    `ask_ready` asks a running daemon whether it is ready. The hub is contacted only with `with_network`.
+    """
     token_problem, running = "", None
     try:
         running = find_daemon(config.state_dir)

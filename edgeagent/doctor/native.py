@@ -28,7 +28,10 @@ _MAX_MESSAGE_CHARS = 300
 def ask_native(
     command: Sequence[str] = COMMAND, environment: Mapping[str, str] = os.environ, timeout_s: float | None = None
 ) -> Native:
-    """Return the report of a new process that loads llama.cpp, or why there is no report."""
+    """Start a process that loads llama.cpp, and return its report. If it fails, `problem` of the report says why.
+
+    `timeout_s` is the time limit in seconds (None: TIMEOUT_S).
+    """
     bindings = installed_bindings()
     try:
         done = subprocess.run(  # noqa: S603 our own module
@@ -55,7 +58,10 @@ def installed_bindings() -> str | None:
 
 
 def _native(bindings: str | None, output: bytes, problem: str | None) -> Native:
-    """Return the report in a process's output, complete or not."""
+    """Return the report that a process wrote to its output. The report may be incomplete.
+
+    `problem` says why the process failed, None if it succeeded. `bindings` is the version of llama-cpp-python.
+    """
     records: list[dict[str, Any]] = []
     for line in output.splitlines():
         with suppress(ValueError):

@@ -110,7 +110,7 @@ def _holder(number: int) -> str:
 
 
 def _is_edgeagent(server: ServerConfig) -> bool:
-    """Whether an edgeagent daemon answers on the port to a request without a token."""
+    """Whether an edgeagent daemon listens on the port. The request is sent without a token."""
     url = local_url(server.host, server.port, is_encrypted=server.tls_certificate is not None)
     request = urllib.request.Request(f"{url}/version")  # noqa: S310 http or https
     opener = urllib.request.build_opener(

@@ -20,12 +20,12 @@ _ROCM = "-DGGML_HIP=on"
 
 
 def gpu_flags(gpu: Gpu, facts: Facts) -> str:
-    """Return CMake's flags for a GPU's backend. AMD gets ROCm if its compiler is installed, else Vulkan."""
+    """Return CMake's flags for a GPU's backend. AMD gets ROCm if ROCm's compiler is installed, else Vulkan."""
     return _ROCM if gpu == "amd" and facts.tools.has_rocm else FLAGS[gpu]
 
 
 def rebuild_command(facts: Facts, flags: str = "") -> str:
-    """Return the command that compiles llama.cpp for this CPU, and with `flags` for a GPU too."""
+    """Return the shell command that compiles llama.cpp for this CPU. With `flags` of `gpu_flags`, also for a GPU."""
     if facts.tools.is_checkout:
         # The Makefile has its own defaults, and compiles nothing if flags and CPU are the same as last time.
         return f"CMAKE_ARGS={shlex.quote(flags)} make setup" if flags else "make clean setup"

@@ -1,4 +1,4 @@
-"""Checks of what a daemon needs, and of a running daemon: port, version, model, hub. Pure functions of the facts."""
+"""Checks of the port, the model and the hub that a daemon needs, and of a running daemon. Pure functions of facts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The machine's policy: what the administrator allows, for every user of edgeagent. It outranks every option.
+"""The machine's policy: what the administrator allows, for every user of edgeagent. It overrides every option.
 
-`file` finds, checks, reads and follows the policy's file. `remotes` applies the policy to an owner's remotes.
+`file` finds, checks and reads the policy's file, and reads it again after changes. `remotes` applies the policy to an
+owner's remotes.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from edgeagent.types import RouteMode
 class MachinePolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """What is allowed. A field that is not given forbids nothing.
 
-    `route`: the least strict mode that is allowed. `remote_hosts`: the only hosts of remotes, as "gpu.example",
-    "gpu.example:8443" or "*.example". `pulls`: whether models may be downloaded. `model_sha256`: the hashes of the only
-    files that may be loaded.
-    `budget`: the limit for a day's spending at all remotes together. `ca_file`: the only CA that remotes are verified
-    with (PEM). `proxy`: the proxy for every remote that is not on this machine.
+    `route`: the least strict routing mode that is allowed. `remote_hosts`: the only hosts that remotes may have, as
+    "gpu.example", "gpu.example:8443" or "*.example". `pulls`: whether models may be downloaded. `model_sha256`: the
+    hashes of the only files that may be loaded. `budget`: the limit of a day's spending on all remotes together.
+    `ca_file`: the PEM file of the only CA that is trusted for remotes. `proxy`: the proxy for every remote that is not
+    on this machine.
     """
 
     route: RouteMode | None = None

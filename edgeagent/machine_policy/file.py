@@ -1,4 +1,4 @@
-"""The policy's file: its path, the checks of its owner and its content, and how a running process follows its changes.
+"""Reads the policy's file: finds it, checks its owner and content, and reads it again after changes.
 
 No option and no environment variable can name another path, so only users who may write to this path set the policy.
 While the file cannot be trusted or parsed, the policy is CLOSED: it forbids remotes and downloads. `trouble` says why.
@@ -44,7 +44,7 @@ logger.addHandler(logging.NullHandler())
 
 
 def policy_path() -> Path:
-    """Return the path of the policy's file: the same for every user, and in a folder that only administrators write."""
+    """Return the path of the policy's file. It is the same for every user. Only administrators can write its folder."""
     if sys.platform == "win32":
         return Path(_program_data()) / "edgeagent" / FILE
     if sys.platform == "darwin":
@@ -63,7 +63,11 @@ def _program_data() -> str:
 
 
 class PolicyFile:
-    """The machine's current policy. Its file is read again after a change, and after RETRY_S if it is unusable."""
+    """The machine's current policy.
+
+    The properties and methods check whether the file has changed, and then read it again. An unusable file is read
+    again after RETRY_S seconds even if it is unchanged.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = policy_path()
@@ -89,19 +93,19 @@ class PolicyFile:
 
     @property
     def trouble(self) -> str:
-        """Why the file cannot be trusted or understood, and what to do; empty if it can, or if there is no file."""
+        """Why the file cannot be trusted or parsed, and what to do; empty if it is valid, or if there is no file."""
         self._refresh()
         return self._trouble
 
     @property
     def revision(self) -> int:
-        """A number that changes with every change of the policy."""
+        """A number that grows with every change of the policy while this process runs."""
         self._refresh()
         return self._revision
 
     @property
     def why_local(self) -> str:
-        """Why the policy keeps every request on this machine; empty if it does not."""
+        """Why no request may leave this machine; empty if the policy allows remotes."""
         if self.policy.route is not RouteMode.LOCAL_ONLY:
             return ""
         return self._trouble or f"the machine's policy ({self.path}) says route = local_only"
@@ -117,7 +121,10 @@ class PolicyFile:
             raise Forbidden(self._trouble or f"the machine's policy ({self.path}) says pulls = false")
 
     def check_model(self, path: Path, sha256: Callable[[Path], str]) -> None:
-        """Raise ModelLoadFailed if a model's file may not be loaded. `sha256` is called only if it is needed."""
+        """Raise ModelLoadFailed if a model's file may not be loaded.
+
+        `sha256` computes the hash of a file. It is called only if the policy allows certain hashes only.
+        """
         allowed = self.policy.model_sha256
         if allowed is not None and (found := sha256(path)) not in allowed:
             raise ModelLoadFailed(

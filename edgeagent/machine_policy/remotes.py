@@ -1,4 +1,4 @@
-"""The machine's policy applied to a remote: its hosts are allowed or not, and the policy may set its CA and proxy."""
+"""Applies the machine's policy to a remote: decides whether its hosts are allowed, and sets its CA and proxy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _PORTS = {"https": 443, "http": 80}
 
 
 def under(policy: MachinePolicy, remote: Remote) -> Remote:
-    """Return a remote with the CA and the proxy that the policy sets."""
+    """Return a remote with the CA and the proxy that the policy sets.
+
+    The proxy is not set if all endpoints of the remote are on this machine.
+    """
     if policy.ca_file is not None:
         remote = replace(remote, tls=replace(remote.tls, ca_file=policy.ca_file))
     if policy.proxy is not None and not all(is_loopback(endpoint.url) for endpoint in remote.endpoints):
