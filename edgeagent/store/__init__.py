@@ -1,1 +1,1 @@
-"""Model files: names, downloads, headers. Nothing here loads a model."""
+"""Model files: their names, downloads and headers. This package does not load models."""

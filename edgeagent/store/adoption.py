@@ -28,7 +28,10 @@ _OLLAMA_SYSTEM_FOLDER = Path("/usr/share/ollama/.ollama/models")
 
 @dataclass(frozen=True, slots=True)
 class Adoptable:
-    """A model of another program. `sha256` is that program's record of the first file's hash; None without one."""
+    """A model of another program. `source` is the program's name in SOURCES, or "path".
+
+    `sha256` is the hash of the first file as that program recorded it; None if it recorded none.
+    """
 
     name: str
     source: str
@@ -102,7 +105,7 @@ def _of_path(path: Path) -> Iterator[Adoptable]:
 
 
 def _of_folder(root: Path, source: str) -> Iterator[Adoptable]:
-    """Yield a folder's models, named after their files. A second file of a name is named by its path in the folder."""
+    """Yield a folder's models, named after their files. If a name is taken, use the file's path in the folder."""
     seen: set[str] = set()
     for path in _files(root, "*.gguf"):
         paths = split_paths(path)
@@ -136,7 +139,10 @@ def _model_digest(manifest: Path) -> str | None:
 
 
 def _etag_sha256(path: Path) -> str | None:
-    """Return the sha256 that llama.cpp stored beside a download, which is the hub's ETag; None if there is none."""
+    """Return the sha256 of a file that llama.cpp downloaded; None if there is no record of it.
+
+    llama.cpp stores the hub's ETag in a file beside the download. For model files, the ETag is the sha256.
+    """
     noted: object = None
     document = _json(path.with_name(f"{path.name}.json"))
     if isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""Finds a draft for a model on this machine, and says why it is this one, or why there is none. No network."""
+"""Finds a draft model on this machine for a model, and gives the reason for the choice. No network."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CUTTABLE = ("attention", "latent", "sliding window")
 
 @dataclass(frozen=True, slots=True)
 class FoundDraft:
-    """A model's draft, and why it is this one. If `path` is None, `why` says why there is none.
+    """The file of a draft model, and why it was chosen. If `path` is None, `why` says why there is no draft model.
 
-    `is_trouble`: there is none because a file is damaged.
+    `is_trouble`: the search failed, for example because a file is damaged.
     """
 
     path: Path | None
@@ -33,20 +33,22 @@ class FoundDraft:
 
 
 class DraftFinder:
-    """Finds the drafts of a library's models."""
+    """Finds draft models for a library's models."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
 
     def find(self, model: ResolvedModel, header: GgufHeader) -> FoundDraft:
-        """Return the draft of a model with this header. Raise nothing: the model works without a draft.
+        """Return the draft model for a model with this header. No error is raised: the model works without a draft.
 
-        1. The draft that comes with the bundled model.
-        2. The model's partner in the catalog, if it is on this machine.
+        The first of these is used:
+
+        1. The bundled draft model, if the model is the bundled one.
+        2. The draft model that the catalog names, the model's partner, if it is on this machine.
         3. A model on this machine with the same vocabulary, at most a quarter of the size, and a memory from which
-           refused tokens can be removed. The same architecture is preferred, then the smallest.
+           rejected tokens can be removed. The same architecture is preferred, then the smallest.
 
-        Files are verified as those of models are.
+        The file is verified in the same way as the files of models.
         """
         try:
             return self._find(model, header)
@@ -70,7 +72,7 @@ class DraftFinder:
         )
 
     def _partner(self, name: str | None) -> FoundDraft | None:
-        """Return the model's partner in the catalog, or why it cannot be used; None if the catalog names none."""
+        """Return the draft model that the catalog names, or why it cannot be used; None if `name` is None."""
         if name is None:
             return None
         try:
@@ -83,7 +85,7 @@ class DraftFinder:
         return FoundDraft(found.paths[0], "the catalog's partner")
 
     def _same_vocabulary(self, model: ResolvedModel, header: GgufHeader) -> Iterator[Found]:
-        """Yield the models that could be a model's draft, the best first. Only the headers of small files are read."""
+        """Yield the models with the same vocabulary, the best draft model first. Only small models are examined."""
         others = []
         for found in self._small(model):
             try:
@@ -115,7 +117,7 @@ class DraftFinder:
 
 
 def _why_not(header: GgufHeader) -> str | None:
-    """Return why no model could draft for a model with this header; None if one could."""
+    """Return why drafts cannot be used for a model with this header; None if they can."""
     if header.memory_kind == "encoder" or header.is_embedding:
         return "it generates no text"
     if header.memory_kind not in _CUTTABLE and not header.shape.keeps_states:

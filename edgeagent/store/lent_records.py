@@ -11,9 +11,10 @@ from edgeagent.store.verified import VERIFIED_FILE
 
 
 def lend_records(owner: Path, borrower: Path) -> None:
-    """Copy the owner's names for models, and the records of verified files, so that these are not hashed again.
+    """Copy the owner's names of models and the records of verified files from one state folder to another.
 
-    Changes that the borrower makes to its copies are lost.
+    `owner` and `borrower` are the two state folders. With the records, the borrower need not hash verified files again.
+    Changes in the borrower's copies are not copied back.
     """
     borrower.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (NAMES_FILE, VERIFIED_FILE):

@@ -1,4 +1,4 @@
-"""Plans a quantized copy of a model: its type and its path. The file gets its name only once it is complete."""
+"""Plans a quantized copy of a model, and gives the copy its final name once it is complete."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)-[0-9a-f]{8}\.part")
 class Plan:
     """The source, type and target of a copy.
 
-    `quantized_before` is the source's type if the source is already quantized; otherwise it is empty.
+    `name`, `sources` and `header` are those of the source. `quant` is the name of the copy's type, `file_type` is
+    llama.cpp's number for it. `quantized_before` is the source's type if the source is already quantized; otherwise it
+    is empty.
     """
 
     name: str

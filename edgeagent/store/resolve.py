@@ -33,7 +33,7 @@ from edgeagent.store.verified import VerifiedFiles
 Origin = Literal["builtin", "hub", "folder", "import", "alias", "path"]
 
 DEFAULT_NAMES = ("", "default")
-"""Names by which a request may mean the daemon's default model."""
+"""The names that mean the daemon's default model in a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class Found:
 
 
 class Library:
-    """The models on this machine, and the only place that decides what a model's name means.
+    """The models on this machine. No other class decides what a model's name means.
 
-    `default` is the model for requests that name none. `adapters` maps models, under any of their names, to the names
-    of their adapters.
+    `default` is the model for requests that name none. `adapters` maps models to the names of their adapters. The keys
+    may be any names of these models.
     """
 
     def __init__(
@@ -134,7 +134,10 @@ class Library:
         return ResolvedModel(found.name, found.paths, found.origin, found.draft)
 
     def verify(self, found: Found, wanted: str) -> None:
-        """Check a model's files as `resolve` does; raise ModelDamaged or StoreError, which call it `wanted`."""
+        """Check a model's files in the same way as `resolve`; raise ModelDamaged or StoreError.
+
+        `wanted` is the model's name in the texts of these errors.
+        """
         if found.origin == "hub":
             for path in found.paths:
                 self._verify(path, wanted)
@@ -209,7 +212,7 @@ class Library:
         )
 
     def found(self) -> list[Found]:
-        """Return the models of `models`, whose files are not opened. Raise the same error."""
+        """Return the same models as `models`, without opening their files. Raise the same error."""
         found: list[Found] = []
         with suppress(ModelNotFound):
             found.append(Found("builtin", (builtin_model().path,), "builtin"))
@@ -252,7 +255,10 @@ class Library:
                 return self.find_on_hub(match.hub_name, wanted=name, draft=match.entry.draft)
 
     def _owned(self, name: str) -> Found | None:
-        """Return the model that the owner gave this name by an alias, an import, or a file in the models folder."""
+        """Return the model whose name the owner chose: an alias, an import, or a file in the models folder.
+
+        Return None if the owner gave no model this name.
+        """
         name = without_latest(name)
         if name == "builtin" or name.startswith(("/", ".", "~")):
             return None
@@ -299,7 +305,7 @@ class Library:
     def _verify(self, path: Path, wanted: str) -> None:
         """Check a file against the sha256 that it should have, unless it is unchanged since the last check.
 
-        Raise ModelDamaged if the sha256 differs, StoreError if it is not known which one the file should have.
+        Raise ModelDamaged if the sha256 differs, StoreError if the expected sha256 is unknown.
         """
         promised = named_sha256(path) or self._verified.noted_sha256(path)
         if promised is None:
@@ -358,7 +364,7 @@ def _listed(found: Found, aliases: tuple[str, ...]) -> LocalModel:
 
 
 def current_header(path: Path) -> GgufHeader:
-    """Return a model's header. It is read again only after the file has changed: a large vocabulary takes 0.2 s.
+    """Return a model's header. It is cached until the file changes, because reading a large vocabulary takes 0.2 s.
 
     If `path` is the first part of a split model, the header covers all parts. Raise ModelNotFound or ModelLoadFailed.
     """

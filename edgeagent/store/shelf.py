@@ -85,15 +85,19 @@ class Shelf:
             self._own.change(lambda names: names.without(*ended))
 
     def left(self, removal: Removal) -> Path | None:
-        """After a removal, return the file of another model that the same name means now; None if it means none."""
+        """Return the file of the model that the removed name means now; None if it means no model.
+
+        After a removal, a name may mean another model, for example one with the same name in the hub's cache.
+        """
         with suppress(ModelNotFound, InvalidRequest, StoreError):
             return self._library.find(removal.name).paths[0]
         return None
 
     def copy(self, source: str, alias: str) -> str:
-        """Give a model an alias. Return the name or the path that the alias stands for.
+        """Give a model an alias. Return the name or the path that the alias stands for. No file is copied.
 
-        Raise ModelNotFound, InvalidRequest (a name that is taken or not allowed) or StoreError.
+        `source` is any name of the model. Raise ModelNotFound if there is no such model, InvalidRequest if the alias is
+        taken or not allowed, or StoreError if the names cannot be read or written.
         """
         alias = without_latest(alias)
         if alias and alias in (*DEFAULT_NAMES, "builtin", "none"):

@@ -1,4 +1,4 @@
-"""Records which model files have the right hash, so that each is read only once. Knows no names and no network."""
+"""Records which model files have the right hash, so that each is read only once. No names of models, no network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """The state of a file when its content was read. If its stamp differs now, the file must be read again."""
+    """The state of a file when its content was read. If the file's present stamp differs, it must be read again."""
 
     size: int
     mtime_ns: int
@@ -43,9 +43,10 @@ class VerifiedFiles:
         return stamp.sha256 if stamp is not None else None
 
     def check(self, path: Path, sha256: str, on_bytes: Callable[[int], None] | None = None) -> bool:
-        """Whether a file has this sha256. If this is not on record, read the file, and record a match.
+        """Return whether a file has this sha256. Read the file, unless it was verified before and has not changed.
 
-        `on_bytes` gets the number of bytes read so far. Raise StoreError if the file cannot be read.
+        A match is recorded. `on_bytes` is called with the number of bytes read so far. Raise StoreError if the file
+        cannot be read.
         """
         if self.knows(path, sha256):
             return True
@@ -89,7 +90,7 @@ class VerifiedFiles:
 def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
     """Return a file's sha256 in hexadecimal. Raise StoreError if the file cannot be read.
 
-    `on_bytes` gets the number of bytes read so far.
+    `on_bytes` is called with the number of bytes read so far.
     """
     digest = hashlib.sha256()
     done = 0

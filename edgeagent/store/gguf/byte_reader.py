@@ -1,7 +1,7 @@
-"""Sequential, bounded reading of a GGUF header. Knows bytes and limits, but not what the fields mean.
+"""Sequential, bounded reading of a GGUF header. This module does not interpret the fields.
 
-It reads through a window instead of mmap, because a file that shrinks while it is mapped would kill the reader with
-SIGBUS.
+It reads the file into a buffer, the window, and does not use mmap: a file that shrinks while it is mapped would kill
+the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ByteReader:
         raise ModelDamaged(f"{self._path} cannot be loaded: {what}", param="model")
 
     def take(self, num_bytes: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next `num_bytes` bytes."""
         if self._pos + num_bytes > len(self._window):
             self._refill(num_bytes)
         start = self._pos
@@ -73,7 +73,7 @@ class ByteReader:
         return int(_U64.unpack(self.take(8))[0])
 
     def string(self, what: str, max_bytes: int) -> str:
-        """Return a length-prefixed string, with invalid UTF-8 replaced."""
+        """Return a length-prefixed string, with invalid UTF-8 replaced. `what` names the string in the error."""
         num_bytes = self.u64()
         if num_bytes > max_bytes:
             self.fail(f"{what} is {num_bytes} bytes long, more than {max_bytes}")
@@ -96,7 +96,10 @@ class ByteReader:
         self.skip(num_bytes)
 
     def skip_strings(self, count: int) -> None:
-        """Step over many strings (a vocabulary). The loop uses locals: most of a header's time is spent here."""
+        """Step over `count` length-prefixed strings, such as a vocabulary.
+
+        Most of the time for a header is spent here, so the loop uses local variables.
+        """
         self._num_array_strings += count
         if self._num_array_strings > MAX_ARRAY_STRINGS:
             self.fail(f"its arrays hold more than {MAX_ARRAY_STRINGS} strings")

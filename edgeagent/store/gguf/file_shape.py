@@ -1,4 +1,4 @@
-"""Derives a model's memory from its GGUF header: the bytes of its tensors, and what each layer keeps for a text.
+"""Derives a model's memory from its GGUF header: the bytes of its tensors, and the values that each layer keeps.
 
 The rules are those of llama.cpp's KV cache (llama-hparams.cpp). If a key is missing, its value counts as 0. The memory
 is then underestimated, so no model that fits is refused as too large. Sliding windows save no memory, because the
@@ -30,9 +30,9 @@ _MAX_LAYERS = 512
 
 
 class _Numbers:
-    """Reads a header's numbers for one architecture. A missing value is the caller's default, usually 0.
+    """Reads a header's numbers for one architecture. A call returns the number of one key, without the prefix.
 
-    A value that is not an integer from 0 to `most` counts as 0.
+    If the key is missing, the result is `default`. A value that is not an integer from 0 to `most` counts as 0.
     """
 
     def __init__(self, metadata: Metadata, architecture: str) -> None:
@@ -44,7 +44,10 @@ class _Numbers:
         return value if type(value) is int and 0 <= value <= most else 0
 
     def of_layers(self, name: str, default: int, num_layers: int) -> list[int]:
-        """Return a number for each layer. The header has one number for all layers, or an array."""
+        """Return a number for each layer. The header has an array, or one number for all layers, or neither: `default`.
+
+        A layer beyond the array's end gets 0. If the array has a number that is out of range, all layers get 0.
+        """
         value = self._metadata.get(self._prefix + name)
         if isinstance(value, Array):
             values = [*value.values[:num_layers]] + [0] * (num_layers - len(value.values))

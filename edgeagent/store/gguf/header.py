@@ -57,9 +57,11 @@ class Split:
 class GgufHeader:
     """A model file's header. `quant` is the file's own label (Q4_K_M), or else the tensor type of most parameters.
 
-    `tokens_at` is the range of the file's bytes that holds the vocabulary's tokens; empty if there is no vocabulary.
+    `kind` is "model", "adapter" or another value of `general.type`. `tensor_types` has the number of tensors of each
+    type. `tokens_at` is the range of the file's bytes that holds the vocabulary's tokens; empty if there is no
+    vocabulary. `memory_kind` is a result of the function of that name. `data_bytes` is the size of the tensor data.
     `num_prediction_layers` counts the extra layers after the model's own that predict further tokens (MTP, NextN).
-    `is_embedding`: the model was made for embeddings or ranking; it may have the memory of one that generates.
+    `is_embedding`: the model was made for embeddings or ranking, even if its memory is not that of an encoder.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Names the kind of a model's memory, as a word for display, from its GGUF header. It computes no sizes."""
+"""Finds out from a GGUF header what kind of memory a model has, as a word. It computes no sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ _STATES = ("ssm.", "wkv.", "rwkv.", "shortconv.", "kda.", "token_shift_count")
 
 
 def memory_kind(metadata: Metadata, architecture: str) -> str:
-    """Return "encoder" (keeps nothing), "recurrent", "hybrid", "latent", "sliding window" or "attention"."""
+    """Return the kind of memory that a model has.
+
+    - "encoder": it keeps nothing.
+    - "recurrent": all layers keep a state of fixed size.
+    - "hybrid": it has such states and attention.
+    - "latent": attention with compressed keys and values.
+    - "sliding window": attention, in some layers or all only to the latest tokens.
+    - "attention": full attention.
+    """
     prefix = f"{architecture}."
     if is_encoder(metadata, architecture):
         return "encoder"

@@ -153,7 +153,7 @@ def shown(value: object) -> str:
 
 
 def read_alignment(reader: ByteReader, metadata: Metadata) -> int:
-    """Return the alignment of the tensor data."""
+    """Return the alignment of the tensor data in bytes; raise ModelDamaged if it is not a power of two."""
     # bool is excluded although it is an int, because gguf.cpp requires a 32-bit unsigned integer here.
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 31:
@@ -162,7 +162,10 @@ def read_alignment(reader: ByteReader, metadata: Metadata) -> int:
 
 
 def read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> Tensors:
-    """Read the tensor table and check that all its data is in the file."""
+    """Read the tensor table and return the sums over its tensors.
+
+    Raise ModelDamaged if the table is invalid, or if the file ends before the tensors' data.
+    """
     names: set[str] = set()
     sums = _Sums()
     offset, end = 0, 0

@@ -1,4 +1,4 @@
-"""Pulls of models while the daemon serves: one at a time, in a thread of its own, cancelled when its client leaves."""
+"""Pulls models for clients of the daemon, one at a time, in a thread. A disconnect of the client cancels the pull."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Pulls:
 
 
 class _CancelledPull(Exception):
-    """Raised in the pull's thread to end it, because its client has left or its token was removed."""
+    """Raised in the pull's thread to end it, because its client has disconnected or the client's token was removed."""
 
 
 class _Running:

@@ -1,4 +1,7 @@
-"""Deletes unfinished downloads and files that no name uses from the hub's cache. Running downloads are left alone."""
+"""Deletes leftovers from the hub's cache: unfinished downloads, and blobs to which no file name links.
+
+Downloads that are still running are not deleted.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from edgeagent.store.hub.cache import HubCache
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An unfinished download, or a file of the cache that no name uses. `why` says in words which of the two."""
+    """An unfinished download, or a blob to which no file name links. `why` says in words which of the two."""
 
     path: Path
     repo: str
@@ -36,7 +39,10 @@ class Pruner:
         return tuple(found)
 
     def delete(self, leftover: Leftover) -> bool:
-        """Delete a leftover, unless a process is downloading it or a name uses it. Return whether it was deleted."""
+        """Delete a leftover, unless a process is downloading it or a file name links to it by now.
+
+        Return whether it was deleted. No error is raised.
+        """
         from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
         lock = self._cache.lock(leftover.repo, leftover.path.name.removesuffix(".incomplete"))

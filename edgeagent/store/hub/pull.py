@@ -32,8 +32,8 @@ _LOCK_PATIENCE_S = 0.2
 class PulledModel:
     """A model that is complete and verified on this machine. `name` is its canonical name here.
 
-    `is_current` is False if the hub could not be asked for a newer version. `draft` is the catalog's name for its draft
-    model.
+    `size_bytes` is the size of all its files, `downloaded_bytes` is what this pull received. `is_current` is False if
+    the hub could not be asked for a newer version. `draft` is the catalog's name for its draft model.
     """
 
     name: str
@@ -84,8 +84,8 @@ class Puller:
 
         If the hub cannot be reached, return the verified version that is on this machine, if there is one.
         Raise StoreError (disk, network, access, checksum), ModelNotFound, InvalidRequest, or Forbidden (the machine's
-        policy). If a pull ends early, also by an exception of `on_progress` or an interrupt, the downloaded bytes are
-        kept for the next pull. Nothing unverified is published.
+        policy). An exception of `on_progress` ends the pull. If a pull ends early, the downloaded bytes are kept for
+        the next pull. No unverified file is published.
         """
         wish = _wish(name)
         if wish is None:
@@ -193,7 +193,7 @@ class Puller:
             self._verified.note(pointer, file.sha256)
 
     def _is_right_blob(self, file: RemoteFile, blob: Path, meter: Meter) -> bool:
-        """Whether a blob, perhaps another program's, has the content that its name promises."""
+        """Return whether the blob exists and has the file's size and sha256. Another program may have written it."""
         if not blob.is_file() or blob.stat().st_size != file.size:
             return False
         return self._verified.check(blob, file.sha256, lambda have: meter.show("verifying", file, have))
@@ -249,9 +249,10 @@ def _wish(name: str) -> _Wish | None:
 
 @contextmanager
 def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the file's lock, which huggingface_hub also uses. It is released if this process ends.
+    """Hold a lock file during the `with` block. huggingface_hub uses the same lock.
 
-    While another process holds it, `on_wait` is called several times a second. It may raise, to stop waiting.
+    The lock is released even if this process crashes. While another process holds the lock, `on_wait` is called several
+    times a second. An exception of `on_wait` ends the waiting.
     """
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 

@@ -41,7 +41,7 @@ class Transfer:
     """Downloads files into partial files.
 
     Each try asks the hub again for the file's address, because addresses expire. If a try fails or is interrupted, the
-    partial file is kept, unless the server cannot continue it.
+    partial file is kept for the next try. It is deleted only if the server cannot resume the download from its end.
     """
 
     def __init__(self, endpoint: str, token: str | None, min_free_bytes: int) -> None:
@@ -50,7 +50,7 @@ class Transfer:
         self._min_free_bytes = min_free_bytes
 
     def fetch(self, file: RemoteFile, partial: Path, on_bytes: Callable[[int], None]) -> None:
-        """Complete the partial file to its listed size. `on_bytes` is called with the size that it has so far.
+        """Download until the partial file has the listed size. `on_bytes` is called with its present size.
 
         Raise StoreError, or an error of huggingface_hub, if another try would not help. Raise StoreError if more than
         MAX_FRUITLESS_TRIES tries in a row received no byte.

@@ -1,1 +1,1 @@
-"""The names of models and of their files. Nothing here reads a model."""
+"""The names of models and of their files. This package does not read models."""

@@ -1,4 +1,4 @@
-"""The models that edgeagent knows by a short name: the bundled pair, and models/catalog.toml. No network."""
+"""The models with short names: the bundled model with its draft model, and those of models/catalog.toml. No network."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class CatalogEntry:
     """A model on the hub under a short name.
 
-    `draft` is the name of another entry with the same `tokenizer`. `sha256` pins a single file, and `size_bytes` is
-    its size. `also` holds other names of the model. `context` is the number of tokens that the model was trained for.
-    `approximate_gb` is the approximate size of the model's files in units of 10^9 bytes.
+    `draft` is the name of another entry, the draft model, with the same `tokenizer`. `quant` or `file` selects one
+    model of the repository. `sha256` pins a single file, and `size_bytes` is its size. `also` holds other names of the
+    model. `context` is the number of tokens that the model was trained for. `approximate_gb` is the approximate size of
+    the model's files in units of 10^9 bytes. `sampling` holds recommended sampling parameters.
     """
 
     name: str
@@ -53,14 +54,14 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True)
 class BuiltinModel:
-    """The model and the draft that come with edgeagent."""
+    """The files of the model and the draft model that come with edgeagent. `draft` is None if that file is missing."""
 
     path: Path
     draft: Path | None
 
 
 def builtin_model() -> BuiltinModel:
-    """Return the bundled pair. Raise ModelNotFound if this installation lacks it."""
+    """Return the bundled model and its draft model. Raise ModelNotFound if this installation lacks the model."""
     path = _bundled("edgeagent-mini.gguf", "models/builtin")
     if path is None:
         raise ModelNotFound(
@@ -71,7 +72,10 @@ def builtin_model() -> BuiltinModel:
 
 
 def load_catalog(path: Path | None = None) -> Mapping[str, CatalogEntry]:
-    """Return the catalog by name, empty if there is no catalog. Raise StoreError if it is malformed."""
+    """Return the entries of the catalog by name; empty if there is no catalog file.
+
+    `path` is the file (None: the bundled one). Raise StoreError if it cannot be read or is malformed.
+    """
     path = path or _bundled("catalog.toml", "models")
     if path is None:
         return {}
@@ -152,7 +156,7 @@ def find_entry(name: CatalogName, known: Collection[str] | None = None) -> Catal
 
 
 def draft_of(repo: str) -> str | None:
-    """Return the name of the draft model for a repository's models; None if the catalog has none."""
+    """Return the catalog's name of the draft model for a repository's models; None if the catalog has none."""
     return next((entry.draft for entry in load_catalog().values() if entry.repo == repo), None)
 
 
@@ -169,7 +173,7 @@ def model_name(models: tuple[Variant, ...], model: Variant, repo: str) -> str:
 
 
 def _spellings(text: str) -> Iterator[str]:
-    """Yield a name unchanged, then without each ending that Ollama adds for models that follow instructions."""
+    """Yield a name unchanged, then without "-instruct", "-it", "-chat" and "-text", which Ollama adds to some names."""
     yield text
     for ending in ("-instruct", "-it", "-chat", "-text"):
         yield text.removesuffix(ending)

@@ -1,4 +1,4 @@
-"""Suggests names for an unknown model name: similar ones, or else some known ones."""
+"""Suggests existing names for an unknown model name: similar ones, or else the first known ones."""
 
 from __future__ import annotations
 

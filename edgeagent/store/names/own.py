@@ -37,7 +37,7 @@ class OwnNames:
     imports: Mapping[str, Imported] = field(default_factory=dict)
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
-        """Return the aliases of a model. `name` is its path if it has no other name."""
+        """Return the aliases of a model. `name` is the target of the aliases: the model's name or its path."""
         return tuple(alias for alias, target in self.aliases.items() if target == name)
 
     @property

@@ -1,4 +1,4 @@
-"""The naming rule of split models: <stem>-00001-of-00003.gguf. Knows names only, no files."""
+"""The naming rule of split models: <stem>-00001-of-00003.gguf. This module opens no files."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def split_names(name: str) -> tuple[str, ...]:
 
 
 def split_paths(path: Path) -> tuple[Path, ...]:
-    """Return the paths of all parts in order, from the path of any part."""
+    """Return the paths of all parts in order, from the path of any part; (path,) for a file that is not a part."""
     return tuple(path.with_name(name) for name in split_names(path.name))

@@ -53,6 +53,7 @@ def choose(models: tuple[Variant, ...], name: HubName, where: str) -> Variant:
 
     A name may give a file or a quantization. If it gives neither, return the only model, or else the model with the
     first quantization in PREFERRED. Raise ModelNotFound, which lists the choices, if no model or more than one fits.
+    `where` says in the error where the models were looked for, for example "on this machine".
     """
     if not models:
         raise ModelNotFound(f"{name.repo} holds no GGUF model {where}", param="model")
