@@ -1,4 +1,4 @@
-"""A vocabulary whose tokenizer takes time in proportion to the text.
+"""A vocabulary that tokenizes long texts in linear time.
 
 llama.cpp walks a list from the beginning for each special token that it finds in a text. A text with 10,000 special
 tokens took 14 s. So such a text is cut after every few hundred special tokens, at places where a cut changes no token.
@@ -94,12 +94,12 @@ class _Cutter:
         yield text[start:]
 
     def _place(self, text: str, match: re.Match[str], *, is_urgent: bool) -> int | None:
-        """Return a place beside a special text where a cut changes no token; None if there is none.
+        """Return an index before or after a special text where a cut changes no token; None if there is none.
 
-        1. The place must not be inside another special text that begins earlier, because llama.cpp takes the longest
+        1. The index must not be inside another special text that begins earlier, because llama.cpp takes the longest
            first.
-        2. It must not be beside white space, because special tokens of a few vocabularies swallow white space. With
-           `is_urgent` this is allowed, and may change a token.
+        2. It must not be next to white space, because special tokens of a few vocabularies include adjacent white
+           space. `is_urgent` lifts this rule, because the part is already very long. The cut may then change a token.
         """
         behind = (match.end(), text[match.end() : match.end() + 1])
         before = (match.start(), text[match.start() - 1 : match.start()])

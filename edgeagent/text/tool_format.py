@@ -1,4 +1,4 @@
-"""The known formats in which models write tool calls and reasoning, and their markers. No parsing."""
+"""The formats in which models write tool calls and reasoning, and their markers. This module parses nothing."""
 
 from __future__ import annotations
 

@@ -70,14 +70,14 @@ class SpecialTexts:
     def markers(self, known: str) -> frozenset[str]:
         """Return the user-defined texts that look like markup and occur in `known`.
 
-        `known` is a text with all markup that has a meaning. Other user-defined texts, such as <table> or runs of
-        blanks, only abbreviate common text.
+        `known` is a text that contains all markup with a meaning, such as the source of the chat template. Other
+        user-defined texts, such as <table> or runs of blanks, are only single tokens for common text.
         """
         return frozenset(text for text in self.user_defined if _MARKUP.fullmatch(text) and text in known)
 
 
 def special_texts(vocabulary: Vocabulary) -> SpecialTexts:
-    """Return all special texts. Keep the result, because it takes a pass over the vocabulary."""
+    """Return all special texts. Call it once and keep the result, because it reads the whole vocabulary."""
     control: set[str] = set()
     user_defined: set[str] = set()
     for token in range(vocabulary.num_tokens):

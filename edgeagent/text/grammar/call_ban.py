@@ -1,4 +1,4 @@
-"""Prevents tool calls if none are allowed, and keeps their marker out of the answer's text."""
+"""Prevents tool calls if none are allowed, so that no part of a call's marker appears in the answer's text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _LLAMA_START = b'{"name":'
 class BannedText:
     """A text that an answer must not contain, and the tokens that would complete it.
 
-    is_start: the text is banned only at the beginning of the answer, and white space is ignored.
+    The caller keeps the state: a prefix of the banned text with which the answer ends so far. It is empty at first, and
+    None once the banned text is no longer possible. is_start: the text is banned only at the beginning of the answer,
+    and white space is ignored.
     """
 
     def __init__(self, text: bytes, vocabulary: Vocabulary, *, is_start: bool = False) -> None:
@@ -27,10 +29,9 @@ class BannedText:
         self._tokens: dict[bytes, NDArray[np.int64]] = {}
 
     def after(self, state: bytes | None, piece: bytes) -> bytes | None:
-        """Return the state after this piece: the part of the banned text with which the answer ends.
+        """Return the state after this piece. `state` is the previous result of this method, empty at first.
 
-        None means that the banned text is no longer possible. `state` is the previous result of this method, empty at
-        first.
+        The piece must not complete the banned text.
         """
         joined = self._joined(state, piece)
         if joined is None or self._is_start:
@@ -59,7 +60,7 @@ class BannedText:
 
 
 def banned_texts(tool_format: ToolFormat, vocabulary: Vocabulary) -> tuple[BannedText, ...]:
-    """Return the texts that open a call in this format. Keep the result: it takes a pass over the vocabulary."""
+    """Return the texts that open a call in this format. Keep the result, because it reads the whole vocabulary."""
     # Ban the marker's part up to the underscore, because a partial marker would be shown to the client. Answers hardly
     # ever contain this part otherwise.
     marker = call_opener(tool_format).partition("_")[0] + "_"
@@ -99,7 +100,7 @@ class CallBan:
         return mask
 
     def instead_of(self, token: int) -> int | None:  # noqa: ARG002
-        """Return None: the token is drawn from the allowed ones."""
+        """Return None: a token is drawn from the allowed ones instead."""
         return None
 
     def accept(self, token: int) -> None:

@@ -1,4 +1,4 @@
-"""Writes the grammars of tool calls, one for each format, in llguidance's variant of Lark. It does not compile them."""
+"""Generates the grammars of tool calls, one for each format, in llguidance's variant of Lark. No compilation."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class CallRules:
                 return "call"
 
     def whole(self, *, several: bool) -> str:
-        """Return the grammar of an answer that has only calls; with `several`, one or more of them."""
+        """Return the grammar of an answer that is one call; with `several`, of one or more calls."""
         body = self.after_marker(several=several)
         match self._format:
             case ToolFormat.HERMES:

@@ -79,7 +79,8 @@ class GrammarCompiler:
     def prepare(self) -> None:
         """Read the vocabulary, at the first call only. This takes half a second for 150,000 tokens.
 
-        Without this call, the first `compile` of a grammar does it. Raise NotSupported if no token ends an answer.
+        The first compilation of a grammar calls it too. Raise NotSupported if the vocabulary has no token that ends an
+        answer.
         """
         if self._tokenizer is None:
             if not self.end_tokens:
@@ -102,9 +103,9 @@ class GrammarCompiler:
         """Return the constraint of a request; None if the model may write anything.
 
         open_reasoning: the markers of reasoning that the prompt leaves open. has_called: the conversation contains
-        calls. A model imitates calls, so the constraint prevents them if no call is allowed. Raise InvalidRequest for a
-        format or a tool choice that cannot be followed, InvalidToolSchema for tools, and NotSupported if no token ends
-        an answer.
+        calls. A model imitates them, so a CallBan is returned if this request allows no call. Raise InvalidRequest for
+        a format or a tool choice that cannot be followed, InvalidToolSchema for a tool with an unusable name or schema,
+        and NotSupported if the vocabulary has no token that ends an answer.
         """
         usable = callable_tools(tools, tool_choice)
         if not usable and isinstance(format, TextFormat):

@@ -60,9 +60,10 @@ class Trigger:
 class Plan:
     """A grammar, and when it applies.
 
-    - `triggers`: the texts after which it applies. Without any, it applies from the start.
-    - `repeats`: it applies after each trigger, not only once.
-    - `goes_on`: it stays active after complete text, because the text may continue.
+    - `triggers`: the texts after which the grammar applies. Without any, it applies from the start.
+    - `repeats`: the grammar applies after each trigger, not only after the first one. Otherwise the answer ends with
+      the grammar's text.
+    - `goes_on`: the grammar stays active when its text is complete, because another call may follow.
     - `open_reasoning`: the markers of reasoning that the prompt has opened. The grammar applies only after the
       reasoning.
     - `text_grammar`: the same grammar without tool calls; None if the grammar does not combine JSON text and calls.
@@ -156,10 +157,10 @@ class Constraint:
         return self._guard.narrowed(mask)
 
     def instead_of(self, token: int) -> int | None:
-        """Return the token to write instead of the model's `token`, which is not allowed; None if that is unclear.
+        """Return the token to write instead of the model's `token`, which is not allowed; None to draw an allowed one.
 
-        If the model ends the answer or writes a control token inside a JSON string, it can only mean that the string is
-        complete. So the string is closed.
+        If the model ends the answer or writes a control token inside a JSON string, the string is taken as complete.
+        Then the result is the quote mark that closes it.
         """
         vocabulary, quote = self._tokens.vocabulary, self._tokens.quote
         if self._matcher is None or not self._guard.is_in_string or quote is None:
@@ -266,8 +267,8 @@ class Constraint:
 def reason(text: str) -> str:
     """Return llguidance's error as one line.
 
-    This is the first line of the error. If it only announces the reason, as in errors of regular expressions, the last
-    line is added.
+    This is the first line of the error. If it ends with a colon, as in errors of regular expressions, the last line is
+    added, which has the reason.
     """
     lines = text.strip().splitlines() or ["unknown reason"]
     reason = lines[0]

@@ -1,8 +1,8 @@
-"""Limits generated JSON where JSON's grammar does not.
+"""Limits generated JSON in ways that JSON's grammar does not.
 
 The limits are for the digits of a number, unusual white space, and one character repeated in a string. Without them, a
-model that has begun to repeat a digit may do so until its context is full. A blank before a colon or a comma is valid
-JSON too, but models were not trained on such text and continue it badly.
+model that has begun to repeat a digit may repeat it until its context is full. A blank before a colon or a comma is
+valid JSON too, but models were not trained on such text and continue it badly.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class JsonGuard:
         return self._is_in_string and not self._is_escaped
 
     def refuses(self, token: int) -> bool:
-        """Whether a token may have to be removed: `narrowed` decides, since it sees all allowed tokens."""
+        """Whether a token exceeds the limits. It may still be allowed if no other token is; see `narrowed`."""
         if self._is_in_string:
             return self._has_to_end and not self._starts.is_quote[token]
         if self._starts.is_space[token]:
@@ -93,7 +93,7 @@ class JsonGuard:
         return bool(self._starts.num_digits[token] > self._room)
 
     def narrowed(self, mask: Mask) -> Mask:
-        """Return the mask without the tokens that exceed the limits, as long as other tokens are left."""
+        """Return the mask without the tokens that exceed the limits; the unchanged mask if no other token is left."""
         if self._is_in_string:
             return self._with_quotes(mask) if self._has_to_end else mask
         if self._depth > 0:

@@ -1,7 +1,8 @@
 """Reads the syntax of tool calls, with one reader for each format.
 
-A reader is a generator. It is sent the text after the opening marker, one character at a time. It reports calls to a
-sink, and raises MalformedError if the text is not a call. Its return value is the text that it read beyond the call.
+A reader is a generator. The caller sends it the text after the opening marker, one character at a time. The reader
+reports calls to a sink, and raises MalformedError if the text is not a call. It returns the text that it read after the
+end of the call.
 """
 
 from __future__ import annotations

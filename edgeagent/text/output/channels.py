@@ -1,7 +1,7 @@
-"""Splits generated text into content, reasoning and tool calls incrementally.
+"""Splits generated text into three channels incrementally: content, reasoning and tool calls.
 
-It knows markers and the syntax of calls, but no tokens, stop strings or templates. Text becomes content if it is not a
-valid call, or if it calls a tool that the request does not have. Only a call that is cut off before its name is
+It parses markers and the syntax of calls. It does not use tokens, stop strings or templates. A call becomes content if
+it is invalid, or if it names a tool that the request does not have. Only a call that is cut off before its name is
 dropped.
 """
 
@@ -78,7 +78,7 @@ class ChannelParser:
 
     @property
     def num_held(self) -> int:
-        """How many characters at the end of the text have no channel yet and may be content."""
+        """How many characters at the end of the text have not been assigned to a channel and may become content."""
         if self._call is None:
             return len(self._buffer)
         is_begun = self.num_calls > self._call.num_calls_before
@@ -92,7 +92,7 @@ class ChannelParser:
         return self._take_parts()
 
     def finish(self) -> tuple[Part, ...]:
-        """End the input and return the text that was held back. The part of a call that was already sent is kept."""
+        """End the input and return the parts that were held back. An incomplete call that has begun stays as it is."""
         while self._call is not None:
             call = self._call
             if self._sink.is_open or (self.num_calls > call.num_calls_before and "{" not in call.unread):
@@ -110,7 +110,7 @@ class ChannelParser:
         return self._take_parts()
 
     def drop_opening(self) -> None:
-        """Forget a call that has its marker but no name yet, because it cannot be run without a name."""
+        """Drop a call that has its marker but no name yet, because a client cannot run it."""
         call = self._call
         if call is not None and call.opening.strip() and not self._sink.is_open:
             self._call, self._buffer = None, ""
@@ -222,9 +222,9 @@ class ChannelParser:
         return False
 
     def _reject_call(self, call: _Region) -> None:
-        """Treat a failed call as text, and parse the unread part of its region again.
+        """Treat an invalid call as text, and parse the unread part of its region again.
 
-        The opening marker becomes content, unless an earlier call of the region has begun.
+        The opening marker becomes content, unless the region has already given the client a call.
         """
         self._call = None
         self._put_back("".join(call.unread))
@@ -240,10 +240,10 @@ class ChannelParser:
 
 @dataclass(slots=True)
 class _Region:
-    """A marked region whose calls are being read.
+    """A region of the text with one or more calls, which are being read.
 
-    `opening` is its marker with the white space before it. `unread` is the text since the reader's last progress. If
-    the call fails, this text is parsed again.
+    `opening` is its marker with the white space before it. `unread` is the text since the reader last reported a name,
+    arguments or an end. If the call turns out to be invalid, this text is parsed again.
     """
 
     reader: Reader

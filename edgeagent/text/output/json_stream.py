@@ -65,7 +65,7 @@ def read_value(first: str, keep: Keep, depth: int = 0) -> Reader:
 def read_string(first: str) -> Generator[None, str, str]:
     """Read a string and return its value, with U+FFFD in place of lone surrogates, which UTF-8 cannot encode.
 
-    Other readers return the character after the value; this one reads none.
+    Unlike the other readers, it does not return a character that it read after the value; it reads none.
     """
     if first != '"':
         raise MalformedError
@@ -132,7 +132,10 @@ def _read_array_rest(keep: Keep, depth: int) -> Reader:
 
 
 def _read_comma_or(end: str, keep: Keep, ahead: str) -> Reader:
-    """Read `end`, or a comma and the first character of the next item. Return `end` or that character."""
+    """Read `end`, or a comma and the first character of the next item. Return `end` or that character.
+
+    `ahead` is a character after the last item that was read before, "" if there is none.
+    """
     char = yield from read_space(keep, ahead)
     if char == end:
         return char

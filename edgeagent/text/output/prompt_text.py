@@ -1,6 +1,6 @@
 """Returns a prompt to its client as text, with the log probabilities of its tokens if requested.
 
-It knows where each token's text begins. It does not know how or when the tokens are scored.
+It finds where each token's text begins. The log probabilities come from elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PromptEcho:
     """One prompt's text, in parts that each fit into a frame.
 
     `text` is what the client wrote; None if it sent tokens. The first `num_added` tokens were added by edgeagent, and
-    are not part of the text.
+    are not part of the text. `is_scored`: the client requested log probabilities.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PromptEcho:
         self._is_told = False
 
     def add(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """Add the log probabilities of the next tokens."""
+        """Add the log probabilities of the next tokens. Those of the first token, which has none, are not added."""
         self._logprobs += logprobs
 
     def take(self) -> tuple[PromptText, ...]:

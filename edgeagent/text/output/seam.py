@@ -1,7 +1,7 @@
-"""Continues an answer from another machine at a position that may be inside one of this model's tokens.
+"""Continues an answer from another machine, which may end inside one of this model's tokens.
 
-The text of the answer's last few tokens is generated again. Any tokens that spell this text and continue it may be
-used.
+So the text of the answer's last few tokens is generated again. The model may write it with any tokens that spell this
+text. The last of them may also contain the text that follows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _MAX_OPEN_TOKENS = 6
 
 
 def num_open(pieces: Sequence[bytes]) -> int:
-    """Return how many of the last tokens may belong to an incomplete word: at least one if there are any."""
+    """Return how many of the last tokens may belong to an incomplete word: at least one if there are any.
+
+    `pieces` are the bytes of the tokens.
+    """
     num = min(1, len(pieces))
     while num < min(len(pieces), _MAX_OPEN_TOKENS) and _is_inside_word(pieces[-num - 1], pieces[-num]):
         num += 1
@@ -46,10 +49,10 @@ class Inner(Protocol):
 
 
 class Seam:
-    """A constraint: the next tokens must spell `text`, and the last of them may go beyond it.
+    """A constraint: the next tokens must spell `text`, and the last of them may have further text after it.
 
-    The constraint `inner` holds at the same time, and alone after that. It also decides alone if it allows none of the
-    tokens that spell the text.
+    The constraint `inner` applies at the same time. It applies alone once the text is spelled, or if it allows none of
+    the tokens that spell the text.
     """
 
     def __init__(self, vocabulary: Vocabulary, text: bytes, inner: Inner | None) -> None:
@@ -58,9 +61,9 @@ class Seam:
         self._inner = inner
         self._place = 0  # the offset of the next byte to spell; at least the text's length once all is spelled
         self.num_again = 0
-        """The number of tokens that only repeated existing text and added nothing after it."""
+        """The number of accepted tokens that only spelled `text` and had no further text after it."""
         self.is_settled = False
-        """Set by the owner once it has taken `num_again` into account."""
+        """Set by the caller once it has corrected the answer's length limit by `num_again`."""
         self._fitting = _fitting_tokens(vocabulary, text)
 
     @property
@@ -88,7 +91,7 @@ class Seam:
         return mask if mask.any() else inner
 
     def instead_of(self, token: int) -> int | None:
-        """Return the token to write instead of a token that is not allowed; None if that is unclear."""
+        """Return the token to write instead of a token that is not allowed; None to draw an allowed one."""
         return None if self._inner is None or self._place < len(self._text) else self._inner.instead_of(token)
 
     def accept(self, token: int) -> None:

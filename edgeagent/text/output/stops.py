@@ -1,4 +1,4 @@
-"""Finds stop strings in a text that comes in parts. It uses plain search, no regular expressions and no tokens."""
+"""Finds stop strings in a text that arrives in parts, by plain string search."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 
 class StopMatcher:
-    """Passes text on until one of `stops` is complete.
+    """Returns the text that it gets, up to the first complete stop string.
 
-    The stop string that is complete first wins. If several end at the same character, the longest wins. So the result
-    does not depend on how the text is split into parts.
+    The stop string that is complete first ends the text. If several end at the same character, it is the longest of
+    them. So the result does not depend on how the text is split into parts.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -25,9 +25,10 @@ class StopMatcher:
         return len(self._held)
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text that is safe to show, and the stop string that ends it, if any.
+        """Return the text that can be shown, and the stop string that follows it, None if there is none so far.
 
-        Text that could begin a stop string is held back until that is ruled out. After a match, feed nothing more.
+        Text at the end that could begin a stop string is held back until more text shows that it does not. After a
+        match, feed nothing more.
         """
         if not self._stops:
             return text, None

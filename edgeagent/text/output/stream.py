@@ -1,7 +1,7 @@
-"""Turns one request's tokens into deltas: characters, then channels, then stop strings.
+"""Turns one request's tokens into deltas in three stages: detokenization, channels, stop strings.
 
-It keeps log probabilities together with the text of their tokens. It recognizes stop strings. It does not know
-other reasons for the end of an answer.
+It keeps log probabilities together with the text of their tokens. It recognizes stop strings, but no other reason for
+the end of an answer. A channel is content, reasoning or tool calls.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ class OutputStream:
 
     @property
     def unsaid(self) -> tuple[TokenLogprob, ...]:
-        """The log probabilities of the last tokens, as long as no part of their text has been returned."""
+        """The log probabilities of the last tokens. No part of the text of these tokens has been returned yet."""
         return tuple(logprob for _, logprob in self._unsaid)
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:
         """Return the deltas of these tokens.
 
-        `logprobs` is empty or has one item for each token, None for a token that was sent before. If `stopped` is set
-        afterwards, a stop string is complete. Then `num_tokens` is the number of tokens used so far, and no more tokens
-        should be fed.
+        `logprobs` is empty or has one item for each token; None for a token whose log probabilities were sent before.
+        If `stopped` is set afterwards, it is the stop string that ended the answer. Then `num_tokens` is the number of
+        tokens up to that string, and no more tokens should be fed.
         """
         for token, logprob in zip_longest(tokens, logprobs):
             if self.stopped is not None:
@@ -94,9 +94,10 @@ class OutputStream:
         return self._take_deltas()
 
     def resume(self, tokens: Sequence[int], text: str, reasoning: str) -> bool:
-        """Feed the first tokens of an answer, whose text and reasoning the client already has.
+        """Feed the first tokens of an answer. The client already has their `text` and `reasoning`.
 
-        Return False if these tokens give anything else (a call, or more text), or if they complete a stop string.
+        Return True if the tokens give only that. Return False if they give anything else (a call, or more text), or if
+        they complete a stop string.
         """
         self._said_before = SaidBefore(text, reasoning)
         return not self.feed(tokens) and self.stopped is None

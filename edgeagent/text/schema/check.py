@@ -85,8 +85,8 @@ def object_schema(schema: Schema) -> Schema:
 def followable(schema: Schema, *, lenient: bool, effort: Effort | None = None) -> Schema:
     """Return the schema in the form that is compiled: with closed objects and the compiler's options.
 
-    lenient: ignore keywords that the compiler does not know. effort: limits the work; pass the same one for all schemas
-    of a request. Raise SchemaError if references lead through too many schemas.
+    lenient: the compiler ignores keywords that it does not support. effort: limits the work; pass the same object for
+    all schemas of a request. Raise SchemaError if references lead through too many schemas.
     """
     try:
         schema = close_objects(choices_as_any_of(schema), effort)

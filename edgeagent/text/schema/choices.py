@@ -1,7 +1,7 @@
 """Turns `oneOf` into `anyOf` if no value can fit two of its schemas.
 
-The grammar compiler accepts no other `oneOf`. It makes this change itself, but only if it need not follow references.
-The schema of a union of models is a `oneOf` of references.
+The grammar compiler accepts no other `oneOf`. It makes this change itself, but does not follow references for it. The
+schema of a union of classes, as pydantic writes it, is a `oneOf` of references.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Closes the objects of a JSON schema: keys that the schema does not name must not be written.
+"""Closes the objects of a JSON schema, so that the model cannot write keys that the schema does not name.
 
 JSON Schema allows further keys if `additionalProperties` is absent. Most schemas of clients leave it out and mean a
-closed object. A model that may add keys adds them until its context is full. This module knows nothing of grammars.
+closed object. A model that may add keys adds them until its context is full. This module is independent of grammars.
+
+A branch is one of the schemas in an anyOf or oneOf. A schema is open if it allows keys that it does not name.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class TooManyReferencesError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """An object's known keys in order, and whether other keys are allowed (`is_open`).
+    """The keys that a schema names for an object, in order, and whether other keys are allowed (`is_open`).
 
     `has_properties`: the object is to be closed, because its schema has `properties` or sets `unevaluatedProperties` to
     false.
@@ -118,7 +120,7 @@ class Effort:
             )
 
     def name(self, names: tuple[str, ...]) -> None:
-        """Count the keys that combined alternatives name. Raise TooManyReferencesError if there are too many."""
+        """Count the keys that combined schemas name. Raise TooManyReferencesError if there are too many."""
         self._num_names += len(names)
         if self._num_names > MAX_NAMES:
             raise TooManyReferencesError(
@@ -169,7 +171,10 @@ class _Closer:
         return _closed(opened, keys.names)
 
     def _others(self, forks: list[list[Any]], keys: _Keys) -> dict[int, _Keys]:
-        """Return, for each list of branches by its id, the keys that the same object has outside of that list."""
+        """Return the keys that the object gets from outside of each list of branches, by the list's `id()`.
+
+        `forks` are the object's lists of branches, `keys` are its keys that apply in every branch.
+        """
         names = [self._all_names(fork) for fork in forks]
         num_forks = Counter(chain.from_iterable(names))
         others: dict[int, _Keys] = {}
@@ -182,8 +187,7 @@ class _Closer:
     def _open(self, schema: Schema, others: dict[int, _Keys]) -> Schema:
         """Return a schema that stays open because it is combined with others. Objects in its values are closed.
 
-        `others` maps lists of branches, by id, to the keys that the object gets from elsewhere; see `_others`. Branches
-        of these lists are closed, all other branches stay open.
+        `others` is the result of `_others`. The branches of the lists in it are closed, all other branches stay open.
         """
         result: Schema = {}
         for key, value in map_schemas(
@@ -209,8 +213,8 @@ class _Closer:
     def _joined_keys(self, schema: Schema, forks: list[list[Any]], seen: set[str]) -> _Keys:
         """Return an object's keys that apply in every branch, and add its lists of branches to `forks`.
 
-        A branch is a schema in anyOf or oneOf. Behind a reference, the keys of all branches count as keys of the
-        object.
+        If a branch is reached through a reference, its keys count as keys that apply in every branch. `seen` holds the
+        references that led to this schema.
         """
         self._effort.visit(len(seen))
         parts: list[_Keys] = []
@@ -259,7 +263,7 @@ class _Closer:
 
 
 def _keys_of(key: str, value: Any) -> _Keys:
-    """Return the keys that one keyword gives to an object."""
+    """Return the keys that one keyword of a schema, with this value, gives to an object."""
     match key:
         case "properties" if isinstance(value, dict):
             return _Keys(tuple(value), has_properties=True)

@@ -1,4 +1,4 @@
-"""Finds the place in a JSON schema that made the grammar compiler refuse it. The compiler does not name the place."""
+"""Finds the keyword in a JSON schema that made the grammar compiler refuse it. The compiler does not name it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Try = Callable[[Schema], str | None]
 
 
 def describe_fault(schema: Schema, *, strict: bool, try_schema: Try) -> str | None:
-    """Return the keyword at fault, its path and what to do, as one line; None if no known reason is found."""
+    """Return the keyword at fault, its path and what to do, as one line; None if no known reason is found.
+
+    `strict`: the client asked for exact adherence, so unsupported keywords are faults too.
+    """
     nodes = list(_nodes(schema, "#"))
     for path, node in nodes:
         for keyword, reason in _faults(schema, node):
@@ -73,7 +76,7 @@ def _faults(root: Schema, node: Schema) -> Iterator[tuple[str, str]]:
 
 
 def _doubts(node: Schema) -> Iterator[tuple[str, str]]:
-    """Yield keywords that often cannot be followed, each with the reason."""
+    """Yield keywords that the compiler often does not support, each with the reason."""
     for keyword in _UNKNOWN:
         # `unevaluatedProperties` can be followed if it is true or false.
         if keyword in node and not (keyword == "unevaluatedProperties" and isinstance(node[keyword], bool)):

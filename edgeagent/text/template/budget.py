@@ -1,6 +1,6 @@
-"""Limits the operations, the text and the time of one rendering of a template.
+"""Limits the operations, the text and the CPU time of one rendering of a template.
 
-If a result may be much larger than its operands, its size is computed and charged before the result itself.
+If a result may be much larger than its operands, its size is charged before the result is computed.
 """
 
 from __future__ import annotations
@@ -93,11 +93,10 @@ def num_chars(value: object) -> int:
 
 
 def weigh(value: object) -> int:
-    """Return how many values a comparison or hash of this value may visit; 0 if it is no container.
+    """Return how many values a comparison or hash of this value may visit; 0 if it is not a container.
 
-    Raise SecurityError for far too many.
-
-    A list that is contained several times counts each time, because a comparison visits it each time.
+    A list that is contained several times counts each time, because a comparison visits it each time. Raise
+    SecurityError if there are more than _MAX_VALUES.
     """
     if not isinstance(value, _HOLDERS):
         return 0
@@ -114,13 +113,16 @@ def weigh(value: object) -> int:
 
 
 def replaced_size(text: str, old: str, new: str) -> int:
-    """Return an upper limit of a text's length after a replacement."""
+    """Return an upper limit of the length of `text` after `old` is replaced by `new` everywhere, in characters."""
     num_places = text.count(old) if old else len(text) + 1
     return len(text) + num_places * len(new)
 
 
 def result_size(operator: str, left: Any, right: Any) -> int:
-    """Return the size of an operation's result. Raise SecurityError for too large integers and unknown formats."""
+    """Return the size of an operation's result in characters, without computing the result; see `size_of`.
+
+    Raise SecurityError if the result is too large an integer, or if % is used with an unknown format.
+    """
     match operator, left, right:
         case "+", (str() | list() | tuple()), (str() | list() | tuple()):
             return size_of(left) + size_of(right)

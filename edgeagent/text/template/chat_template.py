@@ -1,6 +1,6 @@
 """Renders a conversation with a model's own chat template, and finds out what that template supports.
 
-If the template refuses a conversation, the conversation is rearranged into a form that the template accepts. Nothing is
+If the template refuses a conversation, the messages are rearranged into a form that the template accepts. No text is
 lost.
 """
 
@@ -70,9 +70,10 @@ _RESULT = Message("tool", "probe-result", tool_call_id="call_" + "a" * 24, name=
 class ChatTemplate:
     """One model's chat template. A source that is missing or does not compile is replaced by ChatML.
 
-    `control_texts` are the texts of the vocabulary's control tokens. If None, any client text that looks like a control
-    token is kept from becoming one. `marker_texts` are further texts that become tokens; users and tools must not
-    produce those tokens. See vocabulary.SpecialTexts.
+    `control_texts` are the texts of the vocabulary's control tokens. Client text with these texts becomes plain text
+    tokens. If None, this applies to any client text that looks like a control token. `marker_texts` are further texts
+    that become single tokens; in messages of users and tools they become plain text tokens. See
+    vocabulary.SpecialTexts. `now` returns the time for templates that show the date.
     """
 
     def __init__(
@@ -122,7 +123,10 @@ class ChatTemplate:
         return self._native_tool_format or ToolFormat.HERMES
 
     def renew(self) -> None:
-        """Prepare for another request. This does nothing, because each rendering has a budget of its own."""
+        """Do nothing: each rendering already has a budget of its own.
+
+        Templates that share a budget between the renderings of a request renew it here.
+        """
 
     def render(self, prompt: ChatPrompt) -> Rendered:
         """Render a conversation up to the beginning of the assistant's answer.
@@ -194,7 +198,7 @@ class ChatTemplate:
 
     @cached_property
     def _style(self) -> Style:
-        """The style that the template accepts, found by rendering probes."""
+        """The style that the template accepts. It is found by rendering small test conversations."""
         style = Style()
         if "probe-user" not in (self._try([_USER], style=style) or self._try([_SYSTEM, _USER], style=style) or ""):
             parts = Style(content_parts=True)
@@ -282,7 +286,10 @@ def _strings(prompt: ChatPrompt) -> Iterator[str]:
 
 
 def _template_kwargs(text: str) -> dict[str, Any]:
-    """Return the template variables that a request sets; raise InvalidRequest unless they are as _KWARGS says."""
+    """Return the template variables in a request's JSON object; raise InvalidRequest if one is not in _KWARGS.
+
+    The error is also raised for a value of another type than _KWARGS says, and if the text is not a JSON object.
+    """
     param = "chat_template_kwargs"
     try:
         kwargs = json.loads(text)

@@ -131,8 +131,8 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 def separate_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages with parallel calls split into turns of one call, each followed by its result.
 
-    A message with a call that has no result is not split. The results of a message stand before the next message that
-    calls with one of its ids.
+    A message with a call that has no result is not split. Results are looked for up to the next message that reuses one
+    of the call ids.
     """
     separated: list[Message] = []
     moved: set[int] = set()
@@ -233,9 +233,9 @@ def _call(call: ToolCall, style: Style, mark: Mark) -> Turn:
 
 
 def _arguments(text: str, mark: Mark) -> object:
-    """Return a call's arguments as an object; as text if they are no JSON object (incomplete or malformed calls).
+    """Return a call's arguments as an object; as text if they are not a JSON object (incomplete or malformed calls).
 
-    The text was already marked, but its JSON escapes (\\u003c) may hide text that must be marked in the values.
+    The text was already marked. But text that JSON escapes (\\u003c) had hidden is marked now, in the parsed values.
     """
     text = text or "{}"
     try:

@@ -28,7 +28,7 @@ class Rendered:
     """A rendered prompt. `pieces` holds its text in order, as pairs of a text and whether it is trusted.
 
     Control tokens in a trusted text are the template's own. open_reasoning: the markers of reasoning that the prompt
-    leaves open. The model has to close it.
+    opens but does not close. The model's answer begins inside this reasoning.
     """
 
     text: str
@@ -39,9 +39,9 @@ class Rendered:
 class Marker:
     """Marks the texts of control tokens in the strings of one prompt, and finds the marks in the rendered text.
 
-    Texts of control tokens are marked in all strings. Texts that stand for calls, results and reasoning are marked only
-    in messages of users and tools. Messages of the assistant may contain them, and templates look for them there.
-    `foreign` matches the texts of both kinds.
+    `control` matches the texts of control tokens, which are marked in all strings. `foreign` matches these texts and
+    also the markers of calls, results and reasoning. Those are marked only in messages of users and tools. Messages of
+    the assistant may contain them, and templates look for them there. `strings` are all strings of the prompt.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ def control_pattern(control_texts: Collection[str] | None) -> re.Pattern[str]:
 def tokenize_rendered(rendered: Rendered, vocabulary: Vocabulary) -> list[int]:
     """Return the tokens of a rendered prompt. Only the template's own control tokens become control tokens.
 
-    The text is cut only around client text that would become a control token, because a cut changes how the text beside
-    it merges into tokens. BOS comes once, from the template or from the vocabulary.
+    The text is cut only around client text that would become a control token, because a cut can change the tokens of
+    the text next to it. BOS is added once, by the template or by the vocabulary.
     """
     plain: dict[str, list[int] | None] = {}
     runs: list[tuple[str, list[int] | None]] = []

@@ -1,7 +1,7 @@
-"""Runs a model's Jinja template without trusting it: no access beyond plain values, and a budget for work and memory.
+"""Runs a model's untrusted Jinja template: it has access to plain values only, and a budget for work and memory.
 
 A template is part of a model file that anyone may have made. Jinja's sandbox restricts attributes. The budget limits
-time and size: every loop iteration, call, filter, concatenation and output is counted before it is done.
+time and size: every loop iteration, call, filter, concatenation and output is charged to it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RawJson(dict[str, Any]):
 
 
 class _Meter(NodeTransformer):
-    """Changes a syntax tree so that the Sandbox is called for all work, and can charge the budget for it."""
+    """Changes a template's syntax tree: all work calls filters of the Sandbox, which charge the budget for it."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)

@@ -1,8 +1,8 @@
 """Finds the places where a conversation that is too long for its context can be cut.
 
-The prefix cache reuses a prompt only as far as its beginning is the same. So messages at the front are dropped in steps
-whose size does not depend on the conversation's end. The cut stays at the same place for many turns. When the next step
-is due, the rest of the conversation is computed again. This module knows neither the rendering nor how many tokens fit.
+The prefix cache reuses a prompt only up to the first token that differs. So messages are dropped from the front in
+steps whose size does not depend on the conversation's end, and the cut stays at the same place for many turns. When the
+next step is due, the remaining messages are computed again. This module neither renders messages nor counts tokens.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def cut_before(messages: Sequence[Message], place: int) -> tuple[Message, ...]:
 def cut_places(messages: Sequence[Message], step: int, size: Callable[[Message], int]) -> list[int]:
     """Return the indices where the conversation can be cut, in order: one after each step, and the last possible one.
 
-    `step` is the size of the messages that each step drops. `size` returns a message's size, which must be the same at
-    each call. A cut is before a user's message, because templates require a conversation to begin with one. After the
-    last user message, which stays, a cut is before a message of the assistant. A call and its result stay together. The
-    last message always stays.
+    Each step drops messages with a total size of about `step`. `size` returns a message's size, which must be the same
+    at each call. A cut is before a user's message, because templates require a conversation to begin with one. The last
+    user message is never dropped; after it, a cut is before a message of the assistant. A call and its result are
+    dropped together. The last message is never dropped.
     """
     places: list[int] = []
     due, num_dropped, previous = step, 0, 0
