@@ -189,12 +189,12 @@ def temporary_owner(file_name: str) -> int | None:
 
 
 def about_name(root: bytes) -> str:
-    """Return the name of the file that describes a root."""
+    """Return the name of the file that holds the About of a root."""
     return f"{root[:ROOT_BYTES].hex()}{_ABOUT_SUFFIX}"
 
 
 def write_about(about: About) -> bytes:
-    """Return the content of the file that describes a root."""
+    """Return an About as the content of its file. Nothing is written."""
     fields = {"model": about.model, "client": about.client, "settings": dict(about.settings)}
     return json.dumps(fields).encode()
 
@@ -249,7 +249,7 @@ class FolderShare:
 
 
 def list_parts(folder: Path) -> list[FolderShare]:
-    """Return the totals of a folder's blocks, one FolderShare for each root. The latest used share is first.
+    """Return the totals of a folder's blocks, one FolderShare for each root. The most recently used share is first.
 
     A model and client with blocks for several settings have several shares. The result is empty if there is no folder.
     Raise OSError if the folder cannot be listed.

@@ -1,4 +1,4 @@
-"""The interface of a model's vocabulary that the text layer uses. It does not know the implementation."""
+"""The interface of a model's vocabulary that the text layer uses. It is implemented elsewhere."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 PROGRESS_INTERVAL_S = 0.1
 
 Pulled = tuple[PulledModel, PulledModel | None]
-"""A model, and its draft if that was pulled too."""
+"""A model, and its draft model; None if no draft model was pulled."""
 
 
 class Pulls:
@@ -33,7 +33,7 @@ class Pulls:
         self._running: _Running | None = None
 
     async def run(self, name: str, *, with_draft: bool = True) -> AsyncGenerator[Progress | Pulled, None]:
-        """Pull a model; yield the progress, and the model at the end.
+        """Pull a model. Yield the progress, and at the end the model with its draft model.
 
         Raise the errors of `Puller.pull`, BackendUnavailable while another pull runs, or InternalError for an
         unexpected failure.

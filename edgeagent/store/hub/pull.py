@@ -120,9 +120,10 @@ class Puller:
     def pull_with_draft(
         self, name: str, on_progress: OnProgress | None = None
     ) -> tuple[PulledModel, PulledModel | None]:
-        """Pull a model, then its draft. Return both.
+        """Pull a model, then its draft model. Return both.
 
-        The draft is None if the catalog names none, or if its pull failed. Raise the errors of `pull` for the model.
+        The draft model is None if the catalog names none, or if its pull failed. Raise the errors of `pull` only for
+        the model.
         """
         pulled = self.pull(name, on_progress)
         draft = None

@@ -1,4 +1,4 @@
-"""Groups a repository's files into models, and selects a model by quantization. It knows only file names."""
+"""Groups a repository's files into models, and selects a model by quantization. It uses only the files' names."""
 
 from __future__ import annotations
 

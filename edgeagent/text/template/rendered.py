@@ -55,7 +55,7 @@ class Marker:
         self._sentinel = next(mark for mark in map(chr, _SENTINELS) if mark not in text) if self._is_needed else ""
 
     def mark(self, text: str) -> str:
-        """Return the text with a mark in every part that spells a control token. Marking twice changes nothing more."""
+        """Return the text with a mark in every part that spells a control token. Marked parts stay unchanged."""
         return self._mark(self._control, text)
 
     def mark_foreign(self, text: str) -> str:
