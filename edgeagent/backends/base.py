@@ -10,9 +10,9 @@ from msgspec import Struct
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, Step, TextAnswer, TextQuery
 
 CONTEXT = "context"
-"""The obstacle of a remote whose context is too short for the prompt. The prompt's size is an estimate."""
+"""`Estimate.obstacle` of a remote whose context is too short for the prompt's estimated size."""
 UNREACHABLE = "unreachable"
-"""The obstacle of a remote that has no reachable endpoint, as far as is known."""
+"""`Estimate.obstacle` of a remote that has no reachable endpoint, as far as is known."""
 
 
 class Estimate(Struct, frozen=True):
@@ -24,7 +24,7 @@ class Estimate(Struct, frozen=True):
     `trouble`: a sentence that explains the obstacle to the client and says what to change; empty if none is needed.
     `first_token_s` and `token_s`: the predicted time to the first token, and between tokens; None if unknown.
     `strain`: one word for why the backend is slow now (loading, memory, thermal); empty if it is not.
-    `may_be_tried`: the obstacle may be gone. A request that no other backend can serve is sent here to find out.
+    `may_be_tried`: the obstacle may be gone. If no other backend can serve the request, this one is tried.
     """
 
     backend: str
@@ -41,7 +41,7 @@ class Estimate(Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """Generates answers, on this machine or on another.
+    """A source of answers, on this machine or on another.
 
     The contract of `generate`:
 
@@ -64,13 +64,16 @@ class Backend(Protocol):
     def generate(
         self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
     ) -> AsyncGenerator[Step, None]:
-        """Run a request; see the contract above."""
+        """Run a request and yield its Steps; see the contract in the docstring of Backend.
+
+        On another machine, `permit` allows the request. With `so_far`, the answer continues that text.
+        """
         ...
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
         """Answer a query with a model of this machine; raise ModelNotFound, or the error that prevents an answer.
 
-        A backend on another machine raises NotSupported, since the text of a query does not leave this machine.
+        A backend on another machine always raises an error: the text of a query does not leave this machine.
         """
         ...
 
@@ -85,7 +88,8 @@ class Backend(Protocol):
     def reload(self, model: str) -> None:
         """Reload a model and end its quarantine. Its live requests continue.
 
-        Raise ModelNotFound if it is unknown, BackendUnavailable while the daemon starts, NotSupported for a remote's.
+        Raise ModelNotFound for an unknown model, NotSupported for a remote model, or BackendUnavailable while the
+        daemon is starting.
         """
         ...
 
@@ -97,17 +101,17 @@ class Backend(Protocol):
         ...
 
     def find_model(self, name: str) -> str:
-        """Return a model's canonical name; clients may use several names. Raise ModelNotFound or BackendUnavailable."""
+        """Return the canonical name of a model, given any of its names; raise ModelNotFound or BackendUnavailable."""
         ...
 
     async def locate(self, name: str) -> str:
-        """Like `find_model`, but also find models on this machine that were not requested before. Load nothing."""
+        """Do as `find_model`, but also search the disk for models that no request has named yet. Load no model."""
         ...
 
     async def unload(self, model: str) -> int:
         """End a model's worker and return 0. If the model has live requests, return their number instead.
 
-        In that case the worker ends after these requests. Raise ModelNotFound, BackendUnavailable, or NotSupported for
+        The worker then ends after these requests. Raise ModelNotFound, BackendUnavailable, or NotSupported for
         a remote model.
         """
         ...

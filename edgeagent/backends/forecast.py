@@ -39,7 +39,7 @@ class Rates:
 
 @dataclass(slots=True)
 class _Pending:
-    """A live request before its first token. `num_tokens` is about how many prompt tokens it still has to compute."""
+    """A live request before its first token. `num_tokens` estimates how many of its prompt tokens are uncached."""
 
     tier: Tier
     num_tokens: float
@@ -84,9 +84,9 @@ class Forecast:
     def known(self, rates: Rates, *, is_proven: bool, is_busy: bool, idle_s: float) -> Rates:
         """Return the rates to predict with: a busy worker's current rates, else the best rates measured so far.
 
-        `rates` are used only after a request has run (`is_proven`). Before that they come from the trial run at
-        loading, which other programs may have slowed down. An idle worker measures nothing, so its rates are assumed to
-        improve with time.
+        `rates` are the worker's last measurements. They are used only after a request has run (`is_proven`). Before
+        that they come from the trial run at loading, which other programs may have slowed down. An idle worker measures
+        nothing, so its rates are assumed to improve the longer it has been idle (`idle_s`).
         """
         if is_proven and rates.prefill_tokens_per_s > 0:
             self._best = self._best.better(rates)
@@ -96,9 +96,9 @@ class Forecast:
         return Rates(self._best.prefill_tokens_per_s * hope, self._best.token_s / hope)
 
     def first_token_s(self, request: GenerateRequest, rates: Rates) -> float | None:
-        """Return the predicted seconds to the first token of a request that a worker gets now; None if unknown.
+        """Return the predicted seconds to the first token if the worker gets a request now; None if unknown.
 
-        They include the time for prompts that the worker computes before this one.
+        They include the prefill of waiting requests of the same or a higher tier.
         """
         if rates.prefill_tokens_per_s <= 0:
             return None

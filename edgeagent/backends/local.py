@@ -47,12 +47,12 @@ class _Traffic:
         self.active_s = now_s  # when the last request ended; before the first request, the time of creation
 
     def note_duration(self, duration_s: float) -> None:
-        """Note how long a request took, from its acceptance to its end."""
+        """Update the average duration with that of one request, from its acceptance to its end."""
         self.usual_duration_s += _SMOOTHING * (duration_s - self.usual_duration_s)
 
     @property
     def retry_after_s(self) -> float:
-        """The estimated seconds until a retry may succeed, 1 to 60: how long a request usually waits and runs."""
+        """The estimated seconds until a retry may succeed: the average duration of a request, limited to 1 to 60."""
         return min(_MAX_RETRY_AFTER_S, max(1.0, self.usual_duration_s))
 
 
@@ -78,7 +78,7 @@ class LocalBackend:
         return self._pool.default_model()
 
     def find_model(self, name: str) -> str:
-        """Return a model's canonical name; clients may use several names. Raise ModelNotFound or BackendUnavailable."""
+        """Return the canonical name of a model, given any of its names; raise ModelNotFound or BackendUnavailable."""
         return self._pool.find_model(name)
 
     async def start(self) -> None:
@@ -90,15 +90,18 @@ class LocalBackend:
         await self._pool.stop()
 
     def models(self) -> list[ModelStatus]:
-        """Return the models on this machine."""
+        """Return the configured models, and those that requests have named, loaded or not."""
         return self._pool.models()
 
     async def locate(self, name: str) -> str:
-        """Like `find_model`, but also find models that are on disk and not loaded. Load nothing."""
+        """Do as `find_model`, but also search the disk for models that no request has named yet. Load no model."""
         return await self._pool.locate(name)
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0. If the model has live requests, return how many must end first."""
+        """End a model's worker and return 0. If the model has live requests, return how many must end first.
+
+        Raise ModelNotFound, or BackendUnavailable while the daemon is starting.
+        """
         return await self._pool.unload(model)
 
     def estimate(self, request: GenerateRequest) -> Estimate:
@@ -159,13 +162,16 @@ class LocalBackend:
         self._pool.cancel(request_id)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Answer a query; raise the errors of Pool.ask. A query is not a request, and does not wait for requests."""
+        """Answer a query; raise the errors of Pool.ask. A query does not queue with generation requests."""
         return await self._pool.ask(model, query)
 
     async def generate(
         self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
     ) -> AsyncGenerator[Step, None]:
-        """Run a request; see the contract in backends.base. The first `__anext__` accepts the request."""
+        """Run a request; see the contract in backends.base.Backend. `permit` is ignored.
+
+        The first `__anext__` accepts the request. It raises Overloaded if the queue is full, and the errors of Pool.
+        """
         del permit  # nothing leaves this machine
         # The router located the model before, but an unused model may have been unloaded since.
         await self._pool.locate(request.model)

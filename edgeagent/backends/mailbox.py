@@ -17,9 +17,9 @@ _DEFAULT_MAX_STEPS = 64
 
 
 def merge_steps(steps: list[Step]) -> Step:
-    """Merge steps into one that has the time of the first step.
+    """Merge steps (at least one) into one, which has the time of the first step.
 
-    Neighbouring deltas are joined if they are text, reasoning, or arguments of the same tool call.
+    Adjacent deltas are joined if both are text, both are reasoning, or both are arguments of the same tool call.
     """
     deltas: list[Delta] = []
     run: list[Delta] = []
@@ -60,7 +60,7 @@ def _join(run: list[Delta]) -> Delta:
 class Mailbox:
     """A queue of one answer's steps with one reader; the worker's pipe fills it.
 
-    `num_tokens` counts the answer's tokens, including those that another backend delivered before.
+    `num_tokens` counts the answer's tokens. It starts with the number that another backend has already delivered.
     """
 
     def __init__(self, max_steps: int = _DEFAULT_MAX_STEPS, *, num_tokens: int = 0) -> None:
@@ -75,7 +75,7 @@ class Mailbox:
         return len(self._steps)
 
     def put(self, step: Step) -> None:
-        """Add a step; steps after the end are ignored."""
+        """Add a step, and merge the pending steps if there are too many. Steps after the end are ignored."""
         if self._has_ended:
             return
         self.num_tokens += len(step.tokens)
@@ -88,7 +88,7 @@ class Mailbox:
         self._wake()
 
     def fail(self, error: EdgeAgentError) -> None:
-        """End the answer with an error. The reader gets the pending steps first."""
+        """End the answer with an error, which `next` raises after the pending steps. Do nothing if it has ended."""
         if self._has_ended:
             return
         self._has_ended = True

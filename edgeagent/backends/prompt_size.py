@@ -1,4 +1,4 @@
-"""Computes the size of a prompt in bytes. The number of its tokens is estimated from it before rendering."""
+"""The size of a prompt in bytes. Before the template is rendered, prompt tokens are estimated from this size."""
 
 from __future__ import annotations
 

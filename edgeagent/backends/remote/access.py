@@ -62,7 +62,7 @@ class Access:
     def obstacle(self, now_s: float) -> tuple[str, str]:
         """Return why requests cannot be sent, as one word and as a sentence; both are empty if requests can be sent.
 
-        The key is looked up again at most every few seconds.
+        The key is looked up at most once in five seconds, or at once after `refuse` and `forgive`.
         """
         if self._checked_s is None or now_s - self._checked_s > _ASK_AGAIN_S:
             self._checked_s = now_s

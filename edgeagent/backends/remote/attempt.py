@@ -79,7 +79,7 @@ class Attempt:
         return []
 
     async def close(self) -> None:
-        """End the exchange; the remote is told to stop an unfinished answer."""
+        """End the exchange. If the answer is unfinished, stop the remote."""
         if self._exchange is not None:
             await self._exchange.close(is_done=self.is_over)
 

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteBackend:
-    """Generates at one remote. `probes` returns a permit for probes, or None while nothing may leave this machine."""
+    """The backend of one remote. `probes` returns a permit for probes, or None while nothing may leave this machine."""
 
     def __init__(
         self,
@@ -107,7 +107,10 @@ class RemoteBackend:
             await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
 
     async def network_changed(self) -> None:
-        """Use new connections from now on, and forget earlier failures of endpoints, for example after a sleep."""
+        """Use new connections from now on, and forget earlier failures of endpoints.
+
+        Called when the network may have changed, for example because the machine has slept.
+        """
         if self._cluster is not None:
             self._cluster.renew()
 
@@ -140,7 +143,7 @@ class RemoteBackend:
                     task.add_done_callback(self._warming.discard)
 
     def models(self) -> list[ModelStatus]:
-        """Return the models under their local names: those that the owner named, or else those the remote lists.
+        """Return the models under their local names: those that the owner configured, or else those the remote lists.
 
         While the key or the TLS files cannot be used, all models are FAILED, and `cause` says why.
         """
@@ -153,12 +156,12 @@ class RemoteBackend:
         return [ModelStatus(name, state, progress, cause=trouble or None, is_remote=True) for name in names]
 
     def reload(self, model: str) -> None:
-        """Raise NotSupported: a remote loads its models itself. Raise ModelNotFound for an unknown model."""
+        """Raise NotSupported, since a remote loads its models itself, or the errors of `find_model`."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} loads its models itself", served_by=self.name)
 
     def default_model(self) -> str:
-        """Return the first model that the owner named or the remote lists.
+        """Return the first model that the owner configured, or else the first that the remote lists.
 
         Raise ModelNotFound if there is none yet, or RemoteUnavailable if the TLS files cannot be used.
         """
@@ -175,16 +178,16 @@ class RemoteBackend:
         return name
 
     async def locate(self, name: str) -> str:
-        """Like `find_model`."""
+        """Do as `find_model`: for a remote model, this machine's disk is not searched."""
         return self.find_model(name)
 
     async def unload(self, model: str) -> int:
-        """Raise NotSupported: a remote unloads its models itself. Raise ModelNotFound for an unknown model."""
+        """Raise NotSupported, since a remote unloads its models itself, or the errors of `find_model`."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} unloads its models itself", served_by=self.name)
 
     async def ask(self, model: str, query: TextQuery) -> TextAnswer:
-        """Raise NotSupported: such text does not leave this machine. Raise ModelNotFound for an unknown model."""
+        """Raise NotSupported, since a query's text does not leave this machine, or the errors of `find_model`."""
         del query
         self._served().model_there(model)
         raise NotSupported(f"{self.name} answers no questions about text; use a local model", served_by=self.name)
@@ -236,7 +239,10 @@ class RemoteBackend:
     async def generate(
         self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
     ) -> AsyncGenerator[Step, None]:
-        """Run a request; see the contract in backends.base. Without a permit for this request, nothing is sent."""
+        """Run a request; see the contract in backends.base.Backend.
+
+        Raise Forbidden if `permit` is None or is not for this request. Then nothing is sent.
+        """
         if permit is None:
             raise Forbidden(f"there is no permit to send this to remote {self.remote.name!r}", served_by=self.name)
         check_permit(permit, self.remote.name, Call("", b"", request_id=request.id))

@@ -34,7 +34,7 @@ class Control:
         self._scope: asyncio.Timeout | None = None
 
     def end(self, cause: Cause, message: str = "") -> None:
-        """End the request: cancel the operation it is awaiting, and allow no further one."""
+        """End the request: cancel the operation that it awaits, and allow no further one. Later calls do nothing."""
         if self.cause is not None:
             return
         self.cause, self.message = cause, message
@@ -42,7 +42,10 @@ class Control:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     async def wait(self, until_s: float, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Await work, at most until `until_s` on the event loop's clock; raise OutOfTime, or Ended after `end`."""
+        """Call `work` and return its result.
+
+        Raise OutOfTime at `until_s` on the event loop's clock, or Ended after `end`.
+        """
         if self.cause is not None:
             raise Ended
         try:

@@ -16,11 +16,13 @@ class Dialect(Struct, frozen=True):
     """The fields that a kind of server accepts.
 
     `takes_sampling`: it accepts top_k, min_p and a repetition penalty.
-    `continues`: it can continue a final message with the assistant role. `continue_fields`: a request must ask for that
-    with extra fields.
+    `takes_token_prompts`: it accepts a prompt of token ids. `takes_cache_salt`: it accepts `cache_salt`.
+    `continues`: it can continue a final message with the assistant role. `continue_fields`: the request needs extra
+    fields for this.
     `counts_tokens`: on request, every chunk states how many tokens the answer has, and the chunk's token ids.
     `times_tokens`: on request, llama-server's timings in every chunk state how many tokens the answer has.
-    `penalty` and `max_tokens`: its names for the repetition penalty and for the limit on output tokens.
+    `reasoning_fields`: its names for the reasoning of a message. `penalty` and `max_tokens`: its names for the
+    repetition penalty and for the limit on output tokens in chats.
     """
 
     name: str
@@ -80,5 +82,5 @@ _BY_OWNER = {
 
 
 def dialect_of(owned_by: str) -> Dialect:
-    """Return the dialect of a server from the `owned_by` of its models in /v1/models."""
+    """Return the dialect of a server from the `owned_by` of its models in /v1/models; UNKNOWN for other values."""
     return _BY_OWNER.get(owned_by.lower(), UNKNOWN)

@@ -19,21 +19,21 @@ class Kind(StrEnum):
     GARBLED = "garbled"
     """The answer violates the protocol: wrong type, incomplete JSON value, or too large."""
     SERVER_ERROR = "server_error"
-    """5xx except 503, an error event without a better code, or an unknown finish reason."""
+    """HTTP 5xx except 503, an error event without a more exact code, or an unknown finish reason."""
     OVERLOADED = "overloaded"
-    """429, 503 or 408: alive, but overloaded at the moment."""
+    """HTTP 429, 503 or 408: the remote is overloaded at the moment."""
     REFUSED_KEY = "refused_key"
-    """401 or 403."""
+    """HTTP 401 or 403: the remote refused the key, or a request without a key."""
     REJECTED = "rejected"
-    """A 4xx without a kind of its own: this remote does not accept the request itself."""
+    """HTTP 4xx without a kind of its own: this remote does not accept the request itself."""
     NO_MODEL = "no_model"
-    """404: the remote does not have the model, or the address is wrong."""
+    """HTTP 404: the remote does not have the model, or the address is wrong."""
     WRONG_MODEL = "wrong_model"
-    """The remote answered with another of its models than the requested one."""
+    """The remote answered with one of its other models instead of the requested one."""
     REPEATED = "repeated"
     """The remote may have restarted an answer instead of continuing it."""
     REDIRECT = "redirect"
-    """3xx. Never followed."""
+    """HTTP 3xx. Redirects are never followed."""
 
 
 WAS_NOT_SENT = frozenset({Kind.UNREACHABLE, Kind.UNTRUSTED})
@@ -55,9 +55,10 @@ COUNT_AGAINST_HEALTH = MAY_GO_ELSEWHERE - {Kind.OVERLOADED, Kind.WRONG_MODEL, Ki
 
 
 class Failure(Exception):
-    """One attempt failed. `message` is for the client and for logs: it never holds content or a key.
+    """The failure of one attempt. `message` is for the client and for logs: it never holds content or a key.
 
-    `status` is the HTTP status; 0 if there is none. `detail` is text from the remote, for the client only.
+    `status` is the HTTP status; 0 if there is none. `retry_after_s` is the delay that the remote asks for; None if it
+    names none. `detail` is text from the remote, for the client only.
     `was_reused`: the attempt used a connection of an earlier request, which the remote may have closed meanwhile.
     """
 

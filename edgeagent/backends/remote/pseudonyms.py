@@ -26,9 +26,11 @@ class Pseudonyms:
         self._secret = secret or secrets.token_bytes(32)
 
     def session(self, request: GenerateRequest, now_s: float) -> str:
-        """Return the name of a request's conversation, derived from its lane, else its first messages, else its id.
+        """Return the name of a request's conversation on this UTC day; `now_s` is in seconds since 1970.
 
-        Every request gets a name, since vLLM's router sends all requests without one to the same engine.
+        It is derived from the conversation's name in the cache policy (`lane`), or else from its first messages, or
+        else from the request's id. So every request gets a name: vLLM's router sends all requests without one to the
+        same engine.
         """
         lane = request.cache.lane or beginning_of(request) or request.id
         return self._name("session", str(int(now_s // _DAY_S)), request.cache.partition, lane)

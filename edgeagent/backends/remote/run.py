@@ -53,7 +53,7 @@ _MAX_DELAY_S = 0.2
 
 
 class Run:
-    """One request. Call `begin`, then `next` until a step ends with Finished, and `close` in any case."""
+    """One request at a remote. Call `begin`, then `next` until a step ends with Finished. Always call `close`."""
 
     def __init__(
         self, cluster: Cluster, request: GenerateRequest, permit: Permit, so_far: AnswerSoFar | None = None

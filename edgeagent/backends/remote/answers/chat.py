@@ -68,7 +68,7 @@ class _Token(_Rival):
 
 
 class _Logprobs(Struct):
-    """Logprobs: `content` in chat completions; the parallel lists below it in text completions."""
+    """Log probabilities. Chat completions send `content`; text completions send the other three fields."""
 
     content: list[_Token] | None = None
     tokens: list[str] | None = None
@@ -117,9 +117,9 @@ class _Chunk(Struct):
 
 
 class _OpenCall:
-    """A tool call that is being streamed. `index` counts the calls without gaps; None until the call's name arrives.
+    """A tool call that is being streamed. `index` is its number in our answer; None until the call's name arrives.
 
-    The remote numbers the calls too, but its numbers may have gaps.
+    Our numbers have no gaps, unlike the remote's. `pending` holds arguments that arrived before the name.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,8 @@ NO_TOKEN = -1
 class Tally:
     """Collects the counts and names in an answer's events, and how many tool calls the answer has started.
 
-    `fault` is an error in the stream after the deltas that were returned last; None if there is none.
+    `is_whole`: the protocol's end marker was read. `fault` is an error in the stream after the deltas that were
+    returned last; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -55,11 +56,11 @@ class Tally:
         self.num_tokens = max(self.num_tokens, min(total, MAX_OUTPUT_TOKENS))
 
     def skip(self, num_chars: int) -> None:
-        """Count characters that another backend has delivered before this answer."""
+        """Count characters that another backend has delivered, so that positions of tokens continue after them."""
         self._num_chars += num_chars
 
     def start_call(self, call_id: str, name: str) -> ToolCallStarted:
-        """Return the start of the next call, with an invented id if the remote gives none.
+        """Return the delta that starts the next tool call, with an invented id if the remote gives none.
 
         Raise a Failure if the answer has too many calls.
         """
@@ -70,7 +71,7 @@ class Tally:
         return ToolCallStarted(index, call_id or f"call_{index}", name)
 
     def text(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> TextDelta:
-        """Return a delta for more text, and set each token's position within the whole content."""
+        """Return the delta for more text. Each token's position is set to its offset in the answer's text."""
         start = self._num_chars
         self._num_chars += len(text)
         placed = []

@@ -125,7 +125,7 @@ def bound_part(request: GenerateRequest, so_far: AnswerSoFar) -> str:
 
 
 def tokens_left(request: GenerateRequest, so_far: AnswerSoFar | None) -> int | None:
-    """Return how many more tokens the answer may have; None if there is no limit."""
+    """Return how many more tokens the answer may have after `so_far`; None if there is no limit."""
     if request.max_tokens is None:
         return None
     return max(0, request.max_tokens - (so_far.num_tokens if so_far is not None else 0))
@@ -200,7 +200,10 @@ def _chat(prompt: ChatPrompt, request: GenerateRequest, target: Target, so_far: 
 
 
 def _continue(fields: Fields, so_far: AnswerSoFar, target: Target) -> None:
-    """Append the answer so far as an assistant message, and ask the server, or in words the model, to continue it."""
+    """Append the answer so far as an assistant message, and ask the server to continue it.
+
+    If the server cannot, ask the model in words (`target.in_words`), or raise NotSupported.
+    """
     fields["messages"].append(_message(Message("assistant", so_far.text, so_far.reasoning), target.dialect))
     if target.dialect.continues:
         if target.dialect.continue_fields:

@@ -1,4 +1,4 @@
-"""Runs work that must not be cancelled twice, each piece in its own task.
+"""Runs work that must not be cancelled twice. Each piece of work has its own task.
 
 httpcore awaits while it cleans up after a cancel. A second cancel, for example from a client that disconnects after a
 timeout, would interrupt the cleanup. The connection would then never be closed, and the remote would continue to
@@ -26,7 +26,7 @@ class Errands:
         return len(self._tasks)
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Start work in the background."""
+        """Start work in the background and return its task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -177,7 +177,7 @@ class _Wire(asyncio.Protocol):
 
     @property
     def is_readable(self) -> bool:
-        """Whether a read would return at once. If so, an idle connection has ended."""
+        """Whether a read would return at once. If so, httpcore does not reuse an idle connection."""
         return bool(self._unread) or self._is_over
 
     def addresses(self) -> tuple[tuple[str, int], str]:
@@ -217,7 +217,7 @@ class _Wire(asyncio.Protocol):
         self._drained = None
 
     async def read(self, max_bytes: int) -> bytes:
-        """Return the next bytes, b"" at the end; raise OSError if the connection broke."""
+        """Return the next bytes (at least one), or b"" at the end; raise OSError if the connection broke."""
         while not self._unread:
             if self._error is not None:
                 raise self._error
@@ -233,7 +233,10 @@ class _Wire(asyncio.Protocol):
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, and wait while the send buffer is full. A request's head and body are sent in one write."""
+        """Send bytes, and wait while the send buffer is full. Raise OSError if the connection is closed.
+
+        A request's head and body are sent together.
+        """
         if self._is_over or self.transport.is_closing():
             raise self._error or ConnectionResetError("the connection was closed")
         if not self._unsent:
@@ -333,8 +336,8 @@ async def _connect(host: str, port: int, connect_s: float) -> _Wire:
 def _lost_after(seconds: float) -> list[tuple[int, int, int]]:
     """Return the socket option that ends a connection if sent data stays unacknowledged for this many seconds.
 
-    Without it, a pooled connection that is dead, for example after a change of network, takes requests for a quarter of
-    an hour. A server that is slow to answer is not affected, since its kernel acknowledges the data.
+    Without it, a pooled connection that is dead, for example after a change of network, would be used for requests for
+    a quarter of an hour. A server that is slow to answer is not affected, since its kernel acknowledges the data.
     """
     if sys.platform == "linux":
         return [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))]

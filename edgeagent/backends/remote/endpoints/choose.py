@@ -1,4 +1,4 @@
-"""Orders the endpoints of a remote for a request. Pure: it sees numbers, not connections."""
+"""Orders the endpoints of a remote for a request. Its functions are pure: they get numbers, not connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _REGION_FACTOR, _REGION_S = 2.0, 0.5
 
 
 class View(Struct, frozen=True):
-    """What is known about an endpoint. `is_on_trial`: its breaker is not closed, so a request tests it.
+    """What is known about an endpoint. `is_on_trial`: its breaker is not closed, so the next request is a test.
+
+    `first_token_s` is the predicted time to the first token; None if unknown.
 
     `num_long` and `num_short` count this machine's live requests at the endpoint, by the length of their prompts.
     `num_waiting` and `kv_usage` are reported by the endpoint itself; 0 if it does not report them.

@@ -35,7 +35,7 @@ class Ledger(Protocol):
         ...
 
     def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Write the outcome of a row's request."""
+        """Write the outcome and the token counts of the request with this row number."""
         ...
 
     def budget_left(self, remote: str, client: str) -> str | None:
@@ -44,7 +44,10 @@ class Ledger(Protocol):
 
 
 class Cluster:
-    """One remote. The constructor raises ConfigError if the remote's TLS files cannot be used."""
+    """The endpoints of one remote, and what they share: the key, the ledger, pseudonyms and the retry budget.
+
+    The constructor raises ConfigError if the remote's TLS files cannot be used.
+    """
 
     def __init__(
         self, remote: Remote, find_key: FindKey, ledger: Ledger, clock: Callable[[], float] = time.monotonic
@@ -97,7 +100,10 @@ class Cluster:
         return list(dict.fromkeys(model for endpoint in self.endpoints for model in endpoint.models))
 
     def fits(self, model: str, num_prompt_tokens: int) -> bool:
-        """Whether a prompt of this estimated size may fit a model's context at the remote."""
+        """Whether a prompt of this estimated size may fit a model's context at the remote.
+
+        `model` is the remote's own name. A context that is not known counts as long enough.
+        """
         if self.remote.context_length:
             return num_prompt_tokens <= self.remote.context_length
         return any(endpoint.fits(model, num_prompt_tokens) for endpoint in self.endpoints)
@@ -105,8 +111,8 @@ class Cluster:
     def order(self, model: str, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
         """Yield the endpoints to try, best first. If there is only one, yield it twice.
 
-        If none is usable, the request came here because no other backend can serve it. Then yield the endpoints that
-        may be tried as a last resort: their breaker is open, but they did not hang.
+        If no endpoint is usable, the router sends a request only if no other backend can serve it. Then yield the
+        endpoints that may be tried as a last resort: their breaker is open, but they did not hang.
         """
         now_s = self.clock()
         views = [endpoint.view(model, num_prompt_tokens, now_s) for endpoint in self.endpoints]

@@ -19,7 +19,7 @@ def is_too_long(refusal: str) -> bool:
 
 
 def told_context(refusal: str) -> int:
-    """Return the context length that a refusal names, in tokens; 0 if it names none."""
+    """Return the context length in tokens that a refusal of a prompt names; 0 if it names none."""
     told = _TOLD.search(refusal)
     return 0 if told is None else listed_context(int(told[1]))
 

@@ -19,7 +19,7 @@ from edgeagent.types import EndpointStatus
 
 
 class Endpoint:
-    """One endpoint. Times are those of its backend's clock."""
+    """One endpoint. The times `now_s` and `since_s` are those of the backend's clock."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Endpoint:
             self._num_short -= 1
 
     def note_content(self, num_prompt_tokens: int, seconds: float, now_s: float) -> None:
-        """Note an answer's first content, which arrived after `seconds`."""
+        """Note that an answer's first content arrived, `seconds` after the request was sent."""
         self.breaker.hear(now_s)
         self.breaker.succeed()
         self.pause.clear()
@@ -104,7 +104,7 @@ class Endpoint:
         return self.breaker.can_try(now_s) and not self.pause.seconds_left(now_s)
 
     def may_be_tried(self, now_s: float) -> bool:
-        """Whether a request that would otherwise be refused may be sent to this endpoint now."""
+        """Whether a request that no other backend can serve may be sent here now, even if the breaker is open."""
         return self.breaker.may_be_tried(now_s) and not self.pause.seconds_left(now_s)
 
     def view(self, model: str, num_prompt_tokens: int, now_s: float) -> View:
@@ -122,7 +122,7 @@ class Endpoint:
         )
 
     def status(self, now_s: float) -> EndpointStatus:
-        """Return the endpoint's status for display."""
+        """Return the endpoint's status, as clients and the command line show it."""
         pause_s = self.pause.seconds_left(now_s)
         return EndpointStatus(
             url=self.url,

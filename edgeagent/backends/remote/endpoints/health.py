@@ -1,6 +1,6 @@
 """Decides whether an endpoint may get requests now: a circuit breaker for failures, and a pause for overload.
 
-Pure: time and randomness are passed in. An overloaded endpoint is paused; overload does not open the breaker.
+It does no I/O: time and randomness are passed in. An overloaded endpoint is paused; overload does not open the breaker.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Breaker:
         return state == "closed" or (state == "half_open" and not self._is_trying)
 
     def may_be_tried(self, now_s: float) -> bool:
-        """Whether a request that would otherwise be refused may be sent to the endpoint."""
+        """Whether a request that no other backend can serve may be sent to it, even if the breaker is open."""
         is_spent = self._is_trying or self._has_hung or now_s < self._failed_s + LAST_RESORT_S
         return self.can_try(now_s) or not is_spent
 
@@ -77,11 +77,11 @@ class Breaker:
         self._is_trying = self._open_until_s is not None
 
     def give_up(self) -> None:
-        """Note the end of a request. Its success or failure is noted by other methods."""
+        """Note the end of a request. `succeed`, `finish` and `fail` note how it ended."""
         self._is_trying = False
 
     def hear(self, now_s: float) -> None:
-        """Note that a running answer continues."""
+        """Note that a running answer has got more content."""
         self._heard_s = now_s
 
     def finish(self) -> None:
@@ -125,7 +125,7 @@ class Breaker:
             self._has_hung = hung
 
     def note_down(self) -> None:
-        """Note that the endpoint accepts no connection, or answers no probe."""
+        """Note that the endpoint accepted no connection, or did not answer a probe."""
         self._is_down = True
 
     def recover(self, now_s: float) -> None:
@@ -155,8 +155,8 @@ class Pause:
     """The time for which an overloaded endpoint gets no requests.
 
     The endpoint may name this time. If it names none, the time is random, up to a limit that doubles with each pause.
-
-    Refusals during a pause belong to the same burst, and do not raise this limit.
+    Refusals during a pause belong to the same burst, and do not double this limit. `chance` returns a random number
+    from 0 to 1.
     """
 
     def __init__(self, chance: Callable[[], float]) -> None:

@@ -63,7 +63,10 @@ class Prober:
         self._has_metrics = True
 
     async def check(self, permit: ProbePermit, headers: tuple[tuple[str, str], ...]) -> None:
-        """Probe the endpoint; raise a Failure if it cannot be reached, or cannot serve."""
+        """Probe the endpoint's health, and the load of a vLLM. List the models if unknown, or without a health path.
+
+        Raise a Failure if it cannot be reached, or cannot serve.
+        """
         status = await self._health(permit)
         if status is None or not self._endpoint.is_identified:
             await self.identify(permit, headers)
