@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build(config: Config) -> Router:
-    """Return the router and its backends, not started. Imports are local so that importing the package stays fast."""
+    """Return a router with its backends, not started. Imports are local so that importing the package stays fast."""
     from edgeagent.backends.local import LocalBackend
     from edgeagent.router.outside import Outside
     from edgeagent.router.policy import targets_of

@@ -53,9 +53,10 @@ class Checkup(Struct):
 
 
 async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> list[dict[str, Any]]:
-    """Try every endpoint of a remote, and return a Checkup for each, ready for JSON.
+    """Try every endpoint of a remote, and return a Checkup for each, as a dict for JSON.
 
-    Raise ConfigError if the mode lets nothing leave, or a TLS file cannot be used.
+    `key` is the API key; empty if the remote has none. Raise ConfigError if the mode is local_only, or if a TLS file
+    cannot be used.
     """
     if mode is RouteMode.LOCAL_ONLY:
         raise ConfigError(
@@ -111,7 +112,7 @@ async def _try(this: _Try) -> None:
 
 
 async def _ask_for_models(this: _Try) -> str:
-    """Record the connection's times and the models' names. Return the `owned_by` field of the first model."""
+    """Record the connection's times and the models' names. Return the first model's `owned_by`; "" if none."""
     began_s = time.monotonic()
     permit = ProbePermit(this.remote.name, this.mode)
     async with asyncio.timeout(this.remote.limits.first_token_s):

@@ -40,7 +40,7 @@ _MAX_KEPT_STEPS = 8192
 
 
 class SharedStreams:
-    """The running remote streams that other requests may follow."""
+    """The running remote streams that several requests may read."""
 
     def __init__(self, clock: Callable[[], float], max_kept_steps: int = _MAX_KEPT_STEPS) -> None:
         self._clock = clock
@@ -65,7 +65,7 @@ class SharedStreams:
         return key is not None and self._running(key) is not None
 
     def num_starting(self, backend: str) -> int:
-        """Return how many streams are about to start on a backend. The backend itself does not count them yet."""
+        """Return how many streams are about to start on a backend, which does not count them as live yet."""
         return sum(stream.backend == backend and not stream.has_begun for stream in self._open.values())
 
     def cancel(self, backend: Backend, request_id: str) -> None:
@@ -115,7 +115,7 @@ class SharedStreams:
 
 
 class _Link:
-    """A step and a link to the next one. Once no request may join, links that every reader has passed are freed."""
+    """A step and a link to the next one. Once no request may join, steps that every reader has read are freed."""
 
     __slots__ = ("next", "step")
 
@@ -125,7 +125,7 @@ class _Link:
 
 
 class _Reader:
-    """One request's view of a stream. A request that joined later gets its own times, not the first request's."""
+    """One request that reads a stream. A request that joined later gets its own times, not the first request's."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class _Stream:
             del self.readers[reader.request_id]
 
     def leave(self, request_id: str) -> bool:
-        """End the reading of a cancelled request. If no other request reads, change nothing and return False."""
+        """End the reading of a cancelled request and return True. For the only reader, just return False."""
         others = [reader for reader in self.readers.values() if reader.request_id != request_id]
         if all(reader.left.done() for reader in others):
             return False

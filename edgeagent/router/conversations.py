@@ -33,8 +33,9 @@ class Conversations:
 
 
 def conversation_of(request: GenerateRequest) -> Conversation:
-    """Return what all requests of a conversation share: the cache partition, and the lane or the first messages.
+    """Return a key that all requests of a conversation share.
 
-    A request without a lane and without messages is a conversation of its own.
+    It has the cache partition, and the conversation's name in the cache policy (`lane`) or else a digest of its first
+    messages. A request that has neither is a conversation of its own.
     """
     return request.cache.partition, request.cache.lane or beginning_of(request) or request.id

@@ -81,7 +81,7 @@ class Delivery:
         return self.has_content and limit is not None and self.num_tokens >= limit
 
     def begin(self, route: Route) -> None:
-        """Set the route that the answer takes from now on. Before the first content, reset the count of tokens."""
+        """Set the route that the answer takes from now on. If it has no content yet, reset the count of tokens."""
         self.route, self._placement = route, None
         self._is_at_seam = self.has_content
         if not self.has_content:
@@ -94,7 +94,7 @@ class Delivery:
         metrics.handovers_total.labels(self.route.backend, target, reason).inc()
 
     def take(self, step: Step) -> Step | None:
-        """Record a step of the current backend. Return the step for the client; None if it gets nothing."""
+        """Record a step of the current backend. Return the step for the client, or None if nothing is to be sent."""
         if self._is_at_seam:
             # Before its first content, a backend may report tokens that were delivered before. Do not count them twice.
             self._is_at_seam = not any(isinstance(delta, _CONTENT) for delta in step.deltas)
@@ -153,9 +153,10 @@ class Delivery:
                 return delta
 
     def _finished(self, finished: Finished) -> Finished:
-        """Add the answer's route, and its times over all backends. The cached tokens are those of the first backend.
+        """Return the delta with the answer's route, its handovers, and its times over all backends.
 
-        Only the backend that gave the first token knows the stage times. If another backend finished, they are 0.
+        The number of cached tokens is that of the first backend. Only the backend that gave the first token knows the
+        times of the stages before it. If another backend finishes the answer, these times are 0.
         """
         assert self.route is not None
         timings = replace(

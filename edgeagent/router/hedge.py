@@ -40,7 +40,7 @@ class HedgeBudget:
 
 
 class _Runner:
-    """Reads the steps of one stream up to its first content."""
+    """Reads the steps of one stream up to its first content, and keeps them in `held`."""
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
@@ -52,7 +52,10 @@ class _Runner:
         return asyncio.ensure_future(anext(self.steps))
 
     def look(self) -> bool:
-        """Take the step that has arrived, and return whether it has content. If the stream failed, set `error`."""
+        """Take the step that has arrived, and return whether it has content. If the stream failed, set `error`.
+
+        Call it only after `task` is done.
+        """
         try:
             step = self.task.result()
         except EdgeAgentError as error:

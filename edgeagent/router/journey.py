@@ -75,8 +75,8 @@ class Journey:
     async def _attempt(self, order: Order) -> Steps:
         """Yield the steps of an order's first backend. If the last step is not terminal, another backend continues.
 
-        While another backend could be tried instead, the steps before the first content are held back. The client
-        is then told only which backend answers, and not which ones failed before.
+        While another backend could be tried instead, the steps before the first content are held back. So the client
+        learns only which backend answers, and not which ones failed before.
         """
         request = self._timed()
         held: list[Step] | None = None
@@ -128,7 +128,7 @@ class Journey:
         return self._placing.streams.steps(backend, request, route.permit, self._delivery.so_far)
 
     def _timed(self) -> GenerateRequest:
-        """Return the request. At another backend than the first, its timeout is the time that remains.
+        """Return the request for the next attempt. After the first attempt, its timeout is the time that remains.
 
         Raise RequestTimeout if no time remains.
         """
@@ -154,7 +154,7 @@ class Journey:
     def _goes_on_elsewhere(self) -> bool:
         """Whether another backend can continue a dead worker's answer sooner than the next worker.
 
-        Set `_elsewhere` to the order to continue with, None if there is none.
+        Set `_elsewhere` to the routes of these backends; None if there are none.
         """
         if self.is_cancelled or (self._delivery.has_content and self._delivery.why_bound):
             return False
@@ -204,5 +204,5 @@ class Journey:
 
 
 def _is_interrupted(step: Step) -> bool:
-    """Whether the worker was lost after this step. Steps that follow it come from the worker's successor."""
+    """Whether the worker was lost after this step. The next steps of the stream come from its replacement."""
     return bool(step.deltas) and isinstance(step.deltas[-1], Interrupted)

@@ -22,7 +22,10 @@ def strictest(*modes: RouteMode | None) -> RouteMode | None:
 
 
 def machine_mode(config: Config, remotes: Sequence[Remote], policy: RouteMode | None) -> RouteMode:
-    """Return the machine's mode. `remotes` are the usable remotes; `policy` is the mode of the machine's policy."""
+    """Return the stricter of the option `route` and the policy's mode; LOCAL_ONLY if there is no usable remote.
+
+    `remotes` are the usable remotes. `policy` is the mode that the machine's policy sets; None if it sets none.
+    """
     if not remotes:
         return RouteMode.LOCAL_ONLY
     option = RouteMode.PREFER_LOCAL if config.route == "auto" else RouteMode(config.route)

@@ -14,7 +14,7 @@ from edgeagent.types import RouteMode
 
 
 class Outside:
-    """Follows the owner's remotes and the machine's policy. It opens no connection. `close` releases the ledger."""
+    """The owner's remotes and the machine's policy, read again after a change. Opens no connection. Call `close`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -49,7 +49,7 @@ class Placing:
         return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
 
     def is_kept_here(self, request: GenerateRequest) -> bool:
-        """Whether a request must stay here although the owner has remotes, including those that the policy forbids."""
+        """Whether a request must stay on this machine although the owner has remotes, allowed by the policy or not."""
         is_bound = self.mode(request) is RouteMode.LOCAL_ONLY
         return is_bound and (any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local()))
 
@@ -72,7 +72,7 @@ class Placing:
     def choose(
         self, request: GenerateRequest, without: Collection[str] = (), so_far: AnswerSoFar | None = None
     ) -> Order:
-        """Return the routes of a request, except to backends in `without`.
+        """Return the routes of a request, except to the backends named in `without`.
 
         `so_far` is the delivered part of the answer. Raise the error for the client if there is no route, or if
         the first route's backend is full.
@@ -101,7 +101,7 @@ class Placing:
         return order
 
     def _warm(self, order: Order, estimates: Mapping[str, Estimate]) -> None:
-        """Open connections to the remote that is likely to be needed, or to unreachable remotes that are needed now."""
+        """Open connections to the remote that is likely to be needed next, or to unreachable remotes needed now."""
         if self._remotes is None:
             return
         if order.is_fallback_likely:
@@ -112,7 +112,10 @@ class Placing:
                     self._remotes.warm(name)
 
     def sooner_elsewhere(self, request: GenerateRequest, route: Route, without: Collection[str]) -> Order | None:
-        """Return routes on which a dead worker's answer continues sooner than on the next worker; None if none does."""
+        """Return the routes on which a dead worker's answer continues sooner than on the next worker.
+
+        `route` is the dead worker's route. Backends named in `without` are left out. Return None if there is no route.
+        """
         mode = self.mode(request)
         estimates, _ = self._estimates(request, mode, without, None)
         local = estimates.pop(route.backend, None)

@@ -69,8 +69,8 @@ class Route:
 class Order:
     """The routes that a request may take, best first; empty if nothing can serve it.
 
-    `hedge_after_s`: start the second route too if the first gives no content within this time; None: do not.
-    `is_fallback_likely`: this machine is near its limits, so connections to the next remote should be open.
+    `hedge_after_s`: if the first route gives no content within this time, start the second route too; None: never.
+    `is_fallback_likely`: this machine is near its limits, so connections to the second route's remote should be open.
     """
 
     routes: tuple[Route, ...]
@@ -87,7 +87,7 @@ def choose_routes(
     has_failed: bool = False,
     targets: Targets = TARGETS,
 ) -> Order:
-    """Return the routes that a request may take, best first.
+    """Return the routes that a request may take, best first, and whether to hedge.
 
     `placed` is the backend that the request's conversation ran on last. `has_failed`: this machine has already failed
     this request, so `estimates` does not include it.
@@ -138,11 +138,11 @@ class _Places:
     remotes: Sequence[Estimate]
 
     def away(self, chosen: Sequence[Estimate], reason: str) -> tuple[Route, ...]:
-        """Return the routes to the chosen remotes."""
+        """Return the routes to the chosen remotes, each with a permit."""
         return tuple(_remote_route(self.request, self.mode, estimate, reason) for estimate in chosen)
 
     def home(self, reason: str) -> tuple[Route, ...]:
-        """Return the route on this machine; empty if only a remote can serve the request."""
+        """Return the route on this machine. It is empty if this machine cannot serve the request and a remote may."""
         able = [each for each in self.here if not self.remotes or not _obstacle(each)]
         return tuple(Route(each.backend, reason, None, each.first_token_s) for each in able)
 
@@ -172,7 +172,7 @@ def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
 
 
 def why_bound(estimate: Estimate, target: Target) -> str:
-    """Return one word for why a backend misses a target; empty if it meets the target or too little is known."""
+    """Return one word for why a backend misses a target; empty if it meets the target, or if its times are unknown."""
     if obstacle := _obstacle(estimate):
         return obstacle
     if estimate.strain:
@@ -185,7 +185,7 @@ def why_bound(estimate: Estimate, target: Target) -> str:
 def is_sooner(remote: Estimate, local: Estimate) -> bool:
     """Whether a remote would continue the answer of a dead worker sooner than the restarted worker would.
 
-    If the restarted worker's time is unknown, the remote counts as sooner.
+    The remote also counts as sooner if the restarted worker's time is unknown, or if it cannot serve the request.
     """
     if _obstacle(remote):
         return False

@@ -31,19 +31,19 @@ _LOCAL_FAILURES = (BackendUnavailable, Overloaded, ModelLoading, ModelLoadFailed
 
 
 def is_final(error: EdgeAgentError, *, is_local: bool) -> bool:
-    """Whether no other backend may be tried: this machine found the request invalid, or the timeout passed."""
+    """Whether no other backend may be tried after this error: an invalid request on this machine, or a timeout."""
     if isinstance(error, RequestTimeout):
         return True
     return is_local and isinstance(error, InvalidRequest) and not lacks(error)
 
 
 def lacks(error: EdgeAgentError) -> bool:
-    """Whether an error means that a backend lacks something that another one may have."""
+    """Whether an error means that a backend lacks a feature or context length that another backend may have."""
     return isinstance(error, _LACKS)
 
 
 def most_telling(errors: Sequence[EdgeAgentError]) -> EdgeAgentError:
-    """Return the error that the client gets, from the errors of all tried backends, the most preferred first.
+    """Return the error that the client gets. `errors` are those of all tried backends, in the order of the attempts.
 
     This is the first error, unless it says that a backend lacks a feature or that a remote's context is too short. Such
     an error is returned only if there is no other kind.
@@ -57,10 +57,11 @@ def _is_lack_elsewhere(error: EdgeAgentError) -> bool:
 
 
 def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded | None:
-    """Return `full` with the tried backends' errors added to its message, if the client should get that error.
+    """Return `full` with the messages of `errors` added to it, if this is the right error for the client; else None.
 
-    `full` says that all remaining backends are full. `errors` come from the backends that were tried. Return
-    None unless each of them says that its backend lacks a feature or context, is full, or cannot be reached.
+    `full` says that all remaining backends are full. `errors` come from the backends that were tried. The result is
+    None if one of these errors has another cause than a missing feature, a short context, a full backend, or a remote
+    that cannot be used.
     """
     if not all(isinstance(error, (*_LACKS, RemoteUnavailable, Overloaded)) for error in errors):
         return None
@@ -72,8 +73,8 @@ def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> Edge
     """Return the error of a request that failed here and may not leave this machine.
 
     The error says how much would have been sent to a remote. `why` is the reason from the machine's policy; empty if
-    only the request's own mode (`local_only`) keeps it here. An error that is not a failure of this machine is returned
-    unchanged.
+    another setting (the mode `local_only`) keeps the request here. An error that is not a failure of this machine is
+    returned unchanged.
     """
     if not isinstance(error, _LOCAL_FAILURES):
         return error

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteBackends:
-    """Keeps the remotes in `backends` equal to the file of remotes. The router uses the same mapping."""
+    """Adds and removes remotes in `backends`, the router's own mapping, as the file of remotes changes."""
 
     def __init__(self, outside: Outside, backends: MutableMapping[str, Backend]) -> None:
         self._outside = outside
@@ -46,7 +46,7 @@ class RemoteBackends:
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="remotes")
 
     async def stop(self) -> None:
-        """Stop following the files, and wait for the backends that are being removed. The router stops the others."""
+        """Stop following the files, and wait for removed backends to end their streams. The router stops the others."""
         if self._ticker is not None:
             self._ticker.cancel()
             with suppress(asyncio.CancelledError):
@@ -82,7 +82,10 @@ class RemoteBackends:
         self._mode = mode
 
     def _follow(self, wanted: dict[str, Remote]) -> None:
-        """Stop the backends of changed or removed remotes, make new ones, and let the others try refused keys again."""
+        """Make the backends match `wanted`, which maps their names to remotes.
+
+        The streams of changed and removed remotes end. Unchanged remotes may try refused keys again.
+        """
         gone = [backend for name, backend in self._own.items() if wanted.get(name) != backend.remote]
         for backend in gone:
             logger.info("%s was changed or removed", backend.name)

@@ -1,6 +1,6 @@
 """The router: runs each request on a backend, and on another one if that fails.
 
-The API uses it as its service. The decisions are pure functions in `policy`; this module carries them out.
+It implements `service.service.Service`. The decisions are pure functions in `policy`; this module carries them out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NO_MODEL = "none"
 class Router:
     """All backends behind one interface. `generate` and `cancel` keep the contract of backends.base.Backend.
 
-    `machine_mode` is called before each attempt. A permission that the owner has withdrawn is not used again.
+    `machine_mode` is called before each attempt, so that a permission is not used after the owner has withdrawn it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Router:
         return "" if self.outside is None else self.outside.why_local
 
     def models(self) -> list[ModelStatus]:
-        """Return the models that a request may name, without duplicates, this machine's first."""
+        """Return the models that a request may name, without duplicates. The models on this machine come first."""
         models: dict[str, ModelStatus] = {}
         for backend in self._open_backends():
             for model in backend.models():
@@ -153,7 +153,7 @@ class Router:
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`, but also search the disk for a model that no request has named yet. Load nothing."""
+        """Do as `find_model`, but also search the disk for a model that no request has named yet. Load no model."""
         with suppress(EdgeAgentError):
             known = self.find_model(name)
             if self._is_local(name) or self._absent.get(name, 0.0) > self._clock():
@@ -171,7 +171,7 @@ class Router:
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
     def _is_local(self, name: str) -> bool:
-        """Whether this machine knows a model of that name, without reading the disk."""
+        """Whether a model of this name is known on this machine. The disk is not read."""
         for backend in self._backends.values():
             if not backend.name.startswith(REMOTE_PREFIX):
                 with suppress(EdgeAgentError):
@@ -217,7 +217,7 @@ class Router:
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
     def _name_of(self, model: str) -> str:
-        """Return a model's canonical name, which remotes map to their own; the given name if no backend knows one."""
+        """Return the canonical name of a model; the given name if no backend knows the model."""
         for backend in self._open_backends():
             with suppress(EdgeAgentError):
                 return backend.find_model(model)
@@ -226,8 +226,8 @@ class Router:
     async def _located(self, request: GenerateRequest) -> bool:
         """Search for a request's model if it is not known yet. Return False if the request was cancelled meanwhile.
 
-        Raise ModelNotFound if the model is unknown and the owner has no remotes, not even ones that the machine's
-        policy forbids. Any other error is raised later, when a route is chosen.
+        Raise ModelNotFound if the model is unknown and the owner has no remotes. Remotes that the machine's policy
+        forbids count too. Any other error is raised later, when a route is chosen.
         """
         self._locating.add(request.id)
         try:
@@ -272,6 +272,6 @@ class Router:
 
 
 def _clearer(former: EdgeAgentError | None, error: EdgeAgentError) -> EdgeAgentError:
-    """Return the refusal to report: rather that a model is unknown than that a remote cannot be asked."""
+    """Return the error to report: a ModelNotFound, if one of the two is one, otherwise `former` if there is one."""
     is_clearer = isinstance(error, ModelNotFound) and not isinstance(former, ModelNotFound)
     return error if former is None or is_clearer else former
