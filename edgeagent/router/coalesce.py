@@ -228,7 +228,10 @@ class _Stream:
             del self.readers[reader.request_id]
 
     def leave(self, request_id: str) -> bool:
-        """End the reading of a cancelled request and return True. For the only reader, just return False."""
+        """End the reading of a cancelled request and return True.
+
+        If no other request reads the stream, change nothing and return False. The caller then ends the whole stream.
+        """
         others = [reader for reader in self.readers.values() if reader.request_id != request_id]
         if all(reader.left.done() for reader in others):
             return False
