@@ -16,7 +16,11 @@ UNFINISHED = "unfinished"
 
 
 class Sent(Struct, frozen=True):
-    """The fields that are known before anything is sent. `at` is ISO 8601, UTC; `num_bytes` is the body's length."""
+    """The fields of a row that are known before anything is sent.
+
+    `row` is the row's number. `at` is ISO 8601, UTC. `request` is the request's id. `client` is empty for the owner.
+    `num_bytes` is the length of the body.
+    """
 
     row: int
     at: str
@@ -35,7 +39,7 @@ class Begun(Sent, frozen=True, tag="begun", tag_field="kind"):
 
 
 class Ended(Struct, frozen=True, tag="ended", tag_field="kind"):
-    """The line that is written when a request has ended.
+    """The line that is written when a request has ended. `money` is what it cost, in the owner's currency.
 
     It repeats the remote and the client, since the `Begun` line may be in another day's file.
     """
@@ -51,7 +55,7 @@ class Ended(Struct, frozen=True, tag="ended", tag_field="kind"):
 
 
 class Carried(Struct, frozen=True, tag="carried", tag_field="kind"):
-    """What a client had spent at a remote when the day's rows were purged. This still counts against the budgets."""
+    """What a client had spent at a remote today when the rows were purged. It still counts against the budgets."""
 
     remote: str
     client: str

@@ -44,7 +44,7 @@ class Remotes(Protocol):
 
 
 class Ledger:
-    """Appends to the day's file. An instance must be used on one thread."""
+    """The ledger of a state folder. It appends to the day's file. Use an instance on one thread only."""
 
     def __init__(
         self,
@@ -84,6 +84,8 @@ class Ledger:
 
     def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
         """Write the row of a request that is about to be sent, and return the row's number.
+
+        `num_bytes` is the length of the request's body.
 
         Raise RemoteUnavailable if the row cannot be written. Then nothing may be sent.
         """
@@ -150,7 +152,7 @@ class Ledger:
         return lack(remote, found.budget, self._spending, client) or lack(ALL, self._ceiling(), self._spending, client)
 
     def spent(self, remote: str) -> Spent:
-        """Return what all clients together have spent at a remote today, as far as the ledger can be read."""
+        """Return what all clients together have spent at a remote today. Set `trouble` if that cannot be read."""
         try:
             self._turn_to(self._clock())
         except (OSError, ConfigError) as error:
@@ -168,7 +170,10 @@ class Ledger:
         return found.price if found is not None else Price()
 
     def _turn_to(self, now_s: float) -> None:
-        """If a new day has begun, read its sums and delete files that are too old."""
+        """If a new day has begun, read its sums and delete files that are too old.
+
+        Raise ConfigError or OSError if the day's file cannot be read.
+        """
         day = day_of(now_s)
         if day == self._day:
             return
@@ -196,7 +201,7 @@ class Ledger:
             raise OSError(0, "the disk is full")
 
     def _reopen(self) -> None:
-        """Open the file of the day: for its first line in this process, or after it was purged or deleted."""
+        """Open the day's file, before its first line in this process, or after it was replaced or deleted."""
         self.close()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         check_folder(self._folder)

@@ -30,12 +30,12 @@ def folder_of(state_dir: Path) -> Path:
 
 
 def day_of(at_s: float) -> str:
-    """Return the UTC day of a time in seconds since 1970, in the form 2026-11-22."""
+    """Return the UTC day of a time in seconds since 1970, for example "2026-11-22"."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d")
 
 
 def time_text(at_s: float) -> str:
-    """Return a time as ISO 8601, UTC, with milliseconds."""
+    """Return a time in seconds since 1970 as ISO 8601, UTC, with milliseconds."""
     return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -56,7 +56,7 @@ def days(folder: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield a file's whole lines; none if there is no file.
+    """Yield a file's lines, without those that cannot be decoded; none if there is no file.
 
     Raise ConfigError if the file cannot be read, or if other users could have read it.
     """
@@ -133,7 +133,7 @@ def purge(folder: Path, now_s: float) -> int:
 
 
 def delete_old(folder: Path, now_s: float, kept_days: int) -> None:
-    """Delete the files of days that are more than `kept_days` ago; raise ConfigError if that fails."""
+    """Delete the files of days more than `kept_days` before `now_s`; raise ConfigError if that fails."""
     oldest = day_of((datetime.fromtimestamp(now_s, UTC) - timedelta(days=kept_days)).timestamp())
     for day in days(folder):
         if day < oldest:

@@ -16,7 +16,7 @@ _PER_MILLION = 1e-6
 
 @dataclass(slots=True)
 class Spent:
-    """Tokens and money spent. A request whose row has no end counts with an estimate of its prompt."""
+    """Tokens and money spent. A request that has not ended counts with the estimated size of its prompt."""
 
     num_tokens: int = 0
     money: float = 0.0
@@ -36,7 +36,7 @@ class Spending:
         self._open: dict[int, tuple[str, str, Spent]] = {}
 
     def add(self, line: Line, price: Price | None = None) -> None:
-        """Count a line of the ledger. `price` is the price of the remote that a Begun line names, if it is known."""
+        """Count a line of the ledger. Only a Begun line needs `price`, the price of its remote; None counts as free."""
         match line:
             case Begun():
                 num_tokens = line.num_bytes // BYTES_PER_TOKEN
@@ -87,7 +87,10 @@ class Spending:
 
 
 def lack(name: str, budget: Budget, spending: Spending, client: str) -> str | None:
-    """Return why a client may spend no more today under the budget of a remote, or of ALL; None if it may."""
+    """Return why a client may spend no more today; None if it may.
+
+    `budget` is that of the remote with this name, or that of all remotes together if `name` is ALL.
+    """
     if budget == Budget():
         return None
     everyone, one = spending.of(name), spending.of_client(name, client)
