@@ -1,4 +1,4 @@
-"""The decision whether a client may do what it asks, from all that is known of the client.
+"""Decides whether a request is allowed, from what is known about its sender.
 
 docs/access.md states the same rules in words. A test compares the two.
 """
@@ -20,14 +20,14 @@ _INFER_ONLY = frozenset({Scope.INFER})
 
 
 class Listener(StrEnum):
-    """The kind of socket that a request came in by."""
+    """The kind of socket on which a request arrived."""
 
     UNIX = "unix"
-    """A Unix socket, private to the daemon's user."""
+    """A Unix socket that belongs to the daemon's user."""
     LOOPBACK = "loopback"
-    """A port that only this machine reaches."""
+    """A TCP port that only this machine can reach."""
     LOCKED = "locked"
-    """A port where every client needs a token, because other machines reach it or the owner asked for that."""
+    """A TCP port on which every client needs a token: other machines can reach it, or the owner configured it so."""
 
 
 _IN_WORDS = {Listener.UNIX: "the Unix socket", Listener.LOOPBACK: "loopback", Listener.LOCKED: "TCP"}
@@ -58,7 +58,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Everything that is known of the asker. `is_page`: a web page may have made a browser send the request."""
+    """What is known about the sender of a request. `is_page`: a web page may have made a browser send the request."""
 
     listener: Listener
     user: User
@@ -66,7 +66,7 @@ class Asker:
     is_page: bool = False
 
     def described(self) -> str:
-        """Return a description of the asker for the log. It has names, but no keys."""
+        """Return a description of the sender for the log. It has names, but no keys."""
         client = self.shown.client
         key = f"the token of {client.name or 'the owner'!r}" if client is not None else str(self.shown.standing)
         user = "" if self.user.uid is None else f" of the user {self.user.uid}"
@@ -74,15 +74,17 @@ class Asker:
 
 
 def decide(need: Scope | None, asker: Asker) -> Client | EdgeAgentError:
-    """Return the asker as a client with its scopes, or the error that refuses it. The first rule that applies decides:
+    """Return the sender as a client with its scopes, or the error that refuses the request.
 
-    1. a path that needs nothing is open to every request;
-    2. a token of ours that is unknown, or cannot be checked, is refused; so are several keys if one of them is ours;
-    3. a known token of ours opens its scopes and nothing else;
+    `need` is the scope that the request needs; None if it needs none. The first rule that applies decides:
+
+    1. if the request needs no scope, it is allowed;
+    2. an edgeagent token that is unknown, or cannot be checked, is refused; so are several keys if one is such a token;
+    3. a known token allows its own scopes and nothing else, whatever the listener;
     4. where every client needs a token, a request with another key, or without a key, is refused;
-    5. on the Unix socket, every user but the daemon's own is refused;
-    6. the daemon's own user is the owner, but a request that a web page may have sent can only infer;
-    7. other users of this machine can only infer, and each known user is kept apart from all others.
+    5. on the Unix socket, every user except the daemon's own is refused;
+    6. the daemon's own user is the owner, but a request that a web page may have sent has only the scope infer;
+    7. other users of this machine have only the scope infer. Each known user is a separate client.
     """
     if need is None:
         return Client("", frozenset())
@@ -134,9 +136,9 @@ def _local_client(asker: Asker) -> Client:
 
 
 class Failures:
-    """Counts wrong tokens. After too many, a wrong token is answered with Overloaded for a while.
+    """Counts wrong tokens. After too many of them in a short time, further wrong tokens get Overloaded.
 
-    Right tokens still pass. Otherwise any program on the machine could lock the owner out.
+    Valid tokens are still accepted. Otherwise any program on the machine could lock the owner out.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

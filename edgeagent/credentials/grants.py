@@ -1,4 +1,4 @@
-"""The requests and sockets that tokens have opened, so that each ends with its token.
+"""Ends open requests and sockets when the token that allowed them is no longer valid.
 
 The server checks ten times a second whether the tokens are still valid (`Grants.check`). Work that a token allows
 registers a function with the token's grant. The grant calls this function to end the work. The grant is in a context
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Grant:
-    """The right of a request or a socket.
+    """The right of one request or socket to run, which a token gave. `held` is the digest of this token.
 
     It ends when its token is removed or replaced, when the token's scopes or route change, or when the token can no
     longer be checked.
@@ -72,11 +72,11 @@ class Grants:
         self._checked: object = None
 
     def open(self, shown: Shown) -> Grant | None:
-        """Return the grant of a token that was just judged; None if the request has no known token."""
+        """Return a new grant for the result of `Keys.judge`; None if the request has no known token."""
         return None if shown.client is None else Grant(self, shown.client, shown.digest)
 
     def add(self, grant: Grant) -> None:
-        """Watch the token of a grant. The next `check` looks at it, even if no file has changed."""
+        """Watch the token of a grant. The next `check` examines the token, even if no file has changed."""
         self._live.add(grant)
         self._checked = None
 
@@ -119,7 +119,7 @@ def until_revoked(end: End) -> Iterator[None]:
 
 
 async def unless_revoked(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. If the current request's grant is revoked first, cancel it and raise Unauthorized.
+    """Return the result of `work`. If the current request's grant is revoked first, cancel `work`; raise Unauthorized.
 
     If the request has no token, nothing is watched.
     """
@@ -146,5 +146,5 @@ async def unless_revoked(work: Coroutine[Any, Any, T]) -> T:
 
 
 def revoked() -> Unauthorized:
-    """Return the error of a request that ends with its token."""
+    """Return the error of a request whose token is no longer valid."""
     return Unauthorized("the token that opened this was removed or replaced, or can no longer be checked")

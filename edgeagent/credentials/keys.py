@@ -58,7 +58,7 @@ OWNER = Client("", frozenset(Scope))
 
 
 class Standing(StrEnum):
-    """The result of checking a request's keys."""
+    """What was found out about a request's keys."""
 
     NOTHING = "no key"
     FOREIGN = "another key"
@@ -70,7 +70,10 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A request's checked keys. A known token sets `client` and `digest`. `reason`: why tokens cannot be checked."""
+    """The result of checking a request's keys.
+
+    `client` and `digest` are set for a known token. `reason`: why a token cannot be checked; otherwise empty.
+    """
 
     standing: Standing
     client: Client | None = None
@@ -99,7 +102,7 @@ class Keys(Protocol):
         ...
 
     def holder(self, held: bytes) -> Client | None:
-        """Return the holder of the token with this digest, or None."""
+        """Return the holder of the token with this digest; None if no valid token has it."""
         ...
 
 
@@ -212,7 +215,10 @@ def ensure_token(state_dir: Path) -> str:
 
 
 def check_files(state_dir: Path) -> None:
-    """Raise ConfigError, which says what to do, if a file cannot be trusted. A missing file is not an error."""
+    """Raise ConfigError if the folder or a file of tokens cannot be trusted or read. The error says what to do.
+
+    A missing file is not an error.
+    """
     check_folder(state_dir)
     read_token(state_dir)
     _read_clients(state_dir)
@@ -226,12 +232,12 @@ def rotate_token(state_dir: Path) -> str:
 
 
 def clients(state_dir: Path) -> list[Client]:
-    """Return the clients that have a token of their own; raise ConfigError if their file cannot be trusted or read."""
+    """Return the clients that have tokens, without the owner; raise ConfigError if their file cannot be used."""
     return [client for client, _ in _read_clients(state_dir)]
 
 
 def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: RouteMode | None = None) -> str:
-    """Create a token for a client and return it. It replaces the client's earlier token.
+    """Create a token for a client and return it. It replaces the client's earlier token, if there is one.
 
     Raise ConfigError for a wrong name, if there are too many clients, or if their file cannot be trusted, read or
     written.
