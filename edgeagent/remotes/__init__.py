@@ -31,7 +31,12 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tls(Struct, frozen=True, forbid_unknown_fields=True):
-    """TLS settings: the remote's CA (PEM file), the SHA-256 of its certificate (hex), and our certificate for it."""
+    """TLS settings; None where one is not set.
+
+    ca_file: the CA that must have signed the remote's certificate (PEM).
+    pin: the SHA-256 that the remote's certificate must have (hex).
+    client_certificate, client_key: the certificate that this machine shows to the remote, and its key (PEM).
+    """
 
     ca_file: str | None = None
     pin: str | None = None
@@ -40,7 +45,7 @@ class Tls(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Terms(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the owner knows about the remote: who runs it, how long it keeps prompts, whether it trains on them.
+    """What the owner knows about the remote: who runs it, how long it keeps prompts, and whether it trains on them.
 
     An empty text means unknown.
     """
@@ -58,7 +63,7 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True):
-    """The limits of a day's spending (UTC): for all clients together, and for each client. None means no limit."""
+    """The limits of spending per UTC day, for all clients together and for each client. None means no limit."""
 
     tokens: int | None = None
     money: float | None = None
@@ -67,9 +72,12 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits for one remote: the most requests at a time, and seconds.
+    """Limits for one remote: how many requests may run at a time, and timeouts in seconds.
 
-    The seconds are those until it is connected, until the first token, without progress, and for the whole request.
+    connect_s: for the connection, and for its TLS handshake.
+    first_token_s: from the start of an attempt, before it is connected, to the first content.
+    idle_s: between two events of the answer.
+    total_s: for the whole request.
     """
 
     max_concurrent: int = 64

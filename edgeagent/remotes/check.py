@@ -53,7 +53,7 @@ def checked(remote: Remote) -> Remote:
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError if a text cannot be a remote's name."""
+    """Raise ConfigError if a text is not valid as a remote's name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a remote's name is letters, digits and _.-, at most 64 of them, not {name!r:.80}")
 

@@ -1,4 +1,4 @@
-"""remotes.json: read strictly, changed by one process at a time, and read again by a running daemon after a change."""
+"""Reads and writes remotes.json. One process at a time changes it. A running daemon reads it again after a change."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RemotesFile:
         return self._revision
 
     def find(self, name: str) -> Remote | None:
-        """Return the remote of this name; None if there is none, or while `trouble` is set."""
+        """Return the remote with this name; None if there is none, or while `trouble` is set."""
         self._refresh()
         return self._by_name.get(name)
 
@@ -179,7 +179,7 @@ def _read(path: Path, row: Raw, index: int) -> Remote:
 
 
 def _complaint(path: Path, name: str, error: Exception) -> ConfigError:
-    """Return what is wrong with the file, as "FILE: remote 'gpu': limits.connect_s: expected `float`, got `str`"."""
+    """Return an error such as "FILE: remote 'gpu': limits.connect_s: expected `float`, got `str`; fix it, or ..."."""
     problem, _, place = str(error).partition(" - at `$")
     field = place.rstrip("`").lstrip(".")
     parts = [part for part in (str(path), name, field, problem[:1].lower() + problem[1:]) if part]

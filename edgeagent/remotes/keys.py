@@ -1,4 +1,4 @@
-"""Finds a remote's API key where the owner put it. The key is never in edgeagent's files, arguments or messages."""
+"""Finds a remote's API key in the place that the owner chose. edgeagent's own files and messages never hold the key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeagent.runtime_file import read_private
 KEYRING_SERVICE = "edgeagent"
 MAX_KEY_CHARS = 8192
 RETRY_S = 10.0
-"""Seconds to wait before the keyring is asked again for a key that it did not give."""
+"""How many seconds after a failure the keyring is asked for the same key again."""
 
 
 class KeyFinder:
