@@ -1,4 +1,4 @@
-"""Exports all metrics in Prometheus's format: counters, and values that are read from the models when exported."""
+"""Exports all metrics in Prometheus's format: those of the registry, and those that are read from a snapshot."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ _CACHE_COUNTERS: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The values of the gauges. A worker's values come with its last answer to a ping, usually at most a second old."""
+    """The state of models and remotes at the time of an export.
+
+    A worker's values come with its last answer to a ping, which is usually at most a second old.
+    """
 
     models: Sequence[ModelStatus]
     num_connections: int
@@ -73,7 +76,7 @@ def exposition(snapshot: Snapshot) -> bytes:
 
 
 def gauges(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield the metrics that are read rather than counted, with their labels."""
+    """Yield the metrics that are read from a snapshot, with their labels: gauges, and counters of workers."""
     return _Gauges(snapshot).collect()
 
 

@@ -1,4 +1,4 @@
-"""Measures one generation, from its acceptance to its end. It counts steps and does not read their content."""
+"""Measures one generation, from its acceptance to its end. It counts tokens and does not read the text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _OUTPUT = frozenset({TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta})
 
 
 class Meter:
-    """Counts a generation as live until `end`, which must be called once. `model` is the name of a served model."""
+    """The measurements of one generation, which counts as live until `end`. Call `end` once.
+
+    `model` is the name of a served model.
+    """
 
     def __init__(self, model: str) -> None:
         self.model = model

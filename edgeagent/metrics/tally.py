@@ -1,4 +1,4 @@
-"""A histogram for events of every step. An observation takes 0.2 µs; prometheus_client's histogram takes 2 µs.
+"""A fast histogram, for values of every step. An observation takes 0.2 µs; prometheus_client's histogram takes 2 µs.
 
 It has no lock, because only the event loop's thread observes. It is exported like any other metric of the registry.
 """
@@ -24,7 +24,7 @@ class Series:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value in the first bucket whose bound is not less than the value."""
+        """Count a value in the first bucket whose bound is at least the value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
@@ -58,7 +58,7 @@ class Tally(Collector):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The name of its label, if it has one."""
+        """The label's name as a tuple; empty if there is no label."""
         return () if self._label is None else (self._label,)
 
     def labels(self, value: str = "") -> Series:
