@@ -13,9 +13,9 @@ from edgeagent.errors import BackendUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A daemon's base URL (http://127.0.0.1:8127 or a ws:// URL, with or without /v1) and its token.
+    """A daemon's base URL (http://127.0.0.1:8127 or a ws:// URL, with or without /v1) and its token, if it needs one.
 
-    `certificate` is the path of the only certificate that is trusted for TLS. If None, the system's authorities decide.
+    `certificate` is the path of the only certificate that is trusted for TLS. None: those that the system trusts.
     """
 
     url: str
@@ -71,7 +71,7 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL's host is this machine's loopback."""
+    """Whether a URL's host is a loopback address or localhost."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

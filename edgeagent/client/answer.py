@@ -15,7 +15,7 @@ Event = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Answer:
-    """The text, reasoning and tool calls of one response, and its usage and timings once it has finished.
+    """The text, reasoning and tool calls of one response so far, and its usage and timings once it has finished.
 
     `status` is as on the wire: in_progress, completed, incomplete, cancelled or failed. `usage`, `timings` (with
     llama-server's names) and `edgeagent` (route, reason, milliseconds for each stage) come from the terminal event.

@@ -41,7 +41,7 @@ Input = str | Sequence[Mapping[str, Any]]
 class Client:
     """A connection to a daemon. Use it as an async context manager, or call `close`.
 
-    One response runs at a time. Starting another cancels the one before, as when a user interrupts a voice assistant.
+    One response runs at a time. A new response cancels the running one, as when a user interrupts a voice assistant.
     For parallel responses, connect more clients; they share the daemon's stored responses.
     """
 
@@ -102,7 +102,10 @@ class Client:
         return await self.respond(message, **fields).finish()
 
     async def begin(self, reply: Reply) -> None:
-        """Send a reply's request. For use by Reply only."""
+        """Cancel the running reply, connect if needed, and send the new reply's request. For use by Reply only.
+
+        Raise the errors of `open` and `send`.
+        """
         if self._reply is not None and self._reply is not reply:
             await self._reply.cancel()
         self._reply = reply
@@ -110,7 +113,11 @@ class Client:
         await self.send(reply.request)
 
     async def send(self, event: Event) -> None:
-        """Send one event on the open connection. For use by Reply only."""
+        """Send one event on the open connection. For use by Reply only.
+
+        Raise BackendUnavailable or PayloadTooLarge if the connection is lost, or InvalidRequest if a text is not
+        Unicode.
+        """
         if self._socket is None:
             raise _closed_under_response()
         try:
@@ -119,7 +126,10 @@ class Client:
             raise self._lost(closed) from None
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next event of the open connection. For use by Reply only."""
+        """Return the next event of the open connection. For use by Reply only.
+
+        Raise BackendUnavailable or PayloadTooLarge if the connection is lost.
+        """
         if self._socket is None:
             raise _closed_under_response()
         try:
@@ -144,8 +154,8 @@ class Reply:
     """One response as it arrives: an async iterator over its events, with the result so far in `answer`.
 
     If the connection is lost before the daemon begins to answer, the client reconnects and sends the request again. If
-    it is lost later, the error is raised, since delivered events cannot be taken back. After the terminal event of a
-    failed response, the iterator raises the response's error.
+    the connection is lost later, the error is raised, since delivered events cannot be taken back. After the terminal
+    event of a failed response, the iterator raises the response's error.
     """
 
     def __init__(self, client: Client, request: Mapping[str, Any]) -> None:
@@ -167,7 +177,7 @@ class Reply:
         return event
 
     async def finish(self) -> Answer:
-        """Read the remaining events and return the answer."""
+        """Read the remaining events and return the answer. Raise the response's error if it failed."""
         async for _ in self:
             pass
         return self.answer
@@ -270,7 +280,7 @@ def _refusal(address: Address, response: Response) -> EdgeAgentError:
 
 
 def _message(body: bytes | bytearray) -> str | None:
-    """Return the message in an error body; None if the daemon did not write the body."""
+    """Return the message in an error body; None if the body is not a daemon's JSON error."""
     with suppress(ValueError):
         match json.loads(body):
             case {"error": {"message": str(message)}}:
