@@ -79,7 +79,8 @@ def decide(need: Scope | None, asker: Asker) -> Client | EdgeAgentError:
     `need` is the scope that the request needs; None if it needs none. The first rule that applies decides:
 
     1. if the request needs no scope, it is allowed;
-    2. an edgeagent token that is unknown, or cannot be checked, is refused; so are several keys if one is such a token;
+    2. an edgeagent token that is unknown, or cannot be checked, is refused; so are several keys if any of them is an
+       edgeagent token;
     3. a known token allows its own scopes and nothing else, whatever the listener;
     4. where every client needs a token, a request with another key, or without a key, is refused;
     5. on the Unix socket, every user except the daemon's own is refused;

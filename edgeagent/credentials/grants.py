@@ -119,7 +119,7 @@ def until_revoked(end: End) -> Iterator[None]:
 
 
 async def unless_revoked(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. If the current request's grant is revoked first, cancel `work`; raise Unauthorized.
+    """Return the result of `work`, or cancel `work` and raise Unauthorized if the current request's grant is revoked.
 
     If the request has no token, nothing is watched.
     """

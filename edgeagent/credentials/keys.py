@@ -98,7 +98,7 @@ class Keys(Protocol):
         ...
 
     def judge(self, tokens: Sequence[bytes]) -> Shown:
-        """Check the keys of one request. The time taken does not tell how much of a wrong token is right."""
+        """Check the keys of one request. Tokens are compared in constant time, so timing reveals nothing about them."""
         ...
 
     def holder(self, held: bytes) -> Client | None:
@@ -133,7 +133,7 @@ class KeyRing:
         return self._trouble
 
     def judge(self, tokens: Sequence[bytes]) -> Shown:
-        """Check the keys of one request. The time taken does not tell how much of a wrong token is right."""
+        """Check the keys of one request. Tokens are compared in constant time, so timing reveals nothing about them."""
         self._refresh()
         if not tokens:
             return NOTHING_SHOWN

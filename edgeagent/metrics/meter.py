@@ -63,7 +63,7 @@ class Meter:
         return Usage(started.num_prompt_tokens, started.num_cached_tokens, self.num_tokens)
 
     def step(self, step: Step) -> None:
-        """Count a step. Called for each token; it takes about half a microsecond."""
+        """Count a step. Called for every step of a stream; it takes about half a microsecond."""
         if not self.has_begun:
             self._begin(step)
         if step.deltas and type(step.deltas[-1]) is Finished:

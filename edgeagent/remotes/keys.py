@@ -1,4 +1,4 @@
-"""Finds a remote's API key in the place that the owner chose. edgeagent's own files and messages never hold the key."""
+"""Finds a remote's API key in the place that the owner chose. The key is in none of edgeagent's files or messages."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Breaker:
 
     An open breaker lets nothing through for 30 s. This time doubles each time that the breaker opens again without a
     success in between, up to 600 s. Then the breaker is half-open: it lets one request through, whose outcome closes or
-    opens it. After a hang, a probe should go first, if probes are allowed, so that no request waits for a timeout.
+    opens it. After a hang, a probe should be sent first, if probes are allowed, so that no request waits for a timeout.
 
     There is one exception: a request that no other backend can serve may try an endpoint with an open breaker, once a
     second, unless the endpoint hung.
@@ -69,7 +69,7 @@ class Breaker:
         return self.can_try(now_s) or not is_spent
 
     def wants_probe(self, now_s: float) -> bool:
-        """Whether the breaker is half-open after a hang, so that a probe should go before the next request."""
+        """Whether the breaker is half-open after a hang, so that a probe should be sent before the next request."""
         return self._has_hung and self.state(now_s) == "half_open"
 
     def begin(self) -> None:
