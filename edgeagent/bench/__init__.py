@@ -1,1 +1,1 @@
-"""Measures a server from outside: any OpenAI-compatible server over HTTP, and edgeagent also over WebSocket."""
+"""Measures a server as a client: any OpenAI-compatible server over HTTP, and edgeagent also over WebSocket."""

@@ -29,9 +29,9 @@ from edgeagent.errors import NotSupported
 
 NUM_WARM_ASKS = 3
 TURN_TOKENS = 24
-"""The tokens of each answer in a prompt, and of each question after the first."""
+"""The number of tokens in each earlier answer of a prompt, and in each question after the first."""
 SETTLE_S = 7.0
-"""How many seconds to wait for a server to write an answer's KV blocks."""
+"""How many seconds to wait until a server has written an answer's KV blocks."""
 MAX_SETTLES = 6
 
 
@@ -57,7 +57,7 @@ async def read_kept(server: Server) -> Kept:
 
 
 async def settled(server: Server) -> Kept:
-    """Wait until the size of the cache stops changing, up to a time limit, and return it."""
+    """Wait until the size of the cache stops changing, at most MAX_SETTLES times SETTLE_S, and return the size."""
     kept = await read_kept(server)
     for _ in range(MAX_SETTLES):
         await asyncio.sleep(SETTLE_S)
@@ -110,7 +110,7 @@ DISK_SHARE = Metric("kept on disk", "x", "bytes; 1 is the system prompt once and
 async def shared_prefix(target: Target, load: Load, name: str) -> Round:
     """Begin many conversations with the same system prompt.
 
-    The memory and disk that they use are measured only on edgeagent, since other servers do not report them.
+    Their memory and disk space are measured only on edgeagent, since other servers do not report them.
     """
     is_told = target.server.kind == "edgeagent"
     system = Turn("system", target.prompts.cold(f"system {name}", load.prompt_tokens))
@@ -145,9 +145,9 @@ def _num_unique(alone: Trace, asked: list[Trace]) -> int:
 
 
 def _shares(before: Kept, after: Kept, num_unique: int) -> Round:
-    """Return the growth of the cache, in memory and on disk, as multiples of the size of the unique tokens.
+    """Return the growth of the cache in memory and on disk, each as a multiple of the size of the unique tokens.
 
-    The size of a token is estimated from the blocks on disk. Without blocks on disk, there are no samples.
+    The size of one token is estimated from the blocks on disk. Without blocks on disk, there are no samples.
     """
     if not after.disk_tokens:
         return {MEMORY_SHARE: [], DISK_SHARE: []}

@@ -1,4 +1,4 @@
-"""Scenarios of conversations as applications hold them: many that begin, and one with many turns.
+"""Scenarios of conversations like those of applications: many that begin, and one with several turns.
 
 The server may store these conversations.
 """
@@ -24,7 +24,7 @@ from edgeagent.bench.wire import Ask, Trace, Turn
 
 NUM_NEXT_TURNS = 3
 ANSWER_TOKENS = 24
-"""The tokens of each earlier answer in a prompt. It is random text, not the answer that the server gave."""
+"""The number of tokens in each earlier answer of a prompt. Such an answer is random text, not the server's own."""
 
 BEGINNING = Metric("beginning TTFT", "ms", "of each new conversation")
 FIRST = Metric("first's TTFT", "ms", "of the first new conversation of a round")

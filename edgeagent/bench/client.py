@@ -34,7 +34,9 @@ TEXT_EVENTS = frozenset({"response.output_text.delta", "response.reasoning_text.
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server to measure. `kind` is the value of `owned_by` for its model. If `model` is None, no model is named.
+    """A server to measure. `kind` is the value of `owned_by` that the server reports for its model.
+
+    If `model` is None, requests name no model.
 
     `restart` kills the server, as a power cut would, and starts it again under the same URL. If None, the server cannot
     be restarted.
@@ -108,7 +110,7 @@ async def connection_to(server: Server) -> AsyncIterator[Connection]:
 
 @dataclass(frozen=True, slots=True)
 class WebSocketConnection:
-    """/v1/responses in WebSocket mode, through the client that applications use."""
+    """A WebSocket to /v1/responses, through the client that applications use."""
 
     server: Server
     client: Client
@@ -132,7 +134,7 @@ class WebSocketConnection:
 
 @dataclass(frozen=True, slots=True)
 class HttpConnection:
-    """An HTTP connection that is kept alive, and on which /v1/chat/completions streams its answers."""
+    """A keep-alive HTTP connection. /v1/chat/completions streams its answers on it."""
 
     server: Server
     http: httpx.AsyncClient
@@ -193,7 +195,7 @@ class HttpConnection:
 
 
 def _drafts(kind: str, ask: Ask) -> dict[str, Any]:
-    """Return the fields that tell a server how many tokens to draft. Servers without such fields choose themselves."""
+    """Return the request fields that set the number of draft tokens; empty if the server has no such fields."""
     if ask.draft_tokens is None:
         return {}
     fields: dict[str, dict[str, Any]] = {
@@ -244,7 +246,7 @@ def _http(server: Server) -> httpx.AsyncClient:
 
 
 async def read_page(server: Server, path: str) -> bytes:
-    """Return the body of a server's answer to a GET. Raise EdgeAgentError unless it answers with HTTP 200."""
+    """Return the body of a server's answer to GET `path`. Raise EdgeAgentError unless it answers with HTTP 200."""
     url = f"{server.http_base.removesuffix('/v1')}{path}"
     try:
         async with _http(server) as http:

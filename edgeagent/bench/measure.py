@@ -1,6 +1,6 @@
-"""A whole measurement: all scenarios, each with its rounds, which alternate between two servers.
+"""Runs a whole measurement: the rounds of all scenarios.
 
-Finished rounds are kept if a later one fails.
+If two servers are compared, their rounds alternate. If a round fails, the finished rounds are kept.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ class Measurement:
     failure: str | None = None
 
     def samples(self, metric: Metric, server: int) -> list[list[float]]:
-        """Return one list of samples of a metric for each round."""
+        """Return a metric's samples on one server, as one list for each round. `server` is the server's index."""
         return [each.get(metric, []) for each in self.rounds[server]]
 
 
 @dataclass(slots=True)
 class Run:
-    """The settings of a measurement, and its results in `measurements`."""
+    """The settings of a measurement, and its results in `measurements`.
+
+    `is_complete` is True once all scenarios have run, including those that failed.
+    """
 
     servers: Sequence[Server]
     scenarios: Sequence[Scenario]

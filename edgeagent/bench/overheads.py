@@ -1,4 +1,4 @@
-"""Scenarios of a server's overhead besides the model: latency before and between tokens, and memory of connections."""
+"""Scenarios that measure what a server adds to the model's work: latency, and the memory of connections."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ IDLE_FIRST = Metric("TTFT meanwhile", "ms", "of a short request on one more WebS
 
 
 async def idle(target: Target, load: Load, name: str) -> Round:
-    """Measure idle WebSockets: the memory and opening time of each, and the TTFT of another connection beside them.
+    """Open many WebSockets, and measure the memory and the opening time of each.
 
-    The server's memory is read from /metrics.
+    Then measure the TTFT of a short request on one more connection, while the idle ones stay open. The server's memory
+    is read from /metrics. Raise NotSupported if the server is not measured over the WebSocket.
     """
     if target.server.transport != "ws":
         raise NotSupported("`idle` opens WebSockets, so it measures only an edgeagent")

@@ -1,6 +1,6 @@
 """Draws the report as a picture: the cumulative distribution of each metric's samples, from best to worst.
 
-It needs the extra `plot`.
+This module needs the extra `plot`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DPI = 150
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigError if a picture could not be written. Call this before the measurement."""
+    """Raise ConfigError if a picture could not be written to `path`. Call this before the measurement."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; install it with: pip install 'edgeagent[plot]'")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):

@@ -42,7 +42,10 @@ class Prompts:
     size: Size = Size()
 
     def cold(self, name: str, num_tokens: int) -> str:
-        """Return a prompt with a first word that no other prompt has. The same `name` gives the same prompt."""
+        """Return a prompt of about `num_tokens` tokens. No other prompt has the same first word.
+
+        The same `name` gives the same prompt.
+        """
         return f"{self._mark(name)} {self._words(name, self.size.words(num_tokens))}. {ENDLESS}"
 
     def warm(self, name: str, num_tokens: int) -> str:

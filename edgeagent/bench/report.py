@@ -34,7 +34,7 @@ def tables(run: Run, align: Align) -> str:
 
 
 def as_object(run: Run) -> dict[str, Any]:
-    """Return the report for programs, with every sample."""
+    """Return the report as an object for JSON, with every sample."""
     return {
         "seed": run.seed,
         "rounds": run.num_rounds,
@@ -57,12 +57,12 @@ def as_object(run: Run) -> dict[str, Any]:
 
 
 def summary_of(measurement: Measurement, metric: Metric, server: int) -> Summary | None:
-    """Return the summary of one server's samples of a metric; None if there are none."""
+    """Return the summary of one server's samples of a metric; None if there are none. `server` is an index."""
     return summarize([value for part in measurement.samples(metric, server) for value in part], metric.better)
 
 
 def ratio_of(measurement: Measurement, metric: Metric) -> Ratio | None:
-    """Return the ratio of the first server's figure to the second's.
+    """Return the ratio of the first server's values of a metric to the second's.
 
     None if there is one server, if no rounds can be compared, or if the metric has no better direction.
     """
@@ -109,7 +109,7 @@ def _heading(run: Run) -> Iterator[str]:
 
 
 def _table(measurement: Measurement, align: Align) -> list[str]:
-    """Return the lines of a scenario's numbers. With one server, each line also has the metric's meaning."""
+    """Return the table of a scenario as lines. With one server, each line also has the metric's meaning."""
     rows = _rows(measurement)
     if len(rows) == 1:
         return []

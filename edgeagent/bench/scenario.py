@@ -19,7 +19,7 @@ FEW_TOKENS = 2
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the report. If `better` is "neither", the number is not compared; it explains other rows."""
+    """One row of the report. If `better` is "neither", the row explains other rows and is not compared."""
 
     name: str
     unit: str
@@ -34,7 +34,7 @@ LENGTH = Metric("answer", "tokens", "as the server counts", "neither")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The size of the requests and their number."""
+    """The lengths of long prompts and answers in tokens, and the numbers of streams, WebSockets and conversations."""
 
     prompt_tokens: int
     max_tokens: int
@@ -57,11 +57,11 @@ Round = Mapping[Metric, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One thing to measure. `round` measures it once. `prepare` runs once for each server, and is not measured.
+    """One thing to measure. `round` measures it once. `prepare` runs once on each server, and is not measured.
 
     The third argument of `round` is the number of the round as text, from "0". `round` raises EdgeAgentError if the
     server fails, or if the scenario cannot measure this server. If `is_default` is False, the scenario is measured only
-    if the user names it. If `is_once`, it cannot be repeated.
+    if the user names it. If `is_once` is True, only one round is measured.
     """
 
     name: str

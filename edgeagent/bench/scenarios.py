@@ -34,7 +34,7 @@ from edgeagent.errors import BackendUnavailable
 NUM_WARM_ASKS = 3
 NUM_CONNECTS = 4
 LIVE_LENGTH = 4
-"""The length of the live streams beside a long prompt, as a multiple of max_tokens."""
+"""The length of the answers that run during a long prompt, as a multiple of max_tokens."""
 NUM_EVENTS_BEFORE = 12
 """The number of events that each live stream has before the long prompt is sent."""
 
@@ -160,7 +160,7 @@ class Live:
         return sum(len(trace.texts) for trace in self.traces)
 
     async def run(self, target: Target, load: Load, name: str) -> None:
-        """Stream answers without end; raise BackendUnavailable if the model answers without text."""
+        """Request answers one after another until cancelled. Raise BackendUnavailable if an answer has no text."""
         async with opened(target) as connection:
             while True:
                 trace = Trace(on_text=self.arrival.set)
@@ -171,17 +171,17 @@ class Live:
                     raise BackendUnavailable("the model gives this prompt an empty answer, so no stream stays live")
 
     async def reach(self, num_events: int) -> None:
-        """Return when this number of events has arrived."""
+        """Wait until this number of events with text has arrived."""
         while self.num_events < num_events:
             self.arrival.clear()
             await self.arrival.wait()
 
     def num_begun(self, begin_s: float, end_s: float) -> int:
-        """Return how many requests were sent between two moments."""
+        """Return how many requests were sent between `begin_s` and `end_s`."""
         return sum(begin_s < trace.sent_s < end_s for trace in self.traces)
 
     def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
-        """Return the gaps between text events, in milliseconds, that overlap the time between two moments."""
+        """Return the milliseconds of each gap between events with text that overlaps `begin_s` to `end_s`."""
         gaps = (gap for trace in self.traces for gap in pairwise(trace.texts))
         return [1000 * (later - earlier) for earlier, later in gaps if later > begin_s and earlier < end_s]
 

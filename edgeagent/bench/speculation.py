@@ -75,7 +75,7 @@ async def speculate(target: Target, load: Load, name: str) -> Round:
 
 
 async def _rates(target: Target, load: Load, num_streams: int, kind: str, depth: str, name: str) -> list[float]:
-    """Return the tokens per second of each stream."""
+    """Return the tokens per second of each stream. A stream whose rate is unknown is left out."""
     traces = [Trace() for _ in range(num_streams)]
 
     async def run(number: int) -> None:

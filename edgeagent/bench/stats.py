@@ -12,7 +12,7 @@ Better = Literal["lower", "higher", "neither"]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Summary of samples. `p95` means that 95 % of the samples are this good or better; p50 and p99 accordingly."""
+    """Summary of samples. 95 % of the samples are as good as `p95` or better; likewise for `p50` and `p99`."""
 
     num_samples: int
     p50: float
@@ -26,8 +26,8 @@ class Summary:
 class Ratio:
     """How one server compares with another.
 
-    Each round of one server and the same round of the other give a ratio. `num_pairs` is the number of these ratios.
-    The other fields are their median and quartiles.
+    Each round gives the ratio of one server's value to the other's. `num_pairs` is the number of these ratios. The
+    other fields are their median and quartiles.
     """
 
     num_pairs: int
@@ -62,7 +62,7 @@ def summarize(samples: Sequence[float], better: Better) -> Summary | None:
 
 
 def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Ratio | None:
-    """Return the ratio of our figure to theirs: the median over rounds, with quartiles. None if no round can be used.
+    """Return the ratio of our values to theirs: the median over rounds, with quartiles. None if no round can be used.
 
     The ratio of a round is the median of our samples divided by the median of theirs. A machine's speed drifts, but
     neighbouring rounds drift alike, so their ratio is stable. A round is skipped if one side has no samples, or if

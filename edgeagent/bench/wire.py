@@ -19,7 +19,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt, and the length of the answer. Sampling is greedy, so that a measurement does not depend on chance.
+    """A request: a prompt, and the maximum length of the answer. Sampling is greedy, so the answer is not random.
 
     `earlier` are the messages before the prompt. If `is_stored` is False, a request over the WebSocket asks the server
     to store nothing on disk. Over HTTP, `is_stored` has no effect. `draft_tokens` is the number of tokens to draft in
@@ -40,7 +40,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The server's own token counts. `num_cached` is 0 if the server does not report it."""
+    """The server's own token counts for one answer. `num_cached` is 0 if the server does not report it."""
 
     num_prompt: int
     num_cached: int
@@ -67,7 +67,7 @@ class Trace:
     delivery_ms: float | None = None
 
     def send(self) -> None:
-        """Start the clock."""
+        """Record the time at which the request is sent."""
         self.sent_s = time.perf_counter()
 
     def event(self, arrived_s: float, num_chars: int) -> None:
@@ -113,7 +113,7 @@ class Trace:
 
     @property
     def gaps_ms(self) -> list[float]:
-        """The times between consecutive events with text."""
+        """The milliseconds between consecutive events with text."""
         return [1000 * (later - earlier) for earlier, later in pairwise(self.texts)]
 
     @property
@@ -135,7 +135,8 @@ class Trace:
     def tokens_between(self, after_s: float, until_s: float) -> float:
         """Return the estimated number of tokens that arrived after `after_s`, up to and including `until_s`.
 
-        The server's count of all tokens is divided among the events by their number of characters. 0 without a count.
+        The server's count of all tokens is divided among the events by their number of characters. Without a count,
+        return 0.
         """
         if self.counts is None or not self.texts:
             return 0.0
@@ -145,7 +146,7 @@ class Trace:
 
 
 class Connection(Protocol):
-    """A connection to a server. One answer runs on it at a time."""
+    """A connection to a server. It streams one answer at a time."""
 
     @property
     def opening_ms(self) -> float:
