@@ -176,7 +176,7 @@ def _unimported() -> None:
 
 
 def _completing() -> AbstractContextManager[None]:
-    """Return the context manager to run a command in. It has an effect only while bash asks for completions."""
+    """Return `bash_words_joined()` if bash asks for completions, otherwise a context manager without effect."""
     if os.environ.get(COMPLETE_VARIABLE) != "complete_bash":
         return nullcontext()
     from edgeagent.cli.completion import bash_words_joined

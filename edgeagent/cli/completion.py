@@ -1,4 +1,4 @@
-"""Completions of names for the shell. They must be fast. If one fails, it suggests nothing and prints no error."""
+"""Completions of names for the shell. They must be fast. On an error, they suggest nothing and print no message."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def bash_words_joined() -> Iterator[None]:
 
 
 def _joined(words: list[str], place: int) -> tuple[list[str], int]:
-    """Join the words around each colon up to index `place`. Return the words, and the new index of the word there."""
+    """Join the words around each colon up to index `place`. Return the words, and the index of that word among them."""
     joined: list[str] = []
     new_place = place
     for number, word in enumerate(words):

@@ -29,7 +29,10 @@ def progress_display(
     lines: Callable[[str], _Display],
     bar: Callable[[str], AbstractContextManager[_Display]],
 ) -> AbstractContextManager[_Display]:
-    """Return the progress display for `name`: JSON lines if `as_json`, a bar on a terminal, else plain lines."""
+    """Return the progress display for `name`: JSON lines if `as_json`, a bar on a terminal, else plain lines.
+
+    Each of the last three arguments creates one kind of display.
+    """
     if as_json:
         return nullcontext(json_lines(name))
     return bar(name) if sys.stderr.isatty() else nullcontext(lines(name))
@@ -64,7 +67,7 @@ def table(
 ) -> str:
     """Return a table for stdout. The first `left_columns` are left-aligned; if `last_left`, the last column is too.
 
-    If the terminal is too narrow, the last columns go to an indented line below each row, with their headings.
+    If the terminal is too narrow, the last columns are shown with their headings on an indented line below each row.
     """
     width = terminal_width()
     for num_columns in range(len(headings), 0, -1):

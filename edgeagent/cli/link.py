@@ -17,7 +17,7 @@ TIMEOUT_S = 10.0
 
 
 def address_of(daemon: Runtime) -> Address:
-    """Return a daemon's address: its URL, its token, and the only certificate that is trusted."""
+    """Return a daemon's address: its URL, its token, and the only certificate to trust (None without TLS)."""
     return Address(daemon.url, daemon.token, daemon.certificate)
 
 

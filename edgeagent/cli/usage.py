@@ -1,4 +1,4 @@
-"""The error messages for a wrong command line, all in one form, with a suggestion of what to type instead."""
+"""Error messages for a wrong command line, all in one form, with a suggestion of what to type instead."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WANTED = (
 
 
 def usage_message(error: typer.TyperException, arguments: Sequence[str]) -> str:
-    """Return one line that says what is wrong with a command line."""
+    """Return one line that says what is wrong with a command line. `arguments` are the words that the user typed."""
     message = error.format_message().replace(": Value error, ", ": ")
     if no_command := _NO_COMMAND.fullmatch(message):
         return _no_command(no_command["name"], no_command["hint"], _path(error))

@@ -1,4 +1,4 @@
-"""`edgeagent bench`: measures a server, or two in alternation. It finds them, shows progress and prints the report."""
+"""`edgeagent bench`: finds the server or the two servers to measure, shows the progress and prints the report."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def bench(
     state_dir: flags.StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Measure a server, or two by turns, and print the report."""
+    """Measure a server, or two in alternation, and print the report."""
     import asyncio
 
     from edgeagent.bench.measure import Run
@@ -82,9 +82,9 @@ def bench(
 
 
 def _plotter(file: Path | None) -> Callable[[Run], None]:
-    """Return a function that draws a measurement into `file`, or does nothing without one.
+    """Return a function that draws a measurement into `file`, or that does nothing if `file` is None.
 
-    Raise ConfigError now if the file could not be written.
+    Raise ConfigError at once if the file cannot be written.
     """
     from edgeagent.bench.plot import check_plot, save_plot
 

@@ -29,7 +29,7 @@ Ctrl-C     cancels an answer, or clears the line'''
 HINT = "(Ctrl-C again or Ctrl-D leaves)"
 REMOTE = "remote:"
 QUIET_S = 1.0
-"""Seconds without an event after which the daemon is asked for the reason."""
+"""After this many seconds without an event, the chat asks the daemon for the reason."""
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 # Control characters that a terminal executes. An answer could use them to change the terminal's title, the clipboard or
 # earlier lines.
@@ -143,7 +143,7 @@ class Chat:
 
     @asynccontextmanager
     async def _explained(self, printer: _Printer) -> AsyncIterator[None]:
-        """Watch an answer while this context is active. After QUIET_S without an event, show the reason for the wait.
+        """While this context is active, show the reason for the wait after each QUIET_S without an event.
 
         Do nothing if stderr is not a terminal.
         """

@@ -1,4 +1,4 @@
-"""Reads what a user types. If the terminal supports it, there are editing, pasting of several lines and a history.
+"""Reads what a user types. On a capable terminal, the user can edit, paste several lines and use a history.
 
 A question of several lines is pasted, or typed between two lines of three quotes. On a dumb terminal, only the system's
 own line editing works.
@@ -94,7 +94,10 @@ def is_open(text: str) -> bool:
 
 
 def unquoted(text: str) -> str:
-    """Return whole text without surrounding blanks, and without the three quotes around a question of several lines."""
+    """Return text without surrounding blanks, and without the three quotes around a question of several lines.
+
+    Bytes that are not UTF-8 are replaced, see `whole`.
+    """
     text = whole(text).strip()
     if text.startswith(QUOTES) and text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES):
         text = text[len(QUOTES) : -len(QUOTES)].strip()

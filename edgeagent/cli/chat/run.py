@@ -154,7 +154,7 @@ def _is_typed() -> bool:
 
 
 def _piped(max_bytes: int) -> str:
-    """Return the piped text. Raise PayloadTooLarge if it cannot fit into a message; a pipe may never end."""
+    """Return the piped text. Raise PayloadTooLarge above `max_bytes` characters, since a pipe may never end."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     text = sys.stdin.read(max_bytes + 1)
@@ -171,7 +171,8 @@ def _daemon(
 ) -> Iterator[tuple[Address, str | None]]:
     """Yield the address of a daemon that serves the model, and the model's name there (None for its default model).
 
-    If a temporary daemon is started and `leaves_traces`, the date is recorded as the model's last load.
+    The daemon is the running one if it serves the model, otherwise a temporary one. If `leaves_traces` is True, the
+    start of a temporary one is recorded as the model's last load.
     """
     found = find_daemon(settings.state_dir)
     if found is not None:

@@ -20,7 +20,10 @@ STAGES = {
 
 
 def stage_table(answers: Mapping[str, Answer]) -> str:
-    """Return a table of milliseconds by stage, then tokens and speed, with one titled column for each answer."""
+    """Return a table of the milliseconds in each stage, the tokens and the speed, with one column for each answer.
+
+    `answers` maps the title of each column to its answer.
+    """
     columns = list(answers.values())
     rows = [["milliseconds", *answers]]
     for stage, meaning in STAGES.items():

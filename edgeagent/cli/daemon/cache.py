@@ -121,9 +121,9 @@ def _is_known(client: str, settings: Config) -> bool:
 
 
 def _stranger_note(client: str, settings: Config) -> str:
-    """Return a note for the user if a client has no token and no prompts on disk; otherwise "".
+    """Return a note for the user if a client has no token and no prompts on disk, otherwise "".
 
-    This is not an error. A client whose token was removed may still have prompts in memory.
+    An unknown client is not an error: if its token was removed, it may still have prompts in memory.
     """
     try:
         kept = {part.about.client for part in cache_folder.list_parts(settings.cache_dir) if part.about is not None}

@@ -19,7 +19,7 @@ _HOW = {
 def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each chosen setting. If it was measured, also yield a table of the milliseconds for each value.
 
-    If no setting was chosen, yield a line that says so.
+    `model` is the model's entry in the daemon's status. If no setting was chosen, yield a line that says so.
     """
     choices = (model.get("info") or {}).get("choices")
     if not choices:

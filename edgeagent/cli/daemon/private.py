@@ -34,8 +34,9 @@ def private_daemon(
 ) -> Iterator[Address]:
     """Start `edgeagent serve` with these flags, wait until its model is ready, and stop it at the end.
 
-    `progress` is called with the current stage of the start. The daemon knows the model names of the state folder
-    `owner`. If this process dies without clean-up, the daemon stops too, since its standard input closes.
+    `progress` is called with the current stage of the start, as text. If the state folder `owner` is given, the daemon
+    knows the names that the user gave to models there. If this process dies without clean-up, the daemon stops too,
+    since its standard input closes.
 
     If the daemon ends early, raise ConfigError for a wrong setting, otherwise BackendUnavailable. The message is the
     error in the daemon's log, or else the end of the log. Raise EdgeAgentError if the model cannot be loaded.
@@ -76,10 +77,10 @@ def killable_daemon(
 
 
 def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None:
-    """Wait while the daemon loads a model and has none that is ready, and report the progress of the load.
+    """Wait until one of the daemon's models is ready, and report the progress of the load.
 
-    If a model cannot be loaded, or the daemon does not answer, stop waiting. No error is raised; the next request
-    reports it.
+    Stop waiting if no model is being loaded, if a model cannot be loaded, or if the daemon does not answer. No error is
+    raised, since the next request reports it.
     """
     with contextlib.suppress(EdgeAgentError):
         while not _has_ready(models := _models(address), progress) and any(map(_is_loading, models)):
@@ -87,10 +88,10 @@ def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None
 
 
 def load_in_progress(address: Address) -> str:
-    """Return the progress of a load as text; empty if the first model is ready, or if the daemon does not answer.
+    """Return the progress of a load as text, or "" if there is none or the daemon does not answer.
 
-    The text is about the last model that the daemon lists before one that is ready or has failed. For a model that is
-    neither loaded nor being loaded, the text is its state, such as "builtin: stopped".
+    The daemon's models are checked in order, until one is ready or cannot be loaded. The text is about the last model
+    before that one. If this model is not being loaded, the text is its state, such as "builtin: stopped".
     """
     told = [""]
     with contextlib.suppress(EdgeAgentError):
@@ -154,12 +155,16 @@ def _models(address: Address) -> list[dict[str, Any]]:
 
 
 def _is_loading(model: dict[str, Any]) -> bool:
-    """Whether a model may become ready without a request. A stopped one is loaded by its next request."""
+    """Whether a model may become ready without a request. A stopped model is loaded only by its next request."""
     return model["state"] in ("starting", "stopping")
 
 
 def _has_ready(models: Sequence[dict[str, Any]], progress: Callable[[str], None]) -> bool:
-    """Whether any model is ready. Report the progress of models that load; raise the error of a model that cannot."""
+    """Whether a model is ready. The models are checked in order, up to the first one that is ready.
+
+    Report the state or the load progress of each model before it. Raise EdgeAgentError for a model that cannot be
+    loaded.
+    """
     for model in models:
         match model["state"]:
             case "ready":

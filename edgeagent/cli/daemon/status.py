@@ -24,7 +24,7 @@ from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
 
 POLL_S = 0.05
 STOP_MARGIN_S = 10.0
-"""Seconds that a stopping daemon gets in addition to the time for its live requests (server.drain_s)."""
+"""Seconds that `stop` waits for the daemon to end, in addition to 2 * server.drain_s."""
 
 ExplainChoices = Annotated[
     bool, typer.Option("--explain-choices", help="Show the settings chosen for each model on this machine, and why.")
@@ -179,7 +179,10 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
 
 
 def _route_lines(route: Mapping[str, Any] | None) -> list[str]:
-    """Return lines that say where requests may run and which remotes are used; none if the daemon has no remotes."""
+    """Return lines that say where requests may run, and the state of each remote.
+
+    Return no lines if there are no remotes and no problem with their file.
+    """
     if route is None or not (route["remotes"] or route["trouble"]):
         return []
     names = [f"{remote['name']} ({remote['trouble'] or _use(remote)})" for remote in route["remotes"]]
@@ -205,7 +208,7 @@ def _place(facts: Mapping[str, Any]) -> str:
 
 
 def _draft(facts: Mapping[str, Any]) -> str:
-    """Return what drafts tokens, as text. If there is no draft model, and the options do not ask for that, say why."""
+    """Return the source of draft tokens as text. If there is no draft model, add the reason, unless an option is the reason."""
     draft, why = facts["draft"], facts.get("draft_why") or ""
     has_model = draft not in (None, "ngram")
     return f"draft {draft or 'none'}" + ("" if has_model or why.startswith("--draft") or not why else f" ({why})")

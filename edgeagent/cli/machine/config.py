@@ -73,7 +73,7 @@ def options_table() -> str:
 
 
 def _tables(loaded: LoadedConfig) -> dict[str, Any]:
-    """Return the options of the config file's tables for single models, each under its full name."""
+    """Return the options that the config file sets for single models, by full name: `models."MODEL".OPTION`."""
     return {
         name: value
         for model, own in loaded.config.models.items()

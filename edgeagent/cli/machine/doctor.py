@@ -54,7 +54,7 @@ def _print(finding: Finding) -> None:
 
 
 def _why_not_ready(daemon: Runtime) -> str | None:
-    """Return why a daemon cannot generate a token; None if it can."""
+    """Return why a daemon cannot generate tokens; None if it can."""
     try:
         ask(address_of(daemon), "/ready", timeout_s=READY_TIMEOUT_S)
     except EdgeAgentError as error:

@@ -1,4 +1,4 @@
-"""The version of the installed llama.cpp. `python -m edgeagent.cli.machine.llama_build` prints its commit.
+"""The commit of the installed llama.cpp. `python -m edgeagent.cli.machine.llama_build` prints it.
 
 The commit is read in a child process, since native code that was compiled for another CPU ends the process that loads
 it.
@@ -16,7 +16,7 @@ UNKNOWN = "unknown"
 
 
 def llama_cpp_commit() -> str:
-    """Return the commit that the installed llama.cpp was built from, or "unknown", with the reason if there is one."""
+    """Return the commit of the installed llama.cpp, or "unknown", followed by the reason if that is known."""
     command = [sys.executable, "-m", "edgeagent.cli.machine.llama_build"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30)  # noqa: S603 our own module
     if answer.returncode == 0:

@@ -171,7 +171,7 @@ def _checked(source: str) -> str:
 
 
 def _import(shelf: Shelf, model: Adoptable) -> bool | EdgeAgentError:
-    """Import a model. Return whether it is new, or the error if it cannot be used."""
+    """Import a model. Return True if it is new, False if it was imported before, or the error if it cannot be used."""
     try:
         return shelf.adopt(model, _progress(model))
     except EdgeAgentError as error:
@@ -238,7 +238,10 @@ def _told(removal: Removal) -> str:
 
 
 def _agree(question: str, *, yes: bool) -> None:
-    """Ask the user for consent. Raise typer.Exit for a no, and ConfigError if there is no terminal to ask on."""
+    """Ask the user for consent, unless `yes` is True. Raise typer.Exit if the user refuses.
+
+    Raise ConfigError if stdin or stderr is not a terminal.
+    """
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -101,7 +101,10 @@ def _size(text: str) -> int:
 
 
 def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeader]:
-    """Return the header of a local model, and the header of its draft if that is local too."""
+    """Return the header of a model on this machine. If `with_draft`, add the header of its draft model if that is here.
+
+    Raise ModelDamaged if the model's file cannot be read.
+    """
     from edgeagent.errors import ModelDamaged
     from edgeagent.store.drafts import DraftFinder
     from edgeagent.store.gguf.header import validate_model

@@ -1,6 +1,6 @@
-"""Whether models fit into this machine's memory if no other program uses it. See `fit` for details.
+"""Whether models fit into this machine's memory, if no other program uses that memory.
 
-The commands that list models use this.
+The commands that list models use this module. `edgeagent fit` shows more.
 """
 
 from __future__ import annotations

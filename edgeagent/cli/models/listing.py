@@ -241,7 +241,10 @@ def _fits(entry: CatalogEntry) -> bool | None:
 
 
 def _fitting(record: dict[str, Any], *, in_words: bool = False) -> str:
-    """Return "yes" or "no" for whether a model fits. If only a shorter context than usual fits, return that context."""
+    """Return "yes" or "no" for whether a model fits, or "-" if unknown.
+
+    If only a shorter context than the usual one fits, return its number of tokens.
+    """
     from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
 
     cells = record.get("fitting_context")

@@ -19,7 +19,10 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", hel
 
 
 def settings_of(models_dir: Path | None, state_dir: Path | None, file: Path | None) -> Config:
-    """Return the configuration for a command about models. Arguments that are not None override it."""
+    """Return the configuration for a command about models.
+
+    `file` is the config file; None is the default one. A folder that is not None overrides the configured one.
+    """
     from edgeagent.config_sources import load_config
 
     flags = {"store.models_dir": models_dir, "state_dir": state_dir}

@@ -28,7 +28,7 @@ VERBS = {"waiting": "waiting for another pull of", "downloading": "downloading",
 
 
 class PullDisplay(Protocol):
-    """Shows a pull."""
+    """Shows the progress of one pull, and then its end: done, failed or interrupted."""
 
     def progress(self, progress: Progress) -> None: ...
 
@@ -45,7 +45,7 @@ def pull_display(name: str, *, as_json: bool) -> AbstractContextManager[PullDisp
 
 
 class JsonDisplay:
-    """One JSON object a line: progress, then done, error or interrupted."""
+    """JSON objects on stdout, one a line: progress, then done, error or interrupted."""
 
     def __init__(self, name: str) -> None:
         self._name = name

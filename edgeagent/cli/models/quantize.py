@@ -1,6 +1,6 @@
 """`edgeagent quantize`: makes a smaller copy of a model.
 
-This module only reads the options and shows the progress. The store plans, and a child process does the work.
+This module reads the options and shows the progress. The store plans the copy, and a child process makes it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _name(planned: Plan, models_dir: Path | None) -> str:
 
 
 class Display(Protocol):
-    """Shows progress."""
+    """Shows how many of a model's tensors were begun."""
 
     def show(self, done: int, total: int) -> None: ...
 
@@ -144,7 +144,7 @@ class LineDisplay:
         self._step = -1
 
     def show(self, done: int, total: int) -> None:
-        """Print a line if progress passed the next 10 %. `done` counts the tensors that were begun."""
+        """Print a line if the progress has passed the next 10 %. `done` counts the tensors that were begun."""
         percent = 100 * done // max(total, 1)
         if percent // LINE_STEP_PERCENT != self._step:
             self._step = percent // LINE_STEP_PERCENT

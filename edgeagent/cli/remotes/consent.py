@@ -1,4 +1,4 @@
-"""The text of what an owner agrees to by adding a remote."""
+"""The text that tells an owner what adding a remote permits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def _each_host(remote: Remote) -> str:
 
 
 def _readers(remote: Remote) -> str:
-    """Return text that names who receives the prompts, and what is known and unknown about how they treat them."""
+    """Return text that names the operator who receives the prompts.
+
+    It also says what is known about retention and training, and what the owner should still find out.
+    """
     terms, is_told = remote.terms, remote.terms.training != "unknown"
     who = f"{terms.operator}, the operator of" if terms.operator else "the operator of"
     known = [f"keeps it for {terms.retention}"] if terms.retention else []

@@ -102,9 +102,9 @@ T = TypeVar("T", int, float)
 
 
 def key(name: str, variable: str | None, file: Path | None, *, is_in_keyring: bool) -> Key | None:
-    """Return where the key of remote `name` is stored, from the one key option given; None if none is given.
+    """Return where the key of the remote `name` is stored; None if no key option is given.
 
-    Raise ConfigError if more than one is given.
+    Raise ConfigError if more than one key option is given.
     """
     given: list[Key] = []
     if variable is not None:
@@ -119,12 +119,12 @@ def key(name: str, variable: str | None, file: Path | None, *, is_in_keyring: bo
 
 
 def models(aliases: Sequence[str]) -> dict[str, str]:
-    """Return the aliases that `--model LOCAL=REMOTE` sets."""
+    """Return the aliases that `--model LOCAL=REMOTE` sets, as a map from the local name to the remote's name."""
     return dict(_pair(alias, "--model", "LOCAL=REMOTE, e.g. builtin=meta-llama/Llama-3.1-8B") for alias in aliases)
 
 
 def endpoints(urls: Sequence[str], regions: Sequence[str]) -> tuple[Endpoint, ...]:
-    """Return an endpoint for each URL, with its region."""
+    """Return an endpoint for each URL. `regions` is empty, has one region for all URLs, or one for each URL."""
     if len(regions) not in (0, 1, len(urls)):
         raise ConfigError(f"--region: give it once, or once for each of the {len(urls)} URLs, in their order")
     places = regions if len(regions) == len(urls) else [*regions, ""][:1] * len(urls)
@@ -132,7 +132,7 @@ def endpoints(urls: Sequence[str], regions: Sequence[str]) -> tuple[Endpoint, ..
 
 
 def price(text: str | None) -> Price:
-    """Return the prices that `--price PROMPT,OUTPUT` sets."""
+    """Return the prices that `--price PROMPT,OUTPUT` sets; no prices if it is not given."""
     if text is None:
         return Price()
     prompt, comma, output = text.partition(",")

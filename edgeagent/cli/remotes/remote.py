@@ -131,7 +131,7 @@ def _add(remote: Remote, settings: Config, *, is_asked: bool) -> None:
 
 
 def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
-    """Print what would leave this machine, and ask for consent."""
+    """Print what would leave this machine. If `is_asked`, ask for consent, and raise ConfigError without it."""
     before = next((each for each in load_remotes(settings.state_dir) if each.name == remote.name), None)
     typer.echo(wrapped(consent_text(remote, before, settings.route)), err=True)
     if is_asked:
@@ -139,7 +139,7 @@ def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
 
 
 def _write_down(remote: Remote, settings: Config) -> None:
-    """Add a remote to the file that the daemon watches for changes."""
+    """Add a remote to the file of remotes, which a running daemon watches for changes."""
     with contextlib.suppress(OSError):  # writing the file fails next, with a better error
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if remote.key is not None:
@@ -223,7 +223,7 @@ def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
 
 
 def remarks(remote: Mapping[str, Any]) -> list[str]:
-    """Return the lines that are shown below the table: a remote's problems, and today's use of tokens and money."""
+    """Return the lines to show below the table: a remote's problems, and today's use of tokens and money."""
     lines = []
     name = remote["name"]
     if remote["trouble"]:
