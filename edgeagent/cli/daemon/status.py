@@ -208,7 +208,10 @@ def _place(facts: Mapping[str, Any]) -> str:
 
 
 def _draft(facts: Mapping[str, Any]) -> str:
-    """Return the source of draft tokens as text. If there is no draft model, add the reason, unless an option is the reason."""
+    """Return the source of draft tokens as text.
+
+    If there is no draft model, and an option is not the reason, add the reason.
+    """
     draft, why = facts["draft"], facts.get("draft_why") or ""
     has_model = draft not in (None, "ngram")
     return f"draft {draft or 'none'}" + ("" if has_model or why.startswith("--draft") or not why else f" ({why})")

@@ -32,7 +32,7 @@ _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 @dataclass(slots=True)
 class Totals:
-    """The number of ledger rows, and their bytes, tokens and money in total. Each attempt to send a request has a row."""
+    """The number of ledger rows, and their bytes, tokens and money in total. Each attempt at a request has a row."""
 
     num_rows: int = 0
     num_bytes: int = 0
