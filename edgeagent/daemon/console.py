@@ -24,14 +24,14 @@ class Output(Protocol):
 
 
 def dropped_lines(num: int) -> str:
-    """Return the line that replaces dropped lines."""
+    """Return the line that is printed in place of `num` dropped lines."""
     return f"({num} lines were dropped: the output was not read)"
 
 
 class Console:
-    """A text stream that queues lines for a thread, which alone writes them to the stream behind it.
+    """A text stream whose writes never block. It queues the lines, and a thread writes them to `stream`.
 
-    The thread bypasses the stream's buffer. If it blocked while it held the buffer, the interpreter's flush at exit
+    The thread bypasses the buffer of `stream`. If it blocked while it held the buffer, the interpreter's flush at exit
     would wait for the buffer and abort. `describe` returns the line that reports the number of dropped lines.
     """
 
@@ -61,7 +61,7 @@ class Console:
     def finish(self) -> None:
         """Wait until the thread has written the queued lines and has ended, at most CLOSE_S.
 
-        If the queue is full, return at once. The thread then goes on until the process ends.
+        If the queue is full, return at once. The thread then keeps running until the process ends.
         """
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
@@ -88,7 +88,7 @@ class Console:
 
 @contextmanager
 def console(stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> Iterator[Console]:
-    """Provide a Console in front of a stream, and finish it at the end."""
+    """Yield a Console that writes to `stream`, and finish it at the end."""
     lines = Console(stream, describe)
     try:
         yield lines

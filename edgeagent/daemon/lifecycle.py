@@ -51,7 +51,7 @@ class Router(Service, Protocol):
         ...
 
     async def stop(self) -> None:
-        """End all requests and release everything."""
+        """End all requests, and stop all models and remotes."""
         ...
 
 
@@ -68,7 +68,11 @@ def serve(
     reporter: Reporter | None = None,
     build: Callable[[Config], Router] = build_router,
 ) -> int:
-    """Run the daemon until it is told to stop; return the exit status (ExitCode). Call this from the main thread."""
+    """Run the daemon until it is asked to stop, and return the exit status (see ExitCode).
+
+    Call this from the main thread, which receives the signals. `reporter` receives the daemon's events; by default they
+    are printed. `build` creates the router.
+    """
     _forbid_cores()
     is_json = config.log.format == "json"
     with console(sys.stdout) as out, console(sys.stderr, dropped_record if is_json else dropped_lines) as err:
@@ -194,7 +198,7 @@ def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
 
 
 async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
-    """Report the models' states, forever. Stop the daemon and raise StartError if no model can be loaded.
+    """Report each change of a model's state, forever. Stop the daemon and raise StartError if no model can be loaded.
 
     A daemon whose models all fail to load cannot serve, and its exit status should say so. But once any model was
     ready, the daemon continues after failures, since the next request loads the model again.
@@ -258,7 +262,7 @@ class Stop:
             self._wake()
 
     async def wait(self, timeout_s: float) -> None:
-        """Return once the daemon is asked to stop, or after this time. Only one task may wait."""
+        """Wait until the daemon is asked to stop, at most `timeout_s`. Only one task may wait at a time."""
         loop, asked = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(asked.set)
         try:
@@ -288,7 +292,7 @@ class Stop:
 
 @contextmanager
 def _signals(stop: Stop) -> Iterator[None]:
-    """While active, turn the signals that would end the process into requests to stop."""
+    """While this context is active, turn the signals that would end the process into requests to stop."""
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
 

@@ -31,7 +31,10 @@ class Listeners:
 
 @contextmanager
 def listening(server: ServerConfig) -> Iterator[Listeners]:
-    """Provide the listening sockets; raise StartError if one cannot be opened or would not be safe."""
+    """Yield the listening sockets, and close them at the end.
+
+    Raise StartError if a socket cannot be opened or would not be safe.
+    """
     _check_tls(server)
     with closing(bind(server.host, server.port)) as tcp, unix_listener(server.unix) as unix:
         yield Listeners(tcp, unix)
@@ -87,9 +90,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _not_to_be_had(host: str, port: int, number: int) -> str:
-    """Return why a port cannot be bound: it is in use, or it needs more rights.
+    """Return why a port cannot be bound: it is in use, or it needs more rights. `number` is the error's errno.
 
-    Windows also reports EACCES if another program holds the port, so on Windows the answer is always that it is in use.
+    On Windows, the text always says that the port is in use, since Windows reports EACCES for that too.
     """
     if number == errno.EADDRINUSE or sys.platform == "win32":
         return (

@@ -1,7 +1,8 @@
-"""The format of log records: a line with the request's id, and for a bug its traceback. No content of a request.
+"""The format of log records: one line with the request's id, and after a bug a traceback.
 
-An exception is logged with its type and traceback. Its text is left out, since it may quote a prompt. Debug and info
-messages of libraries may also quote a prompt, so libraries log only warnings and errors. Some libraries log nothing.
+Log records never have the content of a request. An exception is logged with its type and traceback. Its text is left
+out, since it may quote a prompt. Debug and info messages of libraries may also quote a prompt, so libraries log only
+warnings and errors. Some libraries log nothing.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tupl
 
 
 def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
-    """Send this process's log records to a stream (stderr by default), as lines for people or for machines.
+    """Send this process's log records to a stream (stderr by default), as text or as JSON lines.
 
-    Also log the exceptions of threads and finalizers that no code has caught.
+    Also log exceptions in threads and finalizers that no code has caught.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if config.format == "json" else ConsoleLines())
@@ -55,7 +56,7 @@ def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
 
 
 def log_unhandled(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Log an exception that no code in the event loop awaited or caught. Pass this to loop.set_exception_handler."""
+    """Log an exception that the event loop reports as unhandled. Pass this function to loop.set_exception_handler."""
     del loop
     _log_unhandled("the event loop", context.get("exception"))
 
@@ -80,17 +81,17 @@ class _Lines(logging.Formatter):
 
 
 class ConsoleLines(_Lines):
-    """Time, level, logger, message and fields. Control characters that a client sent cannot reach the terminal."""
+    """Text lines with time, level, logger, message and fields. Control characters are escaped."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, and for a bug also the lines of its traceback."""
+        """Return the record's line, and the lines of its traceback if it has one."""
         return "\n".join([super().format(record), *getattr(record, PLACES, "").splitlines()])
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the library's name
-        """Return the record's first line."""
+        """Return the record's first line, with its fields as `name=value`."""
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items() if value is not None)
         return printable(super().formatMessage(record) + fields)
 
@@ -116,7 +117,7 @@ class JsonLines(_Lines):
 
 
 def dropped_record(num: int) -> str:
-    """Return the JSON line that replaces dropped lines."""
+    """Return the JSON line that is printed in place of `num` dropped lines."""
     record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, dropped_lines(num), (), None)
     return JsonLines().format(record)
 

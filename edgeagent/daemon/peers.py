@@ -123,7 +123,7 @@ def _told_by_netlink(client: SocketAddress, server: SocketAddress) -> int | None
 
 
 def _is_same(found: bytes, wanted: bytes) -> bool:
-    """Whether two sockets have the same ports and addresses. An IPv4-mapped IPv6 address equals its IPv4 address."""
+    """Whether two sockets have the same ports and addresses. An IPv4-mapped IPv6 address in `found` counts as IPv4."""
     return found == wanted or _unmapped(found) == wanted
 
 
@@ -173,7 +173,7 @@ _remembered: deque[int] = deque(maxlen=_NUM_REMEMBERED)
 
 
 def _told_by_psutil(client: SocketAddress, server: SocketAddress) -> User:
-    """Return this process's user if one of that user's processes has the client's socket, else UNKNOWN_USER."""
+    """Return this process's user if a process of this user has the client's socket, else UNKNOWN_USER."""
     me = psutil.Process().username()
     tried: set[int] = set()
     # New processes connect more often than old ones, and mostly have the highest numbers.

@@ -1,6 +1,6 @@
-"""Computes a model's configured prefixes whenever it is loaded, so that the first request finds them in the cache.
+"""Computes the configured prefixes of a model after each load, so that the first request finds them in the cache.
 
-The prefixes are computed at the batch tier, so requests have priority. Errors in a file are logged.
+The prefixes are computed at the batch tier, so clients' requests have priority. Errors in a file are logged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Prefixes:
-    """Computes the prefixes that the owner configured for a model, each time the model has been loaded."""
+    """Computes the prefixes that the owner configured for models, after each load of such a model."""
 
     def __init__(self, service: Service, config: Config) -> None:
         self._service = service
@@ -34,7 +34,7 @@ class Prefixes:
         self._names: dict[str, str] = {}
         """Maps a model's name in the configuration to its canonical name. Models that are not found yet are missing."""
         self._computed: dict[str, int | None] = {}
-        """The id of the process in which each model's prefixes were computed."""
+        """Maps a model's name to the id of the process in which its prefixes were computed or failed."""
 
     @property
     def are_wanted(self) -> bool:
@@ -48,7 +48,7 @@ class Prefixes:
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
-        """Compute the prefixes of each ready model whose process has not computed them yet."""
+        """Compute the prefixes of each ready model, once in each process of the model."""
         for status in self._service.models():
             if status.state is WorkerState.READY and self._computed.get(status.name, 0) != status.pid:
                 self._computed[status.name] = status.pid

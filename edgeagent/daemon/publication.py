@@ -1,4 +1,4 @@
-"""Writes the runtime file, by which this user's programs find the daemon, and retries if that fails.
+"""Writes the runtime file, with which this user's programs find the daemon. If that fails, it is tried again.
 
 The file is written once the daemon listens. If it cannot be written, for example on a full disk, the daemon runs
 anyway: clients that know its address can still use it.
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Publication:
-    """The runtime file of a running daemon."""
+    """The runtime file of a running daemon: writes it, retries after an error, and removes it."""
 
     def __init__(self, state_dir: Path, runtime: Runtime) -> None:
         self._state_dir = state_dir

@@ -83,10 +83,9 @@ class ConsoleReporter:
         self._print("\n".join(lines))
 
     def loading(self, model: ModelStatus) -> None:
-        """Print the progress: on a terminal as one line that later output overwrites, in a log as a line for each 25 %.
+        """Print the progress: on a terminal one line that later output overwrites, otherwise a line for each 25 %.
 
-        A log has no line for 0 %. Most loads that fail do so before any progress, and then the log shows only the
-        error.
+        There is no line for 0 %, so a load that fails before any progress prints only the error.
         """
         line = f"{model.name}: {load_stage(model.progress)}"
         if self._is_terminal:
@@ -144,7 +143,7 @@ class ConsoleReporter:
 
 
 class LogReporter(ConsoleReporter):
-    """Like ConsoleReporter, but writes log records, for logs that machines read, in place of the lines on stderr."""
+    """A ConsoleReporter that writes log records instead of lines on stderr. It is used with the JSON log format."""
 
     def _report(self, level: int, line: str) -> None:
         logger.log(level, "%s", line)

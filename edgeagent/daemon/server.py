@@ -1,4 +1,4 @@
-"""Sets up uvicorn for the daemon: it serves a socket that is already bound, and the daemon's `Stop` stops it."""
+"""Sets up uvicorn for the daemon. The server uses sockets that are already bound, and the daemon's `Stop` ends it."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def _uvicorn_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
 
 
 def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | None:
-    """Return a function that creates the TLS context; None without TLS."""
+    """Return a function that creates the TLS context; None if no certificate is configured."""
     certificate = server.tls_certificate
     return None if certificate is None else lambda *_: server_context(certificate, server.tls_key)
 
 
 class Drain:
-    """Ends live requests: they may finish within a time limit, then they are cancelled. Each gets a terminal event."""
+    """Ends live requests. They may finish within `limit_s`, then they are cancelled. Each gets a terminal event."""
 
     def __init__(
         self, service: LiveService, frontends: Frontends, limit_s: float, stop: Stop, reporter: Reporter
@@ -126,7 +126,7 @@ class Drain:
     async def run(self) -> None:
         """Wait for live requests up to the time limit, then cancel those that remain.
 
-        Return when all terminal events are written, or when the time for that is over.
+        Return when all terminal events are written, or when the time for writing them is over.
         """
         live, clock = self._service.live, asyncio.get_running_loop().time
         self._service.begin_drain()
@@ -169,7 +169,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do nothing: the daemon handles the signals. uvicorn would handle them and raise them again at its end."""
+        """Do nothing, since the daemon handles signals. uvicorn would handle them and raise them again when it ends."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -203,7 +203,7 @@ class Server(uvicorn.Server):
             await self._stop.wait(TICK_S)
 
     async def on_tick(self, counter: int) -> bool:
-        """Measure the event loop's lag, and end revoked tokens' access. Return True if the server must stop."""
+        """Measure the event loop's lag, and end the access of revoked tokens. Return True if the server must stop."""
         now_s = asyncio.get_running_loop().time()
         if counter:
             self._lag.observe(max(0.0, now_s - self._ticked_at_s - TICK_S))

@@ -1,4 +1,4 @@
-"""The state folder: private to the user, locked by one daemon at a time, with the token in it."""
+"""The state folder, which holds the token. It is private to the user, and only one daemon at a time may lock it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class StartError(Exception):
 def held(state_dir: Path) -> Iterator[None]:
     """Create the folder if there is none, make it private, and lock it until the context ends.
 
-    Raise StartError if another daemon holds the lock, if the folder is another user's or cannot be used, or if it is
-    open to other users and holds other files. The kernel releases the lock when the process ends, even after a crash.
+    Raise StartError if another daemon holds the lock, or if the folder is another user's or cannot be used. Also raise
+    it if other users have access to the folder and it holds files but no lock file. The kernel releases
+    the lock when the process ends, even after a crash.
     """
     _make_private(state_dir)
     path = state_dir / LOCK_FILE

@@ -28,9 +28,9 @@ def _refuse_password() -> bytes:
 
 
 def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
-    """Return why clients refuse the certificate because of its dates; None if its dates are not a problem.
+    """Return why clients refuse the certificate because of its dates; None if the dates are valid or unknown.
 
-    Python's ssl module reads the dates only of a peer's certificate. So this function runs a TLS handshake in memory.
+    Python's ssl module reads only the dates of a peer's certificate, so this function runs a TLS handshake in memory.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False

@@ -79,10 +79,11 @@ class Tracer:
 
 
 def stages(timings: Timings, began_s: float, ended_s: float) -> Iterator[tuple[str, float, float]]:
-    """Yield the name, begin and end of each stage that took place, in seconds of the clock of `began_s` and `ended_s`.
+    """Yield the name, begin and end of each stage that took place. All times are in seconds of the same clock.
 
-    The order is always load, render, queue, cache, prefill, decode, deliver. The worker measures only durations. Short
-    times between the stages belong to none. If an answer was resumed, stages of unknown length are left out.
+    The order is always load, render, queue, cache, prefill, decode, deliver. Begin and end are computed from durations
+    that the worker measured, so there may be gaps between stages. If an answer was resumed, stages of unknown length
+    are left out.
     """
     at_s = began_s
     for name, milliseconds in (("load", timings.load_ms), ("render", timings.render_ms), ("queue", timings.queue_ms)):
@@ -146,7 +147,7 @@ def _nanoseconds(seconds: float) -> int:
 
 @contextmanager
 def tracing(config: TraceConfig) -> Iterator[Tracer | None]:
-    """Provide the recorder of traces, or None if no endpoint is configured. Send the last traces at the end.
+    """Yield the Tracer, or None if no endpoint is configured. Send the last traces at the end, within FLUSH_S.
 
     Raise ConfigError if the endpoint is not an HTTP address, or if the extra is not installed.
     """

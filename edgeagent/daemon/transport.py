@@ -92,9 +92,9 @@ class _StallGuard:
 
 
 class _Guarded(asyncio.Protocol):
-    """The base of `GuardedHttp` and `GuardedWebSocket`: it cuts a connection whose client does not read.
+    """The base of `GuardedHttp` and `GuardedWebSocket`. It aborts a connection whose client does not read.
 
-    Each of them sets `_stall`, with its own time limit, in `connection_made`.
+    Each subclass sets `_stall`, with its own time limit, in `connection_made`.
     """
 
     _stall: _StallGuard
@@ -113,7 +113,7 @@ class _Guarded(asyncio.Protocol):
 
 
 def _refuse(transport: asyncio.Transport, status: HTTPStatus) -> None:
-    """Answer with an error and close."""
+    """Answer with the error for `status` in REFUSALS, and close the connection."""
     if transport.is_closing():
         return
     kind = "unavailable_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
@@ -128,7 +128,7 @@ def _refuse(transport: asyncio.Transport, status: HTTPStatus) -> None:
 
 
 class GuardedHttp(_Guarded, HttpToolsProtocol):
-    """One HTTP connection."""
+    """One HTTP connection. It refuses requests beyond the limits, and hands WebSocket handshakes over."""
 
     def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -234,9 +234,10 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._cycles = {cycle for cycle in (*self._cycles, self.cycle) if cycle and not cycle.response_complete}
 
     def _check_handshake(self) -> None:
-        """Refuse a handshake with a body or with a too long line, which the WebSocket protocol would never answer.
+        """Refuse a handshake that has a body or a line that is too long.
 
-        The parser hands the connection over after the end of the body, but no code reads the body.
+        The WebSocket protocol would never answer it: the parser hands the connection over only after the end of the
+        body, but no code reads the body.
         """
         for name, value in self.headers:
             if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" \t0")):
@@ -265,7 +266,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether the request asks for a protocol other than WebSocket. Then `_feed` parses its head a second time."""
+        """Whether the request asks to upgrade to a protocol other than WebSocket. `_feed` parses such a head twice."""
         return self.parser.should_upgrade() and not self._should_upgrade()
 
     def _refuse_in_callback(self, status: HTTPStatus) -> None:
@@ -297,7 +298,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
 
 class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
-    """One WebSocket connection."""
+    """One WebSocket connection, with limits on the time of its handshake and on the fragments of a message."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transports have the methods, but not this class
@@ -321,14 +322,14 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
             _refuse(self.transport, HTTPStatus.REQUEST_TIMEOUT)
 
     async def run_asgi(self) -> None:
-        """Serve the handshake, and the socket after it."""
+        """Run the application for the handshake and for the socket after it."""
         cast(dict[str, Any], self.scope)[PEER_KEY] = TcpPeer(
             self.client, self.server, self.transport.get_extra_info("socket")
         )
         await super().run_asgi()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send a message, once the client has read enough. Raise ClientDisconnected if the connection is closed."""
+        """Send a message once the client has read enough. Raise ClientDisconnected if the WebSocket is closed."""
         await self.writable.wait()
         if self.close_sent and message["type"] == "websocket.send":
             raise ClientDisconnected
@@ -373,7 +374,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
             self.transport.write(b"".join(answer))
 
     def shutdown(self) -> None:
-        """Close with code 1001, which tells clients to connect again elsewhere or later."""
+        """Close the connection with code 1001 (going away), since the daemon is stopping."""
         if self.handshake_complete and not self.close_sent:
             self.stop_keepalive()
             if self.conn.close_rcvd is not None:

@@ -1,4 +1,4 @@
-"""The Unix socket beside the TCP port: checks of its folder, removal of an old socket, and the user of each client."""
+"""The Unix socket, if one is configured: checks of its folder, removal of an old socket, and each client's user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOCAL_PEERCRED, _SOL_LOCAL = 0x001, 0
 
 @contextmanager
 def unix_listener(path: Path | None) -> Iterator[socket.socket | None]:
-    """Provide a listening socket at a path, and remove it at the end. Provide None if `path` is None.
+    """Yield a listening socket at a path, and remove it at the end. Yield None if `path` is None.
 
     Raise StartError if the path is not safe, is in use, or cannot be listened on.
     """
