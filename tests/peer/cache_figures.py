@@ -38,14 +38,14 @@ from tests.peer.servers import edgeagent, llama_server, processor
 
 NUM_LIVE = 4
 IDLE_TOKENS = 400
-"""The length of a conversation that is kept beside live streams."""
+"""The number of tokens in each idle conversation that is cached while streams run."""
 REST_S = 1.5
 PONG_S = 1.3
 """Seconds until a worker's counts are up to date: it sends them once a second, with its pongs."""
 SMALL_MIB = 128
 """MiB of host memory for prompts where both servers get the same: enough for about ten conversations."""
 WRITTEN_TOKENS = 2400
-"""The length of the prompt that is written while streams run. Writing its blocks takes as long as the streams."""
+"""The number of tokens in the prompt that is written to disk while streams run. Both take equally long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ Samples = dict[str, Any]
 def measured(
     servers: Sequence[Server], scenario: Scenario, load: Load, num_rounds: int, seed: int
 ) -> tuple[Measurement, Samples]:
-    """Measure one scenario on servers that take turns."""
+    """Measure one scenario on servers in alternation. Return the measurement, and every sample as JSON."""
     run = Run(servers, [scenario], load, num_rounds, seed)
     asyncio.run(measure(run, lambda label, at, of: print(f"\r{label} {at}/{of}    ", end="", file=sys.stderr)))
     failure = run.measurements[0].failure
@@ -90,7 +90,7 @@ def measured(
 
 
 def cell(measurement: Measurement, metric: Metric, server: int, figure: str = "p50") -> str:
-    """Return a server's figure with its unit."""
+    """Return one server's value of a metric with its unit. `figure` is a field of Summary, such as "p50"."""
     summary = summary_of(measurement, metric, server)
     return "–" if summary is None else f"{number(getattr(summary, figure))} {metric.unit}"
 
@@ -118,7 +118,7 @@ Section = tuple[list[Row], Samples]
 
 
 def restart(setup: Setup) -> Section:
-    """Measure the first token of a prompt before and after a power failure. Its long prefix was sent before."""
+    """Measure the time to the first token of prompts with one long prefix, before and after the server is killed."""
     with edgeagent(setup, 8192) as ours, llama_server(setup, 8192) as theirs:
         scenario = scenarios.SCENARIOS["restart"]
         done, samples = measured([ours, theirs], scenario, Load(setup.prefix, 64, 4), setup.restarts, setup.seed)
@@ -136,7 +136,8 @@ def restart(setup: Setup) -> Section:
 def depths(setup: Setup) -> Section:
     """Measure warm prompts of several lengths that do not all fit into the KV cells.
 
-    Each is asked twice: the first time it is restored from host memory, the second time it is still in the cells.
+    Each prompt is sent twice. The first time, its prefix is restored from host memory. The second time, it is still in
+    the cells.
     """
     back = {at: Metric(f"back {at}", "ms", "first text, after others had the cells") for at in setup.depths}
     there = {at: Metric(f"there {at}", "ms", "first text, asked again at once") for at in setup.depths}
@@ -173,7 +174,7 @@ def depths(setup: Setup) -> Section:
 
 
 async def asked(target: Target, prompt: str) -> Trace:
-    """Send a prompt that may be cached, on an open connection."""
+    """Send a prompt that the server may cache, and return the trace of the complete answer."""
     trace = Trace()
     async with opened(target) as connection:
         await connection.ask(Ask(prompt, FEW_TOKENS, is_stored=True), trace)

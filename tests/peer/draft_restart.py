@@ -39,7 +39,7 @@ STAGES = ("cold", "warm", "after a restart")
 class Life:
     """One run of a worker's engine with a disk cache, from load to close.
 
-    `kept` is what the run before has learnt about the models, as `close` returned it.
+    `kept` is what earlier runs have learnt about the models: the value that the last `close` returned, or b"".
     """
 
     def __init__(self, target: Path, draft: Path | None, folder: Path, kept: bytes, threads: int) -> None:
@@ -62,7 +62,7 @@ class Life:
         return counted
 
     def ask(self, prompt: list[int]) -> tuple[float, float, int]:
-        """Return the seconds to the first token, the seconds from there to the last, and the draft's token count."""
+        """Generate an answer. Return the seconds to the first token, from there to the last, and the draft's tokens."""
         engine, before = self._host.engine, self.num_drafted
         params = SamplingParams(temperature=0.0)
         sampler = Sampler(resolve(params, self._host.model.default_sampling()), VOCAB)

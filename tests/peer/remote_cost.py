@@ -57,7 +57,7 @@ class Answer:
 
 
 async def ask(client: httpx.AsyncClient, url: str, model: str) -> Answer:
-    """Stream one answer."""
+    """Stream one answer, and return its timing."""
     body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "stream": True}
     began_s, first_s, ways_s = time.perf_counter(), 0.0, []
     async with client.stream("POST", f"{url}/chat/completions", json=body) as response:

@@ -1,4 +1,4 @@
-"""The rows of the tables: which metric, in which situation, on which servers, and the required bar."""
+"""The rows of the tables. Each row has a metric, the situation to measure, the servers, and the required value."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ QUICK = Size(context=768, prefix=100, answer=8, rate=12, restart=300)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A scenario with its load, and the server to compare with. If `is_fresh`, each round has newly started servers."""
+    """A scenario with its load, and the server to compare with. If `is_fresh`, each round has newly started servers.
+
+    `against` is "llama-server", "no disk cache" (an edgeagent without one), or "" for no comparison.
+    """
 
     name: str
     scenario: str
@@ -112,7 +115,7 @@ class Row:
     """A row of the table: one metric in one situation on both servers.
 
     If `of` is set, the row is instead the ratio of edgeagent's `metric` to edgeagent's `of`. If `is_own`, the bar
-    applies to edgeagent's own figure, not to a ratio.
+    applies to edgeagent's own figure, not to a ratio. `figure` is a field of Summary, such as "p50".
     """
 
     title: str

@@ -123,7 +123,7 @@ def is_healthy(url: str) -> bool:
 
 
 def processor() -> str:
-    """Return the CPU's name if the system reports it."""
+    """Return the CPU's name, or the architecture if the system does not report a name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -17,7 +17,10 @@ Found = dict[tuple[str, str], dict[str, Figure]]
 
 
 class ShapeFolder:
-    """The figures measured so far, all with the same settings."""
+    """The figures measured so far, all with the same settings.
+
+    If `is_begun_anew`, existing files are deleted. Otherwise raise SystemExit if a file has other settings.
+    """
 
     def __init__(self, path: Path, settings: dict[str, Any], *, is_begun_anew: bool = False) -> None:
         self.path = path

@@ -91,7 +91,7 @@ class Soak:
 
 
 def create(prompt: str, **fields: object) -> str:
-    """Return the frame of a create."""
+    """Return the WebSocket frame that creates a response."""
     return json.dumps({"type": "response.create", "input": prompt, "max_output_tokens": ANSWER_TOKENS, **fields})
 
 

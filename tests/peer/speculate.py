@@ -42,7 +42,7 @@ DEPTHS = (1, 2, 3, 5, 8)
 class Scene:
     """One kind of load: concurrent requests with these lengths.
 
-    The last `num_hot` streams sample at a high temperature, so that no draft of theirs is accepted.
+    The last `num_hot` streams sample at a high temperature, so that their draft tokens are not accepted.
     """
 
     name: str
