@@ -80,7 +80,11 @@ _FRAMES = lines(_TEXTS["frames"])
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One request for a tool: its text, the tool's schema, the expected arguments, and the kind of action."""
+    """One request for a tool: its text, the tool's schema, the expected arguments, and the kind of action.
+
+    `done` is the sentence that reports success. `values` has the value of each slot, and `params` the parameter's name
+    for each slot. All three are empty if the tool is made up.
+    """
 
     text: str
     tool: Tool
@@ -106,7 +110,7 @@ def schema(name: str, description: str, properties: Slots, required: list[str]) 
 
 
 def household(draw: Draw, kind: str | None = None, *, renamed: bool = False, framing: float = 0.45) -> Order:
-    """Draw a household request and a tool for it. If `renamed`, the tool's name has a made-up word.
+    """Draw a household request and a tool for it. If `renamed`, the tool's name and sometimes a parameter are made up.
 
     `framing` is the probability of polite words around the request.
     """

@@ -1,4 +1,4 @@
-"""Turns the endless stream of conversations into packed rows of tokens with targets and weights."""
+"""Packs the endless stream of conversations into rows of tokens, with the targets and loss weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of tokens, all of one length. A weight is zero if the next token is not trained."""
+    """Rows of tokens, all of one length. Each tensor has the shape (rows, length).
+
+    `targets` are the next tokens, and `weights` their loss weights; 0 means that the token is not trained. `positions`
+    count from 0 in each conversation. `documents` number the conversations of a row; -1 is padding.
+    """
 
     ids: Tensor
     targets: Tensor
@@ -85,7 +89,7 @@ class Encoder:
 
 
 def _induction(rng: np.random.Generator, vocab: int, length: int) -> tuple[list[int], list[float]]:
-    """Make random token sequences that are repeated later. They are the simplest way to train copying."""
+    """Return random token sequences that are repeated later, and the loss weight of each token. They train copying."""
     alphabet = rng.integers(0, vocab - 10, int(rng.integers(60, 600)))
     ids: list[int] = []
     weights: list[float] = []
@@ -100,7 +104,7 @@ def _induction(rng: np.random.Generator, vocab: int, length: int) -> tuple[list[
 
 
 def _drill(draw: Draw, tokenizer: Tokenizer, length: int) -> tuple[list[int], list[float]]:
-    """Write bare lines of arithmetic; only the results are trained."""
+    """Return lines of arithmetic as tokens, and the loss weight of each token. Only the results are trained."""
     ids: list[int] = []
     weights: list[float] = []
     while len(ids) < length:
@@ -113,7 +117,7 @@ def _drill(draw: Draw, tokenizer: Tokenizer, length: int) -> tuple[list[int], li
 def _spelling(
     respelling: Respelling, rng: np.random.Generator, tokenizer: Tokenizer, length: int
 ) -> tuple[list[int], list[float]]:
-    """Make lines in which words are first said and then repeated in quotes. Only the quoted words are trained."""
+    """Return spelling lessons as tokens, and the loss weight of each token. Only the words in quotes are trained."""
     ids: list[int] = []
     weights: list[float] = []
     while len(ids) < length:
@@ -155,7 +159,7 @@ class Packer:
                 return encoded
 
     def rows(self, kind: str, count: int, length: int) -> Batch:
-        """Pack one batch of a kind that `batch_kind` returns."""
+        """Pack one batch of `count` rows of `length` tokens. `kind` is one that `batch_kind` returns."""
         mixture = {"copying": COPYING, "long": LONG, **FOCUS}.get(kind, MIXTURE)
         shape = (count, length + 1)
         ids, documents = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
@@ -208,7 +212,7 @@ class Packer:
 
 
 def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
-    """Return what a step trains on: the kind, the number of rows and the row length. Only step and plan decide."""
+    """Return the kind of batch of a step, its number of rows, and the row length. It depends only on step and plan."""
     if plan.focus and step % 10 != 0:
         return plan.focus[step % 10 % len(plan.focus)], 8, 512
     if step < plan.copying_steps and step % 4 != 0:
@@ -233,7 +237,7 @@ def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
 
 
 def batches(tokenizer: Tokenizer, seed: str, first: int, plan: BatchPlan) -> Iterator[Batch]:
-    """Yield the batches from step `first`; a thread prepares them ahead of time."""
+    """Yield the batches of all steps from `first`, without end. A thread prepares them ahead of time."""
     queue: Queue[Batch] = Queue(maxsize=4)
 
     def produce() -> None:

@@ -153,7 +153,7 @@ def evaluation_set(seed: int = 20, split: Split = "eval") -> list[Sample]:
 
 
 def check_disjoint(count: int = 60_000, seed: int = 20) -> dict[str, int]:
-    """Assert that `count` training samples contain no evaluation prompt or question; return the number of prompts."""
+    """Assert that `count` training samples have no evaluation prompt or question. Return each set's prompt count."""
     check_sealed()
     held_out = {name: evaluation_set(seed, split) for name, split in SETS.items()}
     prompts = {prompt_key(s): name for name, samples in held_out.items() for s in samples}

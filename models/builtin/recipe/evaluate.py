@@ -133,7 +133,7 @@ def parse_calls(text: str) -> list[dict[str, Any]] | None:
 
 
 def is_right(check: Check, text: str) -> bool:
-    """Return whether a reply is right."""
+    """Return whether a reply passes a check. See Check for the kinds."""
     match check.kind:
         case "exact":
             return text.strip() in check.values
@@ -166,7 +166,10 @@ def _failure(sample: Sample, text: str) -> Failure:
 
 
 def evaluate(target: Target, draft: Draft, samples: list[Sample]) -> tuple[list[Row], list[Failure]]:
-    """Answer every held-out prompt, judge the replies, and compare the draft's choices with the target's."""
+    """Answer the prompts, judge the replies, and compare the draft's tokens with the target's.
+
+    Return the rows of the table, and the wrong replies.
+    """
     right, total, failures = Counter[str](), Counter[str](), []
     agreed = decoded = 0
     for sample in samples:

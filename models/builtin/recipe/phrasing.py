@@ -188,7 +188,7 @@ def is_order(template: str) -> bool:
 
 
 def framed(draw: Draw, text: str, share: float = 0.45, *, orderly: bool | None = None) -> str:
-    """Return a wording with polite words around it, or unchanged. `share` is the main probability.
+    """Return a wording with polite words around it, or unchanged. `share` is the probability for an imperative.
 
     `orderly` says whether 'could you' can stand before the wording. If None, `is_order` decides.
     """

@@ -1,4 +1,4 @@
-"""Replaces rare words of a conversation with random ones, each word always with the same one.
+"""Replaces rare words of a conversation with random ones. In a conversation, a word always gets the same replacement.
 
 A model that has copied only words of the corpus cannot copy others, since it has never written their tokens. So in a
 share of the samples, the words that a user names become random tokens of the vocabulary, both in the prompt and in the

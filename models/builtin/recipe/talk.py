@@ -107,7 +107,7 @@ def nameless_talk(draw: Draw) -> Sample:
 
 
 def introduction(draw: Draw) -> Sample:
-    """Make a conversation with the question who the assistant is.
+    """Make a conversation in which the user asks who the assistant is.
 
     The answer has the name that the system prompt gives, if there is one.
     """

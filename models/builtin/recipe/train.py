@@ -34,7 +34,10 @@ EMA = 0.996
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to train, on which data, and how fast."""
+    """How long to train, on which data, and how fast.
+
+    `rate` is a factor for the usual learning rates. If `is_taught`, the target's distribution is the teacher.
+    """
 
     steps: int
     batches: BatchPlan
