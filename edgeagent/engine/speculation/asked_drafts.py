@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.speculation.allocation import MIN_SHARE, expected_s, longest_s
@@ -23,7 +23,8 @@ def add_asked(
       first catch up is replaced by the sequence's other source, or left out.
     - `counts`: how many tokens each of `candidates` drafts.
     - `num_others`: how many streams' clients did not ask for drafts. The drafts are shortened until each of these
-      streams keeps at least four fifths of its rate, and the step is not longer than `longest_s` says.
+      streams keeps at least four fifths of its rate, and the step is not longer than `longest_s` says. Without such
+      streams they are shortened only if `target_steps_s` has no time for that many tokens.
 
     `allocate` describes the other arguments.
     """
@@ -31,7 +32,7 @@ def add_asked(
     added = [each for each in ready if each is not None and not each.catch_up_s]
     wanted = [min(each.sequence.spec.draft_tokens or 0, len(each.offer.chances)) for each in added]
     offers = [each.offer for each in (*candidates, *added)]
-    max_s = math.inf
+    max_s = sys.float_info.max
     if num_others:
         tokens = [1.0 + sum(each.offer.chances[:count]) for each, count in zip(candidates, counts, strict=True)]
         slowest = min(tokens) if len(tokens) == num_others else 1.0

@@ -17,6 +17,7 @@ from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Logits, Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.allocation import MAX_DRAFTED
 from edgeagent.engine.speculation.catch_up_time import CatchUpTime
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
@@ -196,6 +197,15 @@ def test_a_client_that_asks_for_drafts_slows_no_other_stream(asked: tuple[int | 
     lengths = [sum(map(len, proposals.propose(sequences).values())) for _ in range(20)]
     assert max(lengths) <= most * len(sequences)
     assert (min(lengths) == 32) == (most == 16)
+
+
+def test_a_step_has_no_more_drafts_than_its_limit_even_if_all_clients_ask_for_them() -> None:
+    proposals = Proposals(Drafters(ScriptedDraft(0.0001)), measured(lambda size: 0.010 * size))
+    sequences = [decoding([5, 6, 7], name) for name in "abcdefgh"]
+    for sequence in sequences:
+        sequence.spec = replace(sequence.spec, draft_tokens=16)
+    lengths = {name: len(tokens) for name, tokens in proposals.propose(sequences).items()}
+    assert lengths == dict.fromkeys("abcdefgh", MAX_DRAFTED // 8)
 
 
 def test_a_step_beside_which_the_draft_model_catches_up_counts_as_a_step_with_drafts() -> None:
