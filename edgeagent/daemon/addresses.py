@@ -13,7 +13,7 @@ from edgeagent.runtime_file import bracketed
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 compared, not bound
 
 
-def urls_beyond(listener: socket.socket, scheme: str) -> list[str]:
+def external_urls(listener: socket.socket, scheme: str) -> list[str]:
     """Return the URLs of a listening socket, one for each address that other machines can reach; empty if none can."""
     host, port = listener.getsockname()[:2]
     found = _addresses(_families(listener)) if host in _WILDCARDS else [host]

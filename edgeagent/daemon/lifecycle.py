@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgeagent import __version__
 from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
-from edgeagent.daemon.addresses import urls_beyond
+from edgeagent.daemon.addresses import external_urls
 from edgeagent.daemon.console import console, dropped_lines
 from edgeagent.daemon.listeners import Listeners, listening
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
 from edgeagent.daemon.publication import Publication
 from edgeagent.daemon.reporter import ConsoleReporter, LogReporter, Reporter
-from edgeagent.daemon.state import ExitCode, StartError, held, warn_if_missing
+from edgeagent.daemon.state import ExitCode, StartError, locked_state_dir, warn_if_missing
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import EdgeAgentError
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, local_url
@@ -43,7 +43,7 @@ FORCED_STOP_S = 0.5
 FRONTENDS_CLOSE_S = 2.0
 
 
-class Router(Service, Protocol):
+class StartableService(Service, Protocol):
     """The service, with the methods by which the daemon starts and stops it."""
 
     async def start(self) -> None:
@@ -55,7 +55,7 @@ class Router(Service, Protocol):
         ...
 
 
-def build_router(config: Config) -> Router:
+def build_router(config: Config) -> StartableService:
     """Return the router for a configuration. It is not started."""
     from edgeagent.router import build
 
@@ -66,12 +66,12 @@ def serve(
     config: Config,
     *,
     reporter: Reporter | None = None,
-    build: Callable[[Config], Router] = build_router,
+    build: Callable[[Config], StartableService] = build_router,
 ) -> int:
     """Run the daemon until it is asked to stop, and return the exit status (see ExitCode).
 
     Call this from the main thread, which receives the signals. `reporter` receives the daemon's events; by default they
-    are printed. `build` creates the router.
+    are printed. `build` creates the service.
     """
     _forbid_cores()
     is_json = config.log.format == "json"
@@ -79,7 +79,7 @@ def serve(
         configure_logging(config.log, err)
         is_terminal = sys.stdout.isatty() and sys.stderr.isatty()
         ours = LogReporter(out) if is_json else ConsoleReporter(out, err, is_terminal=is_terminal)
-        return _serve_and_say_how_it_went(config, reporter or ours, build)
+        return _serve_and_report(config, reporter or ours, build)
 
 
 def _forbid_cores() -> None:
@@ -90,9 +90,9 @@ def _forbid_cores() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callable[[Config], Router]) -> int:
+def _serve_and_report(config: Config, reporter: Reporter, build: Callable[[Config], StartableService]) -> int:
     try:
-        with held(config.state_dir), listening(config.server) as listeners:
+        with locked_state_dir(config.state_dir), listening(config.server) as listeners:
             warn_if_missing(config.store.models_dir)
             ensure_token(config.state_dir)
             # If a credential file cannot be trusted, the daemon fails here and not at the first request.
@@ -113,24 +113,24 @@ def _serve_and_say_how_it_went(config: Config, reporter: Reporter, build: Callab
 
 
 async def _run(
-    config: Config, listeners: Listeners, keys: Keys, reporter: Reporter, build: Callable[[Config], Router]
+    config: Config, listeners: Listeners, keys: Keys, reporter: Reporter, build: Callable[[Config], StartableService]
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(log_unhandled)
-    stop = Stop()
+    stop = StopRequest()
     with _signals(stop), tracing(config.trace) as trace:
-        router = build(config)
+        service = build(config)
         try:
             # The worker starts while the daemon imports the web framework.
-            await router.start()
-            _check_usable(router.models())
-            await _serve(config, router, listeners, keys, reporter, stop, trace)
+            await service.start()
+            _check_usable(service.models())
+            await _serve(config, service, listeners, keys, reporter, stop, trace)
         finally:
-            await _end(router, stop)
+            await _end(service, stop)
 
 
-async def _end(router: Router, stop: Stop) -> None:
-    """Stop the router. After a second signal, wait only FORCED_STOP_S longer."""
-    ending = asyncio.create_task(router.stop())
+async def _end(service: StartableService, stop: StopRequest) -> None:
+    """Stop the service. After a second signal, wait only FORCED_STOP_S longer."""
+    ending = asyncio.create_task(service.stop())
     while not ending.done() and not stop.is_forced:
         await asyncio.wait({ending}, timeout=WATCH_STOP_S)
     with suppress(TimeoutError):
@@ -139,11 +139,11 @@ async def _end(router: Router, stop: Stop) -> None:
 
 async def _serve(
     config: Config,
-    router: Router,
+    service: StartableService,
     listeners: Listeners,
     keys: Keys,
     reporter: Reporter,
-    stop: Stop,
+    stop: StopRequest,
     trace: Trace | None,
 ) -> None:
     from edgeagent.api.routers import make_frontends
@@ -155,7 +155,7 @@ async def _serve(
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
     publication = Publication(config.state_dir, runtime)
-    prefixes = Prefixes(router, config)
+    prefixes = Prefixes(service, config)
     watch: asyncio.Task[None] | None = None
     background: list[asyncio.Task[None]] = []
 
@@ -163,15 +163,15 @@ async def _serve(
         nonlocal watch
         keep_collections_short()
         if not publication.publish():
-            background.append(asyncio.create_task(publication.publish_in_time()))
-        reporter.listening(runtime, token_file, urls_beyond(listeners.tcp, runtime.url.partition(":")[0]))
+            background.append(asyncio.create_task(publication.retry_until_published()))
+        reporter.listening(runtime, token_file, external_urls(listeners.tcp, runtime.url.partition(":")[0]))
         # Start the watch only now, so that the first printed line says where the daemon listens.
-        watch = asyncio.create_task(_watch(router, reporter, stop))
+        watch = asyncio.create_task(_watch(service, reporter, stop))
         if prefixes.are_wanted:
             background.append(asyncio.create_task(prefixes.run()))
 
     server = make_server(
-        config, router, keys, stop, reporter, announce, listeners.unix, frontends, trace, lambda: publication.trouble
+        config, service, keys, stop, reporter, announce, listeners.unix, frontends, trace, lambda: publication.trouble
     )
     try:
         await frontends.start()
@@ -197,16 +197,16 @@ def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
     return Runtime(os.getpid(), psutil.Process().create_time(), port, url, __version__, certificate=certificate)
 
 
-async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
+async def _watch(service: StartableService, reporter: Reporter, stop: StopRequest) -> None:
     """Report each change of a model's state, forever. Stop the daemon and raise StartError if no model can be loaded.
 
     A daemon whose models all fail to load cannot serve, and its exit status should say so. But once any model was
     ready, the daemon continues after failures, since the next request loads the model again.
     """
-    told: dict[str, ModelStatus] = {}
+    reported: dict[str, ModelStatus] = {}
     was_ready = False
     while True:
-        models = router.models()
+        models = service.models()
         was_ready = was_ready or any(model.state is WorkerState.READY for model in models)
         if not was_ready:
             try:
@@ -215,11 +215,11 @@ async def _watch(router: Router, reporter: Reporter, stop: Stop) -> None:
                 stop.fail()
                 raise
         for model in models:
-            before = told.get(model.name)
+            before = reported.get(model.name)
             if before is None or (before.state, before.progress) != (model.state, model.progress):
-                told[model.name] = model
+                reported[model.name] = model
                 if not (stop.is_requested and model.state is WorkerState.STARTING):
-                    _tell(model, reporter, is_news=before is None or before.state is not model.state)
+                    _report_state(model, reporter, is_state_change=before is None or before.state is not model.state)
         is_loading = any(model.state is WorkerState.STARTING for model in models)
         await asyncio.sleep(WATCH_LOADING_S if is_loading or not models else WATCH_S)
 
@@ -236,17 +236,17 @@ def _why_unusable(model: ModelStatus) -> str:
     return cause if model.name in cause else f"{model.name} cannot be served: {cause}"
 
 
-def _tell(model: ModelStatus, reporter: Reporter, *, is_news: bool) -> None:
+def _report_state(model: ModelStatus, reporter: Reporter, *, is_state_change: bool) -> None:
     match model.state:
         case WorkerState.STARTING:
             reporter.loading(model)
-        case WorkerState.READY if is_news:
+        case WorkerState.READY if is_state_change:
             reporter.ready(model)
-        case WorkerState.FAILED | WorkerState.QUARANTINED if is_news:
+        case WorkerState.FAILED | WorkerState.QUARANTINED if is_state_change:
             reporter.failed(model)
 
 
-class Stop:
+class StopRequest:
     """Holds the request to stop the daemon. After a second request, the daemon does not wait for live requests."""
 
     def __init__(self) -> None:
@@ -291,7 +291,7 @@ class Stop:
 
 
 @contextmanager
-def _signals(stop: Stop) -> Iterator[None]:
+def _signals(stop: StopRequest) -> Iterator[None]:
     """While this context is active, turn the signals that would end the process into requests to stop."""
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]

@@ -84,12 +84,12 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno in (errno.EADDRINUSE, errno.EACCES) and port:
-            raise StartError(_not_to_be_had(host, port, error.errno), ExitCode.PORT_TAKEN) from error
+            raise StartError(_why_port_unavailable(host, port, error.errno), ExitCode.PORT_TAKEN) from error
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return listener
 
 
-def _not_to_be_had(host: str, port: int, number: int) -> str:
+def _why_port_unavailable(host: str, port: int, number: int) -> str:
     """Return why a port cannot be bound: it is in use, or it needs more rights. `number` is the error's errno.
 
     On Windows, the text always says that the port is in use, since Windows reports EACCES for that too.

@@ -70,11 +70,11 @@ class TcpPeer:
         if not ipaddress.ip_address(client[0].partition("%")[0]).is_loopback:
             return UNKNOWN_USER
         if sys.platform != "linux":
-            return await asyncio.to_thread(_told_by_psutil, client, server)
+            return await asyncio.to_thread(_user_from_psutil, client, server)
         with suppress(OSError):
-            return _user_of(_told_by_netlink(client, server))
+            return _user_of(_uid_from_netlink(client, server))
         # A service's sandbox may forbid netlink.
-        return _user_of(await asyncio.to_thread(_told_by_proc, client, server))
+        return _user_of(await asyncio.to_thread(_uid_from_proc, client, server))
 
 
 def _is_connected(connection: socket.socket) -> bool:
@@ -96,7 +96,7 @@ def _user_of(uid: int | None) -> User:
     return User(uid, is_own=uid == os.getuid())
 
 
-def _told_by_netlink(client: SocketAddress, server: SocketAddress) -> int | None:
+def _uid_from_netlink(client: SocketAddress, server: SocketAddress) -> int | None:
     """Return the uid of the client's socket for this connection; None if there is no such socket.
 
     Raise OSError if netlink cannot be used.
@@ -137,8 +137,8 @@ def _packed(family: socket.AddressFamily, address: str) -> bytes:
     return socket.inet_pton(family, address.partition("%")[0]).ljust(16, b"\0")
 
 
-def _told_by_proc(client: SocketAddress, server: SocketAddress) -> int | None:
-    """Return the same uid as `_told_by_netlink`, but read from /proc/net/tcp.
+def _uid_from_proc(client: SocketAddress, server: SocketAddress) -> int | None:
+    """Return the same uid as `_uid_from_netlink`, but read from /proc/net/tcp.
 
     The kernel may change a row while it prints the table, so the table is read twice. If the results differ, return
     None.
@@ -172,7 +172,7 @@ def _in_hex(address: str, port: int, *, mapped: bool) -> str:
 _remembered: deque[int] = deque(maxlen=_NUM_REMEMBERED)
 
 
-def _told_by_psutil(client: SocketAddress, server: SocketAddress) -> User:
+def _user_from_psutil(client: SocketAddress, server: SocketAddress) -> User:
     """Return this process's user if a process of this user has the client's socket, else UNKNOWN_USER."""
     me = psutil.Process().username()
     tried: set[int] = set()

@@ -19,7 +19,7 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.service.service import Service
 from edgeagent.types import Finished, FinishReason, GenerateRequest, RouteMode, Tier, WorkerState, replace
 
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 _MAX_BYTES = 16 << 20
 
 logger = logging.getLogger(__name__)
@@ -44,10 +44,10 @@ class Prefixes:
     async def run(self) -> None:
         """Check for newly loaded models, forever."""
         while True:
-            await self.look()
-            await asyncio.sleep(_LOOK_S)
+            await self.compute_missing()
+            await asyncio.sleep(_CHECK_S)
 
-    async def look(self) -> None:
+    async def compute_missing(self) -> None:
         """Compute the prefixes of each ready model, once in each process of the model."""
         for status in self._service.models():
             if status.state is WorkerState.READY and self._computed.get(status.name, 0) != status.pid:

@@ -46,7 +46,7 @@ class Publication:
             self.trouble = None
         return True
 
-    async def publish_in_time(self) -> None:
+    async def retry_until_published(self) -> None:
         """Try every second until the file is written."""
         while True:
             await asyncio.sleep(RETRY_S)

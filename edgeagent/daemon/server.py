@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edgeagent.config import Config, ServerConfig
     from edgeagent.credentials.grants import Grants
     from edgeagent.credentials.keys import Keys
-    from edgeagent.daemon.lifecycle import Stop
+    from edgeagent.daemon.lifecycle import StopRequest
     from edgeagent.daemon.reporter import Reporter
     from edgeagent.service.service import Service
 
@@ -47,7 +47,7 @@ def make_server(
     config: Config,
     service: Service,
     keys: Keys,
-    stop: Stop,
+    stop: StopRequest,
     reporter: Reporter,
     on_listening: Callable[[], None],
     unix: socket.socket | None = None,
@@ -115,7 +115,7 @@ class Drain:
     """Ends live requests. They may finish within `limit_s`, then they are cancelled. Each gets a terminal event."""
 
     def __init__(
-        self, service: LiveService, frontends: Frontends, limit_s: float, stop: Stop, reporter: Reporter
+        self, service: LiveService, frontends: Frontends, limit_s: float, stop: StopRequest, reporter: Reporter
     ) -> None:
         self._service = service
         self._frontends = frontends
@@ -153,7 +153,7 @@ class Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         drain: Drain,
-        stop: Stop,
+        stop: StopRequest,
         on_listening: Callable[[], None],
         unix: socket.socket | None,
         grants: Grants,

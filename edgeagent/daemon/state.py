@@ -40,7 +40,7 @@ class StartError(Exception):
 
 
 @contextmanager
-def held(state_dir: Path) -> Iterator[None]:
+def locked_state_dir(state_dir: Path) -> Iterator[None]:
     """Create the folder if there is none, make it private, and lock it until the context ends.
 
     Raise StartError if another daemon holds the lock, or if the folder is another user's or cannot be used. Also raise

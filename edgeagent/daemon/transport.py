@@ -19,7 +19,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from edgeagent import metrics
 from edgeagent.api.gate.access import PEER_KEY
 from edgeagent.daemon.peers import TcpPeer
-from edgeagent.daemon.unix import is_stranger
+from edgeagent.daemon.unix import is_other_user
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
@@ -143,7 +143,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._stall = _StallGuard(transport, STALL_TIMEOUT_S, "http")
-        self._is_stranger = is_stranger(transport.get_extra_info("socket"))
+        self._is_other_user = is_other_user(transport.get_extra_info("socket"))
         self._peer = TcpPeer(self.client, self.server, self.transport.get_extra_info("socket"))
         self._arm_head_timer()
 
@@ -216,7 +216,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._disarm_head_timer()
-        if self._is_stranger:
+        if self._is_other_user:
             self._refuse_in_callback(HTTPStatus.FORBIDDEN)
         if len(self.connections) > self._max_connections:
             self._refuse_in_callback(HTTPStatus.SERVICE_UNAVAILABLE)

@@ -92,7 +92,7 @@ def _bind(path: Path) -> socket.socket:
     return listener
 
 
-def is_stranger(connection: socket.socket) -> bool:
+def is_other_user(connection: socket.socket) -> bool:
     """Whether the client of a Unix socket belongs to another user or to an unknown one; False for other sockets."""
     if sys.platform == "win32" or connection.family != socket.AF_UNIX:
         return False

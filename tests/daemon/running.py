@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from edgeagent.api.frontend import Frontends
 from edgeagent.config import Config
 from edgeagent.credentials.keys import Keys
-from edgeagent.daemon.lifecycle import Stop
+from edgeagent.daemon.lifecycle import StopRequest
 from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.server import Server, make_server
 from edgeagent.runtime_file import Runtime
@@ -62,7 +62,7 @@ class Running:
     port: int
     service: Service
     http: httpx.AsyncClient
-    stop: Stop
+    stop: StopRequest
     server: Server
     serving: asyncio.Task[None]
     reporter: RecordingReporter
@@ -82,7 +82,7 @@ async def running(
 ) -> AsyncIterator[Running]:
     """Serve on a free port of the configured host."""
     config = config or Config()
-    stop, reporter, listening = Stop(), RecordingReporter(), asyncio.Event()
+    stop, reporter, listening = StopRequest(), RecordingReporter(), asyncio.Event()
     with closing(bind(config.server.host, 0)) as listener:
         server = make_server(
             *(config, service, keys or OwnerKey(TOKEN), stop, reporter, listening.set),

@@ -11,7 +11,7 @@ import pytest
 
 from edgeagent.api.gate import hosts
 from edgeagent.config import ServerConfig
-from edgeagent.daemon.addresses import urls_beyond
+from edgeagent.daemon.addresses import external_urls
 from tests.daemon.running import has_ipv6_loopback
 
 Entry = namedtuple("Entry", "family address")
@@ -39,7 +39,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_address_of_every_interface_that_is_up() -> None:
     with closing(socket.create_server(("0.0.0.0", 0))) as listener:
         port = listener.getsockname()[1]
-        assert urls_beyond(listener, "https") == [f"https://192.0.2.2:{port}"]
+        assert external_urls(listener, "https") == [f"https://192.0.2.2:{port}"]
 
 
 @pytest.mark.skipif(not has_ipv6_loopback(), reason="no ::1 here")
@@ -49,12 +49,12 @@ def test_ipv6(takes_both: bool) -> None:
     with closing(socket.create_server(("::", 0), family=family, dualstack_ipv6=takes_both)) as listener:
         port = listener.getsockname()[1]
         first = [f"http://192.0.2.2:{port}"] if takes_both else []
-        assert urls_beyond(listener, "http") == [*first, f"http://[2001:db8::2]:{port}"]
+        assert external_urls(listener, "http") == [*first, f"http://[2001:db8::2]:{port}"]
 
 
 def test_loopback_is_nobody_elses() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        assert urls_beyond(listener, "http") == []
+        assert external_urls(listener, "http") == []
 
 
 def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(psutil, "net_if_addrs", refuse)
     with closing(socket.create_server(("0.0.0.0", 0))) as listener:
-        assert urls_beyond(listener, "http") == []
+        assert external_urls(listener, "http") == []
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ class SlowToEnd(FakeBackend):
 
 async def test_a_second_signal_ends_the_wait_for_workers_that_write_their_caches() -> None:
     for is_written in (True, False):
-        backend, stop = SlowToEnd(), lifecycle.Stop()
+        backend, stop = SlowToEnd(), lifecycle.StopRequest()
         stop.request()
         ending = asyncio.create_task(lifecycle._end(backend, stop))
         await backend.ending.wait()

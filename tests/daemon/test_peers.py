@@ -45,13 +45,13 @@ def ends(server: socket.socket) -> tuple[tuple[str, int], tuple[str, int]]:
 
 def netlink(client: tuple[str, int], server: tuple[str, int]) -> int | None:
     try:
-        return peers._told_by_netlink(client, server)
+        return peers._uid_from_netlink(client, server)
     except PermissionError:
         pytest.skip("no netlink here")
 
 
 def proc(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    return peers._told_by_proc(client, server)
+    return peers._uid_from_proc(client, server)
 
 
 Told = Callable[[tuple[str, int], tuple[str, int]], int | None]
@@ -80,7 +80,7 @@ def test_who_has_closed_is_nobody(told: Told) -> None:
 
 
 def by_psutil(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    return peers._told_by_psutil(client, server).uid
+    return peers._user_from_psutil(client, server).uid
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no uid there")
@@ -136,7 +136,7 @@ async def test_another_user() -> None:
             with closing(server):
                 assert netlink(*ends(server)) == proc(*ends(server)) == OTHER_UID
                 assert await TcpPeer(*ends(server), server).user() == User(OTHER_UID, is_own=False)
-                assert peers._told_by_psutil(*ends(server)) == UNKNOWN_USER
+                assert peers._user_from_psutil(*ends(server)) == UNKNOWN_USER
             other.communicate()
 
 
@@ -177,7 +177,7 @@ async def test_without_netlink_the_table_is_read(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object) -> None:
         raise OSError(97, "Address family not supported by protocol")
 
-    monkeypatch.setattr(peers, "_told_by_netlink", refuse)
+    monkeypatch.setattr(peers, "_uid_from_netlink", refuse)
     with connected() as (_, server):
         assert await TcpPeer(*ends(server), server).user() == User(os.getuid(), is_own=True)
         monkeypatch.setattr(peers, "_PROC_TABLES", ("/nonexistent",))
@@ -201,7 +201,7 @@ async def test_what_is_no_tcp_connection(client: tuple[str, int] | None, server:
 
 
 async def test_other_machines_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "_told_by_netlink", lambda *_: os.getuid())
+    monkeypatch.setattr(peers, "_uid_from_netlink", lambda *_: os.getuid())
     with connected() as (_, connection):
         assert await TcpPeer(("192.0.2.1", 5000), ("192.0.2.2", 8127), connection).user() == UNKNOWN_USER
 

@@ -76,11 +76,11 @@ def make(service: FakeService, *files: Path, name: str = "org/big") -> Prefixes:
 async def test_each_process_computes_them_once(service: FakeService, text: Path) -> None:
     prefixes = make(service, text)
     assert prefixes.are_wanted
-    await prefixes.look()
+    await prefixes.compute_missing()
     assert service.requests == []
     service.pids["big"], service.pids["other"] = 7, 8
-    await prefixes.look()
-    await prefixes.look()
+    await prefixes.compute_missing()
+    await prefixes.compute_missing()
     (request,) = service.requests
     assert (request.model, request.tier, request.route) == ("big", Tier.BATCH, RouteMode.LOCAL_ONLY)
     assert request.prefill_only
@@ -88,7 +88,7 @@ async def test_each_process_computes_them_once(service: FakeService, text: Path)
     assert isinstance(request.prompt, ChatPrompt)
     assert [message.role for message in request.prompt.messages] == ["system", "user"]
     service.pids["big"] = 9
-    await prefixes.look()
+    await prefixes.compute_missing()
     assert len(service.requests) == 2
 
 
@@ -96,7 +96,7 @@ async def test_json_is_what_warming_takes(service: FakeService, tmp_path: Path) 
     path = tmp_path / "raw.json"
     path.write_text(json.dumps({"prompt": "Once upon a time", "model": "another"}))
     service.pids["big"] = 7
-    await make(service, path).look()
+    await make(service, path).compute_missing()
     (request,) = service.requests
     assert request.prompt == TextPrompt("Once upon a time")
     assert request.model == "big"
@@ -126,14 +126,14 @@ async def test_a_bad_file_is_told_and_the_next_is_computed(
         bad.write_bytes(content if isinstance(content, bytes) else content.encode())
     service.pids["big"] = 7
     with caplog.at_level(logging.INFO):
-        await make(service, bad, text).look()
+        await make(service, bad, text).compute_missing()
     assert why in caplog.text
     assert len(service.requests) == 1
 
 
 async def test_a_refused_prefix_is_told(service: FakeService, text: Path, caplog: pytest.LogCaptureFixture) -> None:
     service.pids["big"], service.failure = 7, Overloaded("too many wait")
-    await make(service, text).look()
+    await make(service, text).compute_missing()
     assert "too many wait" in caplog.text
 
 

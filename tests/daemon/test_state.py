@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from edgeagent.credentials.keys import ensure_token
-from edgeagent.daemon.state import ExitCode, StartError, held, warn_if_missing
+from edgeagent.daemon.state import ExitCode, StartError, locked_state_dir, warn_if_missing
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import (
     LOCK_FILE,
@@ -43,7 +43,7 @@ def test_the_folder_is_private(tmp_path: Path) -> None:
     for folder in (tmp_path / "new" / "state", tmp_path / "open"):
         if folder.name == "open":
             folder.mkdir(mode=0o755)
-        with held(folder):
+        with locked_state_dir(folder):
             assert mode(folder) == 0o700
             assert mode(folder / "daemon.lock") == 0o600
 
@@ -58,38 +58,38 @@ def test_a_models_folder_that_does_not_exist_is_warned_of(tmp_path: Path, caplog
 
 
 def test_one_daemon_holds_the_folder(tmp_path: Path) -> None:
-    with held(tmp_path):
+    with locked_state_dir(tmp_path):
         write_runtime(tmp_path, me())
-        with pytest.raises(StartError) as refused, held(tmp_path):
+        with pytest.raises(StartError) as refused, locked_state_dir(tmp_path):
             pass
     assert refused.value.exit_code is ExitCode.ALREADY_RUNNING
     assert f"process {os.getpid()}, http://127.0.0.1:8127" in str(refused.value)
-    with held(tmp_path):
+    with locked_state_dir(tmp_path):
         pass
 
 
 def test_a_killed_daemon_leaves_no_lock(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom edgeagent.daemon.state import held\n"
-        "with held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)\n"
+        "import sys, time\nfrom pathlib import Path\nfrom edgeagent.daemon.state import locked_state_dir\n"
+        "with locked_state_dir(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)\n"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline().strip() == b"held"
-        with pytest.raises(StartError), held(tmp_path):
+        with pytest.raises(StartError), locked_state_dir(tmp_path):
             pass
     finally:
         holder.kill()
         holder.wait()
         holder.stdout.close()
-    with held(tmp_path):
+    with locked_state_dir(tmp_path):
         pass
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match="state folder"), held(tmp_path / "file" / "state"):
+    with pytest.raises(StartError, match="state folder"), locked_state_dir(tmp_path / "file" / "state"):
         pass
 
 
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_made_private(tmp_path: Path, monkeypatch: pytes
 
     tmp_path.chmod(0o755)
     monkeypatch.setattr(os, "chmod", refuse)
-    with pytest.raises(StartError, match=r"state folder .*: Read-only file system"), held(tmp_path):
+    with pytest.raises(StartError, match=r"state folder .*: Read-only file system"), locked_state_dir(tmp_path):
         pass
 
 
@@ -108,12 +108,12 @@ def test_a_folder_that_cannot_be_made_private(tmp_path: Path, monkeypatch: pytes
 def test_a_lock_file_that_cannot_be(tmp_path: Path) -> None:
     lock = tmp_path / "daemon.lock"
     lock.mkdir()
-    with pytest.raises(StartError, match=r"daemon\.lock"), held(tmp_path):
+    with pytest.raises(StartError, match=r"daemon\.lock"), locked_state_dir(tmp_path):
         pass
     lock.rmdir()
     (tmp_path / "elsewhere").write_text("")
     lock.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StartError, match=r"daemon\.lock"), held(tmp_path):
+    with pytest.raises(StartError, match=r"daemon\.lock"), locked_state_dir(tmp_path):
         pass
 
 
@@ -127,7 +127,7 @@ def test_a_token_that_is_a_folder(tmp_path: Path) -> None:
 @POSIX
 def test_a_folder_of_another_user(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    with held(folder):
+    with locked_state_dir(folder):
         write_runtime(folder, me())
         is_root = os.geteuid() == 0
         if is_root:
@@ -270,9 +270,9 @@ def test_a_folder_with_other_things_is_not_closed_to_others(tmp_path: Path) -> N
     folder.mkdir()
     folder.chmod(0o777)
     (folder / "thesis.txt").touch()
-    with pytest.raises(StartError, match="holds other things; choose a folder of its own"), held(folder):
+    with pytest.raises(StartError, match="holds other things; choose a folder of its own"), locked_state_dir(folder):
         pass
     assert mode(folder) == 0o777
     (folder / LOCK_FILE).touch()
-    with held(folder):
+    with locked_state_dir(folder):
         assert mode(folder) == 0o700, "it was a state folder before"

@@ -130,12 +130,12 @@ def test_anothers_socket_is_left_alone_at_the_end(tmp_path: Path) -> None:
 def test_who_is_at_the_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        assert not unix.is_stranger(ours)
+        assert not unix.is_other_user(ours)
         uid = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-        assert unix.is_stranger(ours)
+        assert unix.is_other_user(ours)
     with socket.socket() as tcp:
-        assert not unix.is_stranger(tcp)
+        assert not unix.is_other_user(tcp)
 
 
 ATTEMPT = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeagent.daemon.state import ExitCode, held
+from edgeagent.daemon.state import ExitCode, locked_state_dir
 from edgeagent.runtime_file import find_daemon
 from tests.robust.stub_daemon import command, stub_daemon
 
@@ -46,6 +46,6 @@ def test_a_folder_on_another_machine_is_told_of(
     mount = namedtuple("mount", ["mountpoint", "fstype"])
     mounts = [mount("/", "ext4"), mount(str(tmp_path), kind)]
     monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
-    with held(tmp_path / "state"):
+    with locked_state_dir(tmp_path / "state"):
         pass
     assert ("network file system" in caplog.text) is is_told
