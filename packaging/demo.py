@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from edgeagent.cli.chat.stages import stage_table
-from edgeagent.cli.daemon.private import private_daemon
+from edgeagent.cli.daemon.temporary import temporary_daemon
 from edgeagent.client import Answer, Client, connect, function_output
 from edgeagent.errors import EdgeAgentError
 
@@ -34,7 +34,7 @@ def main() -> int:
     """Run the demo; return the exit status."""
     began = time.perf_counter()
     try:
-        with private_daemon(["builtin"], _Waiting()) as address:
+        with temporary_daemon(["builtin"], _Waiting()) as address:
             ready_s = time.perf_counter() - began
             print(f"The bundled model is ready at {address.websocket_url} after {ready_s:.1f} s.\n")
             answers = asyncio.run(hold_conversation(connect(address.url, address.token)))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeagent.bench.client import Server, Transport, find_server
-from edgeagent.cli.daemon.private import kill
+from edgeagent.cli.daemon.temporary import kill
 from edgeagent.client import Address
 from edgeagent.runtime_file import find_daemon
 

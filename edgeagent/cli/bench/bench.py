@@ -72,7 +72,7 @@ def bench(
         servers = runner.run(_servers(wanted, transport, restart))
         load = Load(prompt_tokens, max_tokens, parallel, connections, conversations)
         run = Run(servers, _scenarios(scenario), load, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
-        is_interrupted = _is_interrupted(runner, run, progress)
+        is_interrupted = _run_measurement(runner, run, progress)
     _print(run, as_json=as_json)
     save_plot(run)
     if is_interrupted:
@@ -110,7 +110,7 @@ def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:
     return [each for each in SCENARIOS.values() if (each.name in names if names else each.is_default)]
 
 
-def _is_interrupted(runner: asyncio.Runner, run: Run, progress: Progress) -> bool:
+def _run_measurement(runner: asyncio.Runner, run: Run, progress: Progress) -> bool:
     """Run the measurement, and return whether Ctrl-C ended it."""
     from edgeagent.bench.measure import measure
 
@@ -137,7 +137,7 @@ def _address(
     the server, so a temporary daemon is used instead of the running one. Only a temporary daemon has a restart
     function. It kills the daemon and starts it again.
     """
-    from edgeagent.cli.daemon.private import killable_daemon
+    from edgeagent.cli.daemon.temporary import killable_daemon
     from edgeagent.cli.link import address_of
     from edgeagent.client import Address
     from edgeagent.config_sources import load_config

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Any, TextIO
 
 from edgeagent.cli.chat.line_reader import LineReader
-from edgeagent.cli.chat.passing_line import PassingLine
 from edgeagent.cli.chat.stages import stage_table
+from edgeagent.cli.chat.status_line import StatusLine
 from edgeagent.cli.display import complain
 from edgeagent.client import Answer, Client, Event
 from edgeagent.errors import EdgeAgentError
@@ -43,8 +43,8 @@ class Chat:
     The event loop runs only during an answer, so that input() and Ctrl-C behave as in any terminal program. If the
     daemon closes the connection between answers, the client reopens it.
 
-    `look` returns the reason for a wait, such as "builtin: loading 40%", or "" if the answer is being computed. It is
-    called in a thread. The reason is shown only on a terminal.
+    `wait_reason` returns the reason for a wait, such as "builtin: loading 40%", or "" if the answer is being computed.
+    It is called in a thread. The reason is shown only on a terminal.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Chat:
         client: Client,
         runner: asyncio.Runner,
         fields: Mapping[str, Any],
-        look: Callable[[], str] = lambda: "",
+        wait_reason: Callable[[], str] = lambda: "",
     ) -> None:
-        self._look = look
+        self._wait_reason = wait_reason
         self._client = client
         self._runner = runner
         self._fields = fields
@@ -147,7 +147,7 @@ class Chat:
 
         Do nothing if stderr is not a terminal.
         """
-        if not printer.waiting.is_seen:
+        if not printer.status_line.is_visible:
             yield
             return
         watch = asyncio.create_task(self._explain(printer))
@@ -155,16 +155,16 @@ class Chat:
             yield
         finally:
             watch.cancel()
-            printer.wait("")
+            printer.show_wait_reason("")
 
     async def _explain(self, printer: _Printer) -> None:
         while True:
             num_events = printer.num_events
             await asyncio.sleep(QUIET_S)
             if printer.num_events == num_events:
-                reason = await asyncio.to_thread(self._look)
+                reason = await asyncio.to_thread(self._wait_reason)
                 if printer.num_events == num_events:
-                    printer.wait(reason)
+                    printer.show_wait_reason(reason)
 
 
 def _remote(answer: Answer) -> str:
@@ -184,17 +184,17 @@ class _Printer:
         self._wrote = False
         self._is_in_line = False
         self.num_events = 0
-        self.waiting = PassingLine()
+        self.status_line = StatusLine()
 
-    def wait(self, reason: str) -> None:
+    def show_wait_reason(self, reason: str) -> None:
         """Show the reason for the wait below the answer so far. An empty text removes the reason shown before."""
         if reason and self._is_in_line and self._is_terminal:
             self._write("\n", dim=False)
-        self.waiting.show(reason)
+        self.status_line.show(reason)
 
     def show(self, event: Event) -> None:
         self.num_events += 1
-        self.waiting.show("")
+        self.status_line.show("")
         match event["type"]:
             case "response.output_text.delta":
                 self._write(event["delta"], dim=False)

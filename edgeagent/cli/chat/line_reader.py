@@ -96,15 +96,15 @@ def is_open(text: str) -> bool:
 def unquoted(text: str) -> str:
     """Return text without surrounding blanks, and without the three quotes around a question of several lines.
 
-    Bytes that are not UTF-8 are replaced, see `whole`.
+    Bytes that are not UTF-8 are replaced, see `replace_surrogates`.
     """
-    text = whole(text).strip()
+    text = replace_surrogates(text).strip()
     if text.startswith(QUOTES) and text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES):
         text = text[len(QUOTES) : -len(QUOTES)].strip()
     return text
 
 
-def whole(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return text with "?" for each byte that is not UTF-8. Python decodes such a byte as a lone surrogate."""
     return text.encode("utf-8", "replace").decode()
 
@@ -153,7 +153,7 @@ def _history(file: Path | None) -> History:
 
         def store_string(self, string: str) -> None:
             with contextlib.suppress(OSError):
-                super().store_string(whole(string))
+                super().store_string(replace_surrogates(string))
 
     # If the file cannot be written, the chat works, but the lines of this session are not kept.
     if file is None or not _is_ready(file):

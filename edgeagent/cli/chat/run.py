@@ -16,11 +16,11 @@ from urllib.parse import quote
 import typer
 
 from edgeagent.cli.chat.conversation import Chat
-from edgeagent.cli.chat.line_reader import make_reader, whole
+from edgeagent.cli.chat.line_reader import make_reader, replace_surrogates
 from edgeagent.cli.chat.model_or_prompt import check_model, split_arguments
-from edgeagent.cli.chat.passing_line import PassingLine
+from edgeagent.cli.chat.status_line import StatusLine
 from edgeagent.cli.completion import model_names
-from edgeagent.cli.daemon.private import load_in_progress, private_daemon, wait_until_loaded
+from edgeagent.cli.daemon.temporary import load_in_progress, temporary_daemon, wait_until_loaded
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile
 from edgeagent.client import Address, Answer, Client
@@ -99,12 +99,12 @@ def run(
     if question is None and not _is_typed():
         raise typer.BadParameter("no PROMPT was given, and the piped text is empty")
     options = {
-        "instructions": None if system is None else whole(system),
+        "instructions": None if system is None else replace_surrogates(system),
         "temperature": temperature,
         "max_output_tokens": max_tokens,
         "edgeagent": None if route is None else {"route": route},
     }
-    with _daemon(model, settings, config, leaves_traces=not no_store) as (address, name), asyncio.Runner() as runner:
+    with _daemon(model, settings, config, records_use=not no_store) as (address, name), asyncio.Runner() as runner:
         client = Client(lambda: address)
         fields = {"model": name, **options, "store": False if no_store else None}
         chat = Chat(client, runner, fields, partial(load_in_progress, address))
@@ -146,7 +146,7 @@ def _served_here(settings: Config) -> set[str]:
 
 def _question(prompt: str | None, typed: str | None, max_bytes: int) -> str | None:
     piped = "" if _is_typed() else _piped(max_bytes)
-    return whole("\n\n".join(part for part in (prompt, typed, piped) if part)) or None
+    return replace_surrogates("\n\n".join(part for part in (prompt, typed, piped) if part)) or None
 
 
 def _is_typed() -> bool:
@@ -167,11 +167,11 @@ def _piped(max_bytes: int) -> str:
 
 @contextlib.contextmanager
 def _daemon(
-    model: str | None, settings: Config, config: Path | None, *, leaves_traces: bool
+    model: str | None, settings: Config, config: Path | None, *, records_use: bool
 ) -> Iterator[tuple[Address, str | None]]:
     """Yield the address of a daemon that serves the model, and the model's name there (None for its default model).
 
-    The daemon is the running one if it serves the model, otherwise a temporary one. If `leaves_traces` is True, the
+    The daemon is the running one if it serves the model, otherwise a temporary one. If `records_use` is True, the
     start of a temporary one is recorded as the model's last load.
     """
     found = find_daemon(settings.state_dir)
@@ -179,14 +179,14 @@ def _daemon(
         address = address_of(found)
         name = _served_name(address, model)
         if model is None or name is not None:
-            with PassingLine() as line:
+            with StatusLine() as line:
                 wait_until_loaded(address, line.show)
             yield address, name
             return
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
-    with PassingLine() as line, private_daemon(flags, line.show, owner=settings.state_dir) as address:
+    with StatusLine() as line, temporary_daemon(flags, line.show, owner=settings.state_dir) as address:
         line.show("")
-        if leaves_traces:
+        if records_use:
             with contextlib.suppress(EdgeAgentError):
                 LastUse(settings.state_dir).note(Library.of(settings).find(flags[0]).paths[0])
         yield address, None

@@ -46,7 +46,7 @@ def remove(
     shelf = Shelf(settings_of(models_dir, state_dir, config))
     removals = [shelf.plan(name) for name in dict.fromkeys(names)]
     for removal in removals:
-        typer.echo(wrapped(_told(removal)), err=True)
+        typer.echo(wrapped(_removal_text(removal)), err=True)
     _agree("Delete this?" if any(removal.files for removal in removals) else "Forget this?", yes=yes)
     for removal in removals:
         shelf.remove(removal)
@@ -229,7 +229,7 @@ def _removal_record(removal: Removal, left: Path | None) -> dict[str, object]:
     }
 
 
-def _told(removal: Removal) -> str:
+def _removal_text(removal: Removal) -> str:
     """Return a line that says what a removal will delete."""
     also = f", and its names {', '.join(removal.aliases)}" if removal.aliases else ""
     if not removal.files:

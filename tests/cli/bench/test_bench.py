@@ -120,7 +120,7 @@ def test_without_a_daemon_one_is_started(
         yield Address(url), lambda: None
 
     monkeypatch.setattr("edgeagent.runtime_file.find_daemon", lambda state_dir: None)
-    monkeypatch.setattr("edgeagent.cli.daemon.private.killable_daemon", start)
+    monkeypatch.setattr("edgeagent.cli.daemon.temporary.killable_daemon", start)
     assert main(["bench", *QUICK, "--scenario", "decode", "--model", "/models/m.gguf"]) == 0
     assert started == [["/models/m.gguf"]]
     captured = capsys.readouterr()

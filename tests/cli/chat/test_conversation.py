@@ -28,9 +28,9 @@ def start_chat() -> Iterator[Callable[..., Chat]]:
     with asyncio.Runner() as runner:
         clients = []
 
-        def start(stub: DaemonStub, look: Callable[[], str] = lambda: "", **fields: Any) -> Chat:
+        def start(stub: DaemonStub, wait_reason: Callable[[], str] = lambda: "", **fields: Any) -> Chat:
             clients.append(connect(stub.url))
-            return Chat(clients[-1], runner, fields, look)
+            return Chat(clients[-1], runner, fields, wait_reason)
 
         yield start
         for client in clients:
@@ -101,7 +101,7 @@ def reloading(stub_may_go_on: threading.Event) -> tuple[Act, Callable[[], str]]:
     """Return an act that pauses within the answer, and a status function that ends the pause after both its stages."""
     stages = iter(["m: loading 10%", "m: checking the model"])
 
-    def look() -> str:
+    def wait_reason() -> str:
         stage = next(stages, "")
         if not stage:
             stub_may_go_on.set()
@@ -113,7 +113,7 @@ def reloading(stub_may_go_on: threading.Event) -> tuple[Act, Callable[[], str]]:
         await asyncio.to_thread(stub_may_go_on.wait)
         await sending([second, completed])(connection, {})
 
-    return act, look
+    return act, wait_reason
 
 
 def test_a_worker_that_is_replaced_within_an_answer_is_told(
@@ -121,9 +121,9 @@ def test_a_worker_that_is_replaced_within_an_answer_is_told(
 ) -> None:
     monkeypatch.setattr(chat, "QUIET_S", 0.01)
     monkeypatch.setattr(sys, "stderr", Terminal())
-    act, look = reloading(threading.Event())
+    act, wait_reason = reloading(threading.Event())
     output = sys.stderr  # both are shown on one terminal
-    answer = start_chat(start_stub(act), look).answer("Hi", cast(TextIO, output))
+    answer = start_chat(start_stub(act), wait_reason).answer("Hi", cast(TextIO, output))
     assert answer.text == "Hello"
     shown = cast(Terminal, output).getvalue()
     assert shown.startswith("Hel\n\rm: loading 10%\rm: checking the model")
@@ -137,7 +137,7 @@ def test_what_is_waited_for_is_shown_to_nobody_elsewhere(
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     looks: list[str] = []
 
-    def look() -> str:
+    def wait_reason() -> str:
         looks.append("loading")
         return looks[-1]
 
@@ -146,7 +146,7 @@ def test_what_is_waited_for_is_shown_to_nobody_elsewhere(
         await sending(text_events("resp_1", "Hi"))(connection, {})
 
     output = io.StringIO()
-    start_chat(start_stub(act), look).answer("Hi", output)
+    start_chat(start_stub(act), wait_reason).answer("Hi", output)
     assert not looks, "the daemon was asked"
     assert (output.getvalue(), cast(io.StringIO, sys.stderr).getvalue()) == ("Hi\n", "")
 

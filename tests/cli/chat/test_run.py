@@ -60,7 +60,7 @@ def _startable(monkeypatch: pytest.MonkeyPatch, stub: DaemonStub) -> list[list[s
         progress("starting the daemon")
         yield Address(stub.url)
 
-    monkeypatch.setattr(run, "private_daemon", start)
+    monkeypatch.setattr(run, "temporary_daemon", start)
     return started
 
 

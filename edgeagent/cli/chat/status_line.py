@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 
-class PassingLine:
+class StatusLine:
     """Shows one text at a time. At the end, the line is empty."""
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class PassingLine:
         self.show("")
 
     @property
-    def is_seen(self) -> bool:
+    def is_visible(self) -> bool:
         """Whether stderr is a terminal, so that the line can be shown."""
         return sys.stderr.isatty()
 
     def show(self, text: str) -> None:
         """Show a text in place of the one before. An empty text leaves the cursor at the start of an empty line."""
-        if not self.is_seen:
+        if not self.is_visible:
             return
         # A line that wraps could not be overwritten.
         width = shutil.get_terminal_size().columns - 1

@@ -29,7 +29,7 @@ STOP_TIMEOUT_S = 15.0
 
 
 @contextlib.contextmanager
-def private_daemon(
+def temporary_daemon(
     flags: Sequence[str], progress: Callable[[str], None], *, owner: Path | None = None
 ) -> Iterator[Address]:
     """Start `edgeagent serve` with these flags, wait until its model is ready, and stop it at the end.
@@ -49,7 +49,7 @@ def private_daemon(
 def killable_daemon(
     flags: Sequence[str], progress: Callable[[str], None], *, owner: Path | None = None
 ) -> Iterator[tuple[Address, Callable[[], None]]]:
-    """Like `private_daemon`, but also yield a restart function.
+    """Like `temporary_daemon`, but also yield a restart function.
 
     This function kills the daemon and its workers, and starts the daemon again on the same port. It returns when the
     model is ready again, and raises the same errors as the start.
@@ -142,7 +142,7 @@ def _wait_until_ready(
                     return address
         time.sleep(POLL_S)
     kind = ConfigError if daemon.returncode == ConfigError.exit_status else BackendUnavailable
-    raise kind(_last_words(log) or f"the daemon ended with status {daemon.returncode}")
+    raise kind(_last_error(log) or f"the daemon ended with status {daemon.returncode}")
 
 
 def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
@@ -189,7 +189,7 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
         daemon.wait()
 
 
-def _last_words(log: Path) -> str:
+def _last_error(log: Path) -> str:
     """Return the last error in the daemon's log, or the last 15 lines if the log has no error."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     reasons = [line for line in lines if line.startswith("error: ")]

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgeagent.cli.daemon import private as module
-from edgeagent.cli.daemon.private import load_in_progress, private_daemon, wait_until_loaded
+from edgeagent.cli.daemon import temporary as module
+from edgeagent.cli.daemon.temporary import load_in_progress, temporary_daemon, wait_until_loaded
 from edgeagent.client import Address
 from edgeagent.config import StoreConfig
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
@@ -39,7 +39,7 @@ def test_it_is_waited_for_and_ends_by_itself_when_its_input_closes(
     started: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     told: list[str] = []
-    with private_daemon(["starting", "starting", "ready"], told.append) as address:
+    with temporary_daemon(["starting", "starting", "ready"], told.append) as address:
         assert address.url.startswith("http://127.0.0.1:")
         assert started[0].poll() is None
     assert started[0].returncode == 0
@@ -49,7 +49,7 @@ def test_it_is_waited_for_and_ends_by_itself_when_its_input_closes(
 
 
 def test_it_ends_when_the_work_fails(started: list[subprocess.Popen[bytes]]) -> None:
-    with pytest.raises(ZeroDivisionError), private_daemon(["ready"], lambda text: None):
+    with pytest.raises(ZeroDivisionError), temporary_daemon(["ready"], lambda text: None):
         raise ZeroDivisionError
     assert started[0].returncode == 0
 
@@ -57,7 +57,7 @@ def test_it_ends_when_the_work_fails(started: list[subprocess.Popen[bytes]]) -> 
 def test_a_daemon_that_does_not_come_up_leaves_its_last_words(started: list[subprocess.Popen[bytes]]) -> None:
     with (
         pytest.raises(BackendUnavailable, match="out of luck"),
-        private_daemon(["exit"], lambda text: None),
+        temporary_daemon(["exit"], lambda text: None),
     ):
         pass
 
@@ -65,7 +65,7 @@ def test_a_daemon_that_does_not_come_up_leaves_its_last_words(started: list[subp
 def test_a_model_that_cannot_be_loaded_is_an_error(started: list[subprocess.Popen[bytes]]) -> None:
     with (
         pytest.raises(EdgeAgentError, match="m cannot be loaded: bad file"),
-        private_daemon(["failed"], lambda text: None),
+        temporary_daemon(["failed"], lambda text: None),
     ):
         pass
     assert not psutil.pid_exists(started[0].pid) or started[0].returncode == 0
@@ -75,20 +75,20 @@ def test_a_daemon_that_still_loads_is_waited_for_and_how_far_it_is_is_told(
     started: list[subprocess.Popen[bytes]],
 ) -> None:
     told: list[str] = []
-    with private_daemon(["ready", "starting", "starting", "ready"], lambda text: None) as address:
+    with temporary_daemon(["ready", "starting", "starting", "ready"], lambda text: None) as address:
         wait_until_loaded(address, told.append)
     assert told == ["m: loading 40%"] * 2
 
 
 def test_what_is_waited_for_while_no_answer_comes(started: list[subprocess.Popen[bytes]]) -> None:
-    with private_daemon(["ready", "stopping", "starting", "ready", "failed"], lambda text: None) as address:
+    with temporary_daemon(["ready", "stopping", "starting", "ready", "failed"], lambda text: None) as address:
         told = [load_in_progress(address) for _ in range(4)]
     assert told == ["m: stopping", "m: loading 40%", "", ""]
     assert load_in_progress(Address("http://127.0.0.1:9")) == ""
 
 
 def test_what_else_is_wrong_is_left_to_the_request(started: list[subprocess.Popen[bytes]]) -> None:
-    with private_daemon(["ready", "failed"], lambda text: None) as address:
+    with temporary_daemon(["ready", "failed"], lambda text: None) as address:
         wait_until_loaded(address, lambda text: None)
     wait_until_loaded(Address("http://127.0.0.1:9"), lambda text: None)
 
@@ -96,7 +96,7 @@ def test_what_else_is_wrong_is_left_to_the_request(started: list[subprocess.Pope
 def test_the_real_command_line_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that does not exist: the command must report that, rather than complain about its flags."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(EdgeAgentError) as caught, private_daemon(["/no/such/model.gguf"], lambda text: None):
+    with pytest.raises(EdgeAgentError) as caught, temporary_daemon(["/no/such/model.gguf"], lambda text: None):
         pass
     assert caught.value.message.startswith("/no/such/model.gguf ")
     assert "\n" not in caught.value.message
@@ -116,7 +116,7 @@ def test_it_knows_the_owner_s_names(tmp_path: Path) -> None:
 
 def test_it_is_lent_the_owner_s_records(started: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
     OwnNamesFile(tmp_path / "owner").change(lambda names: with_alias(names, "casa", "builtin"))
-    with private_daemon(["ready"], lambda text: None, owner=tmp_path / "owner"):
+    with temporary_daemon(["ready"], lambda text: None, owner=tmp_path / "owner"):
         (state_dir,) = tmp_path.glob("edgeagent-*/state")
         assert OwnNamesFile(state_dir).read().aliases == {"casa": "builtin"}
 
@@ -129,6 +129,6 @@ def test_a_daemon_without_a_model_that_loads_is_not_waited_for(started: list[sub
         told.append(text)
         assert len(told) < 20
 
-    with private_daemon(["ready", "starting", "stopped"], lambda text: None) as address:
+    with temporary_daemon(["ready", "starting", "stopped"], lambda text: None) as address:
         wait_until_loaded(address, tell)
     assert told == ["m: loading 40%", "m: stopped"]

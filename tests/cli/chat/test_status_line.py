@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from edgeagent.cli.chat.passing_line import PassingLine
+from edgeagent.cli.chat.status_line import StatusLine
 
 
 class Terminal(io.StringIO):
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 def test_each_text_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setenv("COLUMNS", "10")
-    with PassingLine() as line:
+    with StatusLine() as line:
         for text in ("loading", "ready", "ready"):
             line.show(text)
     assert terminal.getvalue() == "\rloading\rready  \r         \r"
@@ -27,12 +27,12 @@ def test_each_text_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyP
 def test_it_is_no_longer_than_the_terminal_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setenv("COLUMNS", "10")
-    PassingLine().show("starting the daemon")
+    StatusLine().show("starting the daemon")
     assert terminal.getvalue() == "\rstartin"
 
 
 def test_elsewhere_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    with PassingLine() as line:
+    with StatusLine() as line:
         line.show("loading")
     assert stream.getvalue() == ""
