@@ -16,18 +16,18 @@ from edgeagent.bench.prompts import Prompts
 from edgeagent.bench.scenario import (
     FEW_TOKENS,
     SHORT_PROMPT_TOKENS,
-    Load,
+    MeasuredServer,
     Metric,
     Round,
     Scenario,
-    Target,
+    Workload,
     joined,
     opened,
 )
-from edgeagent.bench.wire import Ask, Connection, Trace, Turn
+from edgeagent.bench.wire import BenchRequest, Connection, Trace, Turn
 from edgeagent.errors import NotSupported
 
-NUM_WARM_ASKS = 3
+NUM_WARM_REQUESTS = 3
 TURN_TOKENS = 24
 """The number of tokens in each earlier answer of a prompt, and in each question after the first."""
 SETTLE_S = 7.0
@@ -36,7 +36,7 @@ MAX_SETTLES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CacheSize:
     """The size of the prompts that an edgeagent caches in memory and on disk, outside its KV cells."""
 
     memory_bytes: int
@@ -44,27 +44,27 @@ class Kept:
     disk_tokens: int
 
 
-async def read_kept(server: Server) -> Kept:
+async def read_cache_size(server: Server) -> CacheSize:
     """Ask an edgeagent for the size of its cache. Raise EdgeAgentError if it does not answer."""
     status = json.loads(await read_page(server, "/edgeagent/status"))
     parts = json.loads(await read_page(server, "/edgeagent/cache"))["parts"]
     workers: list[dict[str, Any]] = [model.get("worker") or {} for model in status["models"]]
-    return Kept(
+    return CacheSize(
         sum((worker.get("memory_cache") or {}).get("num_bytes", 0) for worker in workers),
         sum(part["num_bytes"] for part in parts),
         sum(part["num_tokens"] for part in parts),
     )
 
 
-async def settled(server: Server) -> Kept:
+async def wait_for_stable_cache_size(server: Server) -> CacheSize:
     """Wait until the size of the cache stops changing, at most MAX_SETTLES times SETTLE_S, and return the size."""
-    kept = await read_kept(server)
+    size = await read_cache_size(server)
     for _ in range(MAX_SETTLES):
         await asyncio.sleep(SETTLE_S)
-        former, kept = kept, await read_kept(server)
-        if kept == former:
+        former, size = size, await read_cache_size(server)
+        if size == former:
             break
-    return kept
+    return size
 
 
 COLD = Metric("cold TTFT", "ms", "prefix never seen before")
@@ -74,22 +74,22 @@ AFTER_PROMPT = Metric("prompt after", "tokens", "as the server counts", "neither
 AFTER_CACHED = Metric("cached after", "tokens", "found in the prefix cache", "neither")
 
 
-async def restart(target: Target, load: Load, name: str) -> Round:
+async def restart(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Send prompts with one prefix, kill the server without a normal stop, and send one more after the restart.
 
     Raise NotSupported if the server has no `restart` function.
     """
-    if target.server.restart is None:
+    if measured.server.restart is None:
         raise NotSupported("`restart` kills the server, so it measures only a daemon that it starts itself: no URL")
     prompts = [
-        target.prompts.ending(f"restart {name}", f"{name} {turn}", load.prompt_tokens)
-        for turn in range(NUM_WARM_ASKS + 2)
+        measured.prompts.ending(f"restart {round_id}", f"{round_id} {turn}", workload.prompt_tokens)
+        for turn in range(NUM_WARM_REQUESTS + 2)
     ]
-    async with opened(target) as connection:
+    async with opened(measured) as connection:
         cold, *warm = [await _asked(connection, prompt) for prompt in prompts[:-1]]
     await asyncio.sleep(SETTLE_S)
-    await asyncio.to_thread(target.server.restart)
-    async with opened(target) as connection:
+    await asyncio.to_thread(measured.server.restart)
+    async with opened(measured) as connection:
         after = await _asked(connection, prompts[-1])
     return {
         COLD: cold.ttft_ms,
@@ -107,21 +107,22 @@ MEMORY_SHARE = Metric("kept in memory", "x", "bytes; 1 is the system prompt once
 DISK_SHARE = Metric("kept on disk", "x", "bytes; 1 is the system prompt once and all other tokens")
 
 
-async def shared_prefix(target: Target, load: Load, name: str) -> Round:
+async def shared_prefix(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Begin many conversations with the same system prompt.
 
     Their memory and disk space are measured only on edgeagent, since other servers do not report them.
     """
-    is_told = target.server.kind == "edgeagent"
-    system = Turn("system", target.prompts.cold(f"system {name}", load.prompt_tokens))
+    reports_cache = measured.server.kind == "edgeagent"
+    system = Turn("system", measured.prompts.cold(f"system {round_id}", workload.prompt_tokens))
     questions = [
-        target.prompts.cold(f"question {name} {lane}", SHORT_PROMPT_TOKENS) for lane in range(load.conversations)
+        measured.prompts.cold(f"question {round_id} {lane}", SHORT_PROMPT_TOKENS)
+        for lane in range(workload.conversations)
     ]
-    async with opened(target) as connection:
+    async with opened(measured) as connection:
         alone = await _asked(connection, questions[0])
-        before = await settled(target.server) if is_told else None
+        before = await wait_for_stable_cache_size(measured.server) if reports_cache else None
         first, *others = [await _asked(connection, question, system) for question in questions]
-        after = await settled(target.server) if is_told else None
+        after = await wait_for_stable_cache_size(measured.server) if reports_cache else None
     shares: Round = {MEMORY_SHARE: [], DISK_SHARE: []}
     if before and after:
         shares = _shares(before, after, _num_unique(alone, [first, *others]))
@@ -144,7 +145,7 @@ def _num_unique(alone: Trace, asked: list[Trace]) -> int:
     return num_system + sum(each.num_prompt - num_system + each.num_output for each in counts)
 
 
-def _shares(before: Kept, after: Kept, num_unique: int) -> Round:
+def _shares(before: CacheSize, after: CacheSize, num_unique: int) -> Round:
     """Return the growth of the cache in memory and on disk, each as a multiple of the size of the unique tokens.
 
     The size of one token is estimated from the blocks on disk. Without blocks on disk, there are no samples.
@@ -161,12 +162,13 @@ NEXT_PROMPT = Metric("next turn prompt", "tokens", "as the server counts", "neit
 NEXT_CACHED = Metric("next turn cached", "tokens", "found in the prefix cache", "neither")
 
 
-async def conversations(target: Target, load: Load, name: str) -> Round:
+async def conversations(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Send the next turn of each of many conversations, one after another."""
-    turn = int(name) + 1
-    async with opened(target) as connection:
+    turn = int(round_id) + 1
+    async with opened(measured) as connection:
         asked = [
-            await _asked(connection, *_turn(target.prompts, load, lane, turn)) for lane in range(load.conversations)
+            await _asked(connection, *_turn(measured.prompts, workload, lane, turn))
+            for lane in range(workload.conversations)
         ]
     return {
         NEXT: joined(trace.ttft_ms for trace in asked),
@@ -175,18 +177,18 @@ async def conversations(target: Target, load: Load, name: str) -> Round:
     }
 
 
-async def _begin_conversations(target: Target, load: Load) -> None:
-    async with opened(target) as connection:
-        for lane in range(load.conversations):
-            await _asked(connection, *_turn(target.prompts, load, lane, 0))
+async def _begin_conversations(measured: MeasuredServer, workload: Workload) -> None:
+    async with opened(measured) as connection:
+        for lane in range(workload.conversations):
+            await _asked(connection, *_turn(measured.prompts, workload, lane, 0))
 
 
-def _turn(prompts: Prompts, load: Load, lane: int, number: int) -> tuple[str, *tuple[Turn, ...]]:
+def _turn(prompts: Prompts, workload: Workload, lane: int, number: int) -> tuple[str, *tuple[Turn, ...]]:
     """Return a turn's question and the earlier messages of its conversation.
 
     Turn 0 is the first turn. Its question is the long prompt.
     """
-    said = [Turn("user", prompts.cold(f"conversation {lane}", load.prompt_tokens))]
+    said = [Turn("user", prompts.cold(f"conversation {lane}", workload.prompt_tokens))]
     for at in range(number):
         said.append(Turn("assistant", prompts.text(f"answer {lane} {at}", TURN_TOKENS)))
         said.append(Turn("user", prompts.text(f"question {lane} {at}", TURN_TOKENS)))
@@ -196,7 +198,7 @@ def _turn(prompts: Prompts, load: Load, lane: int, number: int) -> tuple[str, *t
 async def _asked(connection: Connection, prompt: str, *earlier: Turn) -> Trace:
     """Send a question that the server may store, and return the trace of the complete answer."""
     trace = Trace()
-    await connection.ask(Ask(prompt, FEW_TOKENS, earlier, is_stored=True), trace)
+    await connection.ask(BenchRequest(prompt, FEW_TOKENS, earlier, is_stored=True), trace)
     return trace
 
 

@@ -11,16 +11,16 @@ from edgeagent.bench.scenario import (
     LENGTH,
     RATE,
     SHORT_PROMPT_TOKENS,
-    Load,
+    MeasuredServer,
     Metric,
     Round,
     Scenario,
-    Target,
+    Workload,
     joined,
     length,
     opened,
 )
-from edgeagent.bench.wire import Ask, Trace, Turn
+from edgeagent.bench.wire import BenchRequest, Trace, Turn
 
 NUM_NEXT_TURNS = 3
 ANSWER_TOKENS = 24
@@ -32,13 +32,13 @@ LAST = Metric("last's TTFT", "ms", "of the last one, after all the others")
 GROWTH = Metric("last of first", "x", "the last one's time as a multiple of the first's")
 
 
-async def beginnings(target: Target, load: Load, name: str) -> Round:
+async def beginnings(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Begin conversations one after another, to see whether a server's work on earlier ones delays the later ones."""
-    asked = [Trace() for _ in range(load.conversations)]
-    async with opened(target) as connection:
+    asked = [Trace() for _ in range(workload.conversations)]
+    async with opened(measured) as connection:
         for lane, trace in enumerate(asked):
-            prompt = target.prompts.cold(f"beginning {name} {lane}", load.prompt_tokens)
-            await connection.ask(Ask(prompt, FEW_TOKENS, is_stored=True), trace)
+            prompt = measured.prompts.cold(f"beginning {round_id} {lane}", workload.prompt_tokens)
+            await connection.ask(BenchRequest(prompt, FEW_TOKENS, is_stored=True), trace)
     first, last = asked[0].ttft_ms, asked[-1].ttft_ms
     return {
         BEGINNING: joined(trace.ttft_ms for trace in asked),
@@ -52,21 +52,23 @@ OPENING = Metric("opening TTFT", "ms", "first turn: a long prompt never seen bef
 NEXT = Metric("next turn TTFT", "ms", "each further turn, at once")
 
 
-async def chat(target: Target, load: Load, name: str) -> Round:
+async def chat(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Ask a long question and then NUM_NEXT_TURNS short ones in one conversation, and measure each answer.
 
-    The measured answers have up to `load.max_tokens` tokens. The later prompts do not contain them. In place of each
-    they have a random text of ANSWER_TOKENS tokens, so every server gets prompts of the same length.
+    The measured answers have up to `workload.max_tokens` tokens. The later prompts do not contain them. In place of
+    each they have a random text of ANSWER_TOKENS tokens, so every server gets prompts of the same length.
     """
-    said = [Turn("user", target.prompts.cold(f"chat {name}", load.prompt_tokens))]
+    said = [Turn("user", measured.prompts.cold(f"chat {round_id}", workload.prompt_tokens))]
     asked = []
-    async with opened(target) as connection:
+    async with opened(measured) as connection:
         for number in range(1 + NUM_NEXT_TURNS):
             trace = Trace()
-            await connection.ask(Ask(said[-1].text, load.max_tokens, tuple(said[:-1]), is_stored=True), trace)
+            await connection.ask(
+                BenchRequest(said[-1].text, workload.max_tokens, tuple(said[:-1]), is_stored=True), trace
+            )
             asked.append(trace)
-            said.append(Turn("assistant", target.prompts.text(f"answer {name} {number}", ANSWER_TOKENS)))
-            said.append(Turn("user", target.prompts.cold(f"turn {name} {number}", SHORT_PROMPT_TOKENS)))
+            said.append(Turn("assistant", measured.prompts.text(f"answer {round_id} {number}", ANSWER_TOKENS)))
+            said.append(Turn("user", measured.prompts.cold(f"turn {round_id} {number}", SHORT_PROMPT_TOKENS)))
     return {
         OPENING: asked[0].ttft_ms,
         NEXT: joined(trace.ttft_ms for trace in asked[1:]),

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from edgeagent.bench.wire import Ask, Connection, Counts, Trace, counts_of
+from edgeagent.bench.wire import BenchRequest, Connection, Counts, Trace, counts_of
 from edgeagent.client import Address, Client
 from edgeagent.client.address import is_loopback
 from edgeagent.client.answer import wire_error
@@ -23,7 +23,7 @@ Transport = Literal["ws", "http"]
 CONNECT_TIMEOUT_S = 10.0
 # For each kind of server, the field that makes it generate past the model's own end of the answer. Other kinds would
 # refuse the field.
-WRITE_ON: dict[str, dict[str, Any]] = {
+IGNORE_EOS_FIELDS: dict[str, dict[str, Any]] = {
     "llamacpp": {"ignore_eos": True},
     "vllm": {"ignore_eos": True},
     "sglang": {"ignore_eos": True},
@@ -55,9 +55,9 @@ class Server:
         return ("http" + base.removeprefix("ws") if base.startswith("ws") else base) + "/v1"
 
     @property
-    def writes_on(self) -> bool:
+    def ignores_eos(self) -> bool:
         """Whether the server always generates the requested length, past the model's own end of the answer."""
-        return self.transport == "http" and self.kind in WRITE_ON
+        return self.transport == "http" and self.kind in IGNORE_EOS_FIELDS
 
 
 async def find_server(
@@ -119,16 +119,22 @@ class WebSocketConnection:
     async def open(self) -> None:
         """Do nothing, since the WebSocket is already open."""
 
-    async def ask(self, ask: Ask, trace: Trace) -> None:
+    async def ask(self, request: BenchRequest, trace: Trace) -> None:
         """Send a request and record its events. See Connection.ask."""
         model: dict[str, Any] = {"model": self.server.model} if self.server.model else {}
-        drafts = _drafts("edgeagent", ask)
-        fields = {"max_output_tokens": ask.max_tokens, "temperature": 0.0, "store": ask.is_stored, **drafts, **model}
-        reply = self.client.respond(ask.messages, **fields)
+        drafts = _drafts("edgeagent", request)
+        fields = {
+            "max_output_tokens": request.max_tokens,
+            "temperature": 0.0,
+            "store": request.is_stored,
+            **drafts,
+            **model,
+        }
+        reply = self.client.respond(request.messages, **fields)
         trace.send()
         async for event in reply:
             trace.event(time.perf_counter(), len(event["delta"]) if event["type"] in TEXT_EVENTS else 0)
-        trace.measured({"timings": reply.answer.timings, "edgeagent": reply.answer.edgeagent})
+        trace.record_timings({"timings": reply.answer.timings, "edgeagent": reply.answer.edgeagent})
         trace.counts = _must_count(counts_of(reply.answer.usage), self.server)
 
 
@@ -148,17 +154,17 @@ class HttpConnection:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _unreachable(url, error) from None
 
-    async def ask(self, ask: Ask, trace: Trace) -> None:
+    async def ask(self, request: BenchRequest, trace: Trace) -> None:
         """Send a request and record its events. See Connection.ask."""
         body = {
-            "messages": ask.messages,
-            "max_tokens": ask.max_tokens,
+            "messages": request.messages,
+            "max_tokens": request.max_tokens,
             "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
             **({"model": self.server.model} if self.server.model else {}),
-            **WRITE_ON.get(self.server.kind, {}),
-            **_drafts(self.server.kind, ask),
+            **IGNORE_EOS_FIELDS.get(self.server.kind, {}),
+            **_drafts(self.server.kind, request),
         }
         url = f"{self.server.http_base}/chat/completions"
         try:
@@ -188,19 +194,19 @@ class HttpConnection:
                     if "error" in event:
                         raise wire_error(_error_object(event))
                     trace.event(arrived_s, _num_chars(event))
-                    trace.measured(event)
+                    trace.record_timings(event)
                     trace.counts = counts_of(event.get("usage")) or trace.counts
         if not events.is_done:
             raise BackendUnavailable(f"{url} ended its stream without [DONE]: the answer was cut short")
 
 
-def _drafts(kind: str, ask: Ask) -> dict[str, Any]:
+def _drafts(kind: str, request: BenchRequest) -> dict[str, Any]:
     """Return the request fields that set the number of draft tokens; empty if the server has no such fields."""
-    if ask.draft_tokens is None:
+    if request.draft_tokens is None:
         return {}
     fields: dict[str, dict[str, Any]] = {
-        "edgeagent": {"edgeagent": {"draft_tokens": ask.draft_tokens}},
-        "llamacpp": {"speculative.n_max": ask.draft_tokens, "speculative.n_min": 0},
+        "edgeagent": {"edgeagent": {"draft_tokens": request.draft_tokens}},
+        "llamacpp": {"speculative.n_max": request.draft_tokens, "speculative.n_min": 0},
     }
     return fields.get(kind, {})
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edgeagent.bench.client import Server, connection_to
-from edgeagent.bench.prompts import Prompts, Size, measure_size
-from edgeagent.bench.scenario import FEW_TOKENS, Load, Metric, Round, Scenario, Target
-from edgeagent.bench.wire import Ask, Trace
+from edgeagent.bench.prompts import Prompts, TokenCounting, fit_token_counting
+from edgeagent.bench.scenario import FEW_TOKENS, MeasuredServer, Metric, Round, Scenario, Workload
+from edgeagent.bench.wire import BenchRequest, Trace
 from edgeagent.errors import EdgeAgentError
 
 Progress = Callable[[str, int, int], None]
@@ -42,7 +42,7 @@ class Run:
 
     servers: Sequence[Server]
     scenarios: Sequence[Scenario]
-    load: Load
+    workload: Workload
     num_rounds: int
     seed: int
     measurements: list[Measurement] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Run:
         """Return how many rounds of a scenario each server runs."""
         return 1 if scenario.is_once else self.num_rounds
 
-    def num_steps(self, scenarios: Sequence[Scenario]) -> int:
+    def num_total_rounds(self, scenarios: Sequence[Scenario]) -> int:
         """Return how many rounds these scenarios take on all servers together."""
         return sum(self.num_rounds_of(scenario) for scenario in scenarios) * len(self.servers)
 
@@ -63,41 +63,41 @@ async def measure(run: Run, progress: Progress) -> None:
     If a server fails in a scenario, record the failure and continue with the next scenario. Raise EdgeAgentError if a
     server does not answer the short requests before the first scenario.
     """
-    total = run.num_steps(run.scenarios)
+    total = run.num_total_rounds(run.scenarios)
     done = 0
     progress("first answers", done, total)
-    names = (chr(ord("A") + index) for index in range(len(run.servers)))
-    targets = [
-        Target(server, Prompts(run.seed, name, await count_tokens(server, run.seed)))
-        for name, server in zip(names, run.servers, strict=True)
+    labels = (chr(ord("A") + index) for index in range(len(run.servers)))
+    measured_servers = [
+        MeasuredServer(server, Prompts(run.seed, label, await measure_token_counting(server, run.seed)))
+        for label, server in zip(labels, run.servers, strict=True)
     ]
     for scenario in run.scenarios:
-        measurement = Measurement(scenario, [[] for _ in targets])
+        measurement = Measurement(scenario, [[] for _ in measured_servers])
         run.measurements.append(measurement)
         progress(scenario.name, done, total)
         try:
             if scenario.prepare is not None:
-                for target in targets:
-                    await scenario.prepare(target, run.load)
+                for measured in measured_servers:
+                    await scenario.prepare(measured, run.workload)
             for number in range(run.num_rounds_of(scenario)):
-                for target, rounds in zip(targets, measurement.rounds, strict=True):
-                    rounds.append(await scenario.round(target, run.load, str(number)))
+                for measured, rounds in zip(measured_servers, measurement.rounds, strict=True):
+                    rounds.append(await scenario.round(measured, run.workload, str(number)))
                     done += 1
                     progress(scenario.name, done, total)
         except EdgeAgentError as error:
             measurement.failure = error.message
-            done = run.num_steps([each.scenario for each in run.measurements])
+            done = run.num_total_rounds([each.scenario for each in run.measurements])
     run.is_complete = True
 
 
-async def count_tokens(server: Server, seed: int) -> Size:
+async def measure_token_counting(server: Server, seed: int) -> TokenCounting:
     """Return how a server counts tokens, measured with two short requests. The requests also warm the server up."""
     prompts, counted = Prompts(seed, "size"), []
     async with connection_to(server) as connection:
         for num_words in PROBE_WORDS:
             trace = Trace()
-            await connection.ask(Ask(prompts.cold("size", num_words), FEW_TOKENS), trace)
+            await connection.ask(BenchRequest(prompts.cold("size", num_words), FEW_TOKENS), trace)
             assert trace.counts is not None, "a connection raises where the server does not count"
             counted.append(trace.counts.num_prompt)
     (few, many), (few_tokens, many_tokens) = PROBE_WORDS, counted
-    return measure_size(few, few_tokens, many, many_tokens)
+    return fit_token_counting(few, few_tokens, many, many_tokens)

@@ -8,27 +8,39 @@ import re
 from contextlib import AsyncExitStack
 
 from edgeagent.bench.client import connection_to, read_page
-from edgeagent.bench.scenario import SHORT_PROMPT_TOKENS, Load, Metric, Round, Target, answer, joined, opened, tasks
+from edgeagent.bench.scenario import (
+    SHORT_PROMPT_TOKENS,
+    MeasuredServer,
+    Metric,
+    Round,
+    Workload,
+    answer,
+    joined,
+    opened,
+    tasks,
+)
 from edgeagent.errors import BackendUnavailable, NotSupported
 
-NUM_ASKS = 8
+NUM_REQUESTS = 8
 ANSWER_TOKENS = 16
 OPENED_AT_ONCE = 32
 SETTLE_S = 1.0
 
-BEYOND = Metric("TTFT beyond prefill", "ms", "request sent to first text, less the server's own prompt time")
+TTFT_OVERHEAD = Metric("TTFT beyond prefill", "ms", "request sent to first text, less the server's own prompt time")
 DELIVERY = Metric("delivery", "ms", "of one event, from the engine into the socket, as the server measures it")
 
 
-async def overhead(target: Target, _: Load, name: str) -> Round:
+async def overhead(measured: MeasuredServer, _: Workload, round_id: str) -> Round:
     """Send short prompts, one after another, on an open connection of an otherwise idle server."""
-    async with opened(target) as connection:
+    async with opened(measured) as connection:
         traces = [
-            await answer(connection, target.prompts.cold(f"overhead {name} {turn}", SHORT_PROMPT_TOKENS), ANSWER_TOKENS)
-            for turn in range(NUM_ASKS)
+            await answer(
+                connection, measured.prompts.cold(f"overhead {round_id} {turn}", SHORT_PROMPT_TOKENS), ANSWER_TOKENS
+            )
+            for turn in range(NUM_REQUESTS)
         ]
     return {
-        BEYOND: joined(trace.beyond_prefill_ms for trace in traces),
+        TTFT_OVERHEAD: joined(trace.ttft_overhead_ms for trace in traces),
         DELIVERY: [trace.delivery_ms for trace in traces if trace.delivery_ms is not None],
     }
 
@@ -38,48 +50,48 @@ IDLE_OPENING = Metric("opening", "ms", "of one WebSocket, while many open")
 IDLE_FIRST = Metric("TTFT meanwhile", "ms", "of a short request on one more WebSocket")
 
 
-async def idle(target: Target, load: Load, name: str) -> Round:
+async def idle(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Open many WebSockets, and measure the memory and the opening time of each.
 
     Then measure the TTFT of a short request on one more connection, while the idle ones stay open. The server's memory
     is read from /metrics. Raise NotSupported if the server is not measured over the WebSocket.
     """
-    if target.server.transport != "ws":
+    if measured.server.transport != "ws":
         raise NotSupported("`idle` opens WebSockets, so it measures only an edgeagent")
-    _allow_descriptors(load.connections + 256)
+    _allow_descriptors(workload.connections + 256)
     openings: list[float] = []
     limit, is_open, is_over = asyncio.Semaphore(OPENED_AT_ONCE), asyncio.Semaphore(0), asyncio.Event()
 
     async def hold() -> None:
         async with AsyncExitStack() as stack:
             async with limit:
-                connection = await stack.enter_async_context(connection_to(target.server))
+                connection = await stack.enter_async_context(connection_to(measured.server))
             openings.append(connection.opening_ms)
             is_open.release()
             await is_over.wait()
 
-    async with opened(target) as connection, tasks() as group:
-        before = await _resident_bytes(target)
-        for _ in range(load.connections):
+    async with opened(measured) as connection, tasks() as group:
+        before = await _resident_bytes(measured)
+        for _ in range(workload.connections):
             group.create_task(hold())
-        for _ in range(load.connections):
+        for _ in range(workload.connections):
             await is_open.acquire()
         await asyncio.sleep(SETTLE_S)
-        after = await _resident_bytes(target)
-        trace = await answer(connection, target.prompts.cold(f"idle {name}", SHORT_PROMPT_TOKENS), ANSWER_TOKENS)
+        after = await _resident_bytes(measured)
+        trace = await answer(connection, measured.prompts.cold(f"idle {round_id}", SHORT_PROMPT_TOKENS), ANSWER_TOKENS)
         is_over.set()
     return {
-        IDLE_BYTES: [(after - before) / load.connections / 1024],
+        IDLE_BYTES: [(after - before) / workload.connections / 1024],
         IDLE_OPENING: openings,
         IDLE_FIRST: trace.ttft_ms,
     }
 
 
-async def _resident_bytes(target: Target) -> float:
-    text = (await read_page(target.server, "/metrics")).decode()
+async def _resident_bytes(measured: MeasuredServer) -> float:
+    text = (await read_page(measured.server, "/metrics")).decode()
     found = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
     if found is None:
-        raise BackendUnavailable(f"{target.server.address.url} does not report its memory; its system has no /proc")
+        raise BackendUnavailable(f"{measured.server.address.url} does not report its memory; its system has no /proc")
     return float(found[1])
 
 

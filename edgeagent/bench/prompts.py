@@ -17,7 +17,7 @@ NUM_TAIL_WORDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class TokenCounting:
     """How a server counts tokens: the tokens in each word, and the tokens that every prompt has besides its words."""
 
     tokens_per_word: float = 1.0
@@ -30,23 +30,23 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Generates the prompts for one server. The same seed, server and name of a prompt give the same prompt.
+    """Generates the prompts for one server. The same seed, server label and name give the same prompt.
 
-    The first word of a prompt is made from these three. So two servers never share a cached prompt, even if both names
+    The first word of a prompt is made from these three. So two servers never share a cached prompt, even if both labels
     mean one server. The other words do not depend on the server, so both servers get prompts of the same length and
     kind. `text` is an exception: it has no such first word.
     """
 
     seed: int
-    server: str
-    size: Size = Size()
+    server_label: str
+    counting: TokenCounting = TokenCounting()
 
     def cold(self, name: str, num_tokens: int) -> str:
         """Return a prompt of about `num_tokens` tokens. No other prompt has the same first word.
 
         The same `name` gives the same prompt.
         """
-        return f"{self._mark(name)} {self._words(name, self.size.words(num_tokens))}. {ENDLESS}"
+        return f"{self._mark(name)} {self._words(name, self.counting.words(num_tokens))}. {ENDLESS}"
 
     def warm(self, name: str, num_tokens: int) -> str:
         """Return a prompt that differs only in its last few words from the other warm prompts of this length."""
@@ -54,7 +54,7 @@ class Prompts:
 
     def ending(self, beginning: str, name: str, num_tokens: int) -> str:
         """Return a prompt that differs only in its last few words from others with this `beginning` and length."""
-        shared = max(1, self.size.words(num_tokens) - NUM_TAIL_WORDS)
+        shared = max(1, self.counting.words(num_tokens) - NUM_TAIL_WORDS)
         tail = self._words(f"tail {name}", NUM_TAIL_WORDS)
         return f"{self._mark(beginning)} {self._words(beginning, shared)}. {ENDLESS} {tail}"
 
@@ -63,11 +63,11 @@ class Prompts:
 
         Unlike `cold`, they have no unique first word.
         """
-        return self._words(name, max(1, round(num_tokens / self.size.tokens_per_word)))
+        return self._words(name, max(1, round(num_tokens / self.counting.tokens_per_word)))
 
     def _mark(self, name: str) -> str:
         # These letters are a few tokens in any vocabulary. The first of these tokens is nearly always unique.
-        letters = self._random(f"{self.server} {name}")
+        letters = self._random(f"{self.server_label} {name}")
         return "".join(letters.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(8))
 
     def _words(self, name: str, count: int) -> str:
@@ -78,12 +78,12 @@ class Prompts:
         return random.Random(f"{self.seed} {name}")  # noqa: S311 no secret
 
 
-def measure_size(few: int, few_tokens: int, many: int, many_tokens: int) -> Size:
+def fit_token_counting(few: int, few_tokens: int, many: int, many_tokens: int) -> TokenCounting:
     """Compute how a server counts tokens from its token counts for two prompts, of `few` and of `many` words.
 
-    Return the default Size if the longer prompt has no more tokens than the shorter one.
+    Return the default TokenCounting if the longer prompt has no more tokens than the shorter one.
     """
     per_word = (many_tokens - few_tokens) / (many - few)
     if per_word <= 0:
-        return Size()
-    return Size(per_word, max(0.0, few_tokens - few * per_word))
+        return TokenCounting()
+    return TokenCounting(per_word, max(0.0, few_tokens - few * per_word))

@@ -39,16 +39,16 @@ def as_object(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "rounds": run.num_rounds,
         "is_complete": run.is_complete,
-        "prompt_tokens": run.load.prompt_tokens,
-        "max_tokens": run.load.max_tokens,
-        "parallel": run.load.parallel,
+        "prompt_tokens": run.workload.prompt_tokens,
+        "max_tokens": run.workload.max_tokens,
+        "parallel": run.workload.parallel,
         "servers": [
             {
                 "url": server.address.url,
                 "transport": server.transport,
                 "model": server.model,
                 "kind": server.kind,
-                "ignores_eos": server.writes_on,
+                "ignores_eos": server.ignores_eos,
             }
             for server in run.servers
         ],
@@ -101,10 +101,10 @@ def _heading(run: Run) -> Iterator[str]:
         label = f"{name}  " if len(run.servers) > 1 else ""
         transport = "WebSocket" if server.transport == "ws" else "HTTP"
         yield f"{label}{server.address.url}, {transport}, model {server.model or '(its default)'} ({server.kind})"
-    load = run.load
+    workload = run.workload
     yield (
-        f"{run.num_rounds} rounds, prompts of {load.prompt_tokens} tokens, answers of {load.max_tokens}, "
-        f"{load.parallel} requests at once, seed {run.seed}" + ("" if run.is_complete else "; NOT COMPLETE")
+        f"{run.num_rounds} rounds, prompts of {workload.prompt_tokens} tokens, answers of {workload.max_tokens}, "
+        f"{workload.parallel} requests at once, seed {run.seed}" + ("" if run.is_complete else "; NOT COMPLETE")
     )
 
 
@@ -166,10 +166,10 @@ def _notes(measurement: Measurement, run: Run) -> list[str]:
     for server in range(len(run.servers)):
         label = f"{'AB'[server]}: " if len(run.servers) > 1 else ""
         lengths = [value for part in measurement.samples(LENGTH, server) for value in part]
-        num_early = sum(length < run.load.max_tokens for length in lengths)
+        num_early = sum(length < run.workload.max_tokens for length in lengths)
         if num_early:
             notes.append(
-                f"{label}{num_early} of {len(lengths)} answers ended before {run.load.max_tokens} tokens; "
+                f"{label}{num_early} of {len(lengths)} answers ended before {run.workload.max_tokens} tokens; "
                 f"rates are for the tokens that came"
             )
         for metric in measurement.scenario.metrics:

@@ -1,4 +1,4 @@
-"""The parts of every scenario: its metrics, load and target, and helpers to send prompts."""
+"""The parts of every scenario: its metrics, workload and measured server, and helpers to send prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from edgeagent.bench.client import Server, connection_to
 from edgeagent.bench.prompts import Prompts
 from edgeagent.bench.stats import Better
-from edgeagent.bench.wire import Ask, Connection, Trace
+from edgeagent.bench.wire import BenchRequest, Connection, Trace
 
 SHORT_PROMPT_TOKENS = 64
 FEW_TOKENS = 2
@@ -33,7 +33,7 @@ LENGTH = Metric("answer", "tokens", "as the server counts", "neither")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     """The lengths of long prompts and answers in tokens, and the numbers of streams, WebSockets and conversations."""
 
     prompt_tokens: int
@@ -44,7 +44,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MeasuredServer:
     """A server, and the prompts that are generated for it."""
 
     server: Server
@@ -59,7 +59,7 @@ Round = Mapping[Metric, list[float]]
 class Scenario:
     """One thing to measure. `round` measures it once. `prepare` runs once on each server, and is not measured.
 
-    The third argument of `round` is the number of the round as text, from "0". `round` raises EdgeAgentError if the
+    The third argument of `round` is the round's id: its number as text, from "0". `round` raises EdgeAgentError if the
     server fails, or if the scenario cannot measure this server. If `is_default` is False, the scenario is measured only
     if the user names it. If `is_once` is True, only one round is measured.
     """
@@ -67,16 +67,16 @@ class Scenario:
     name: str
     summary: str
     metrics: tuple[Metric, ...]
-    round: Callable[[Target, Load, str], Awaitable[Round]]
-    prepare: Callable[[Target, Load], Awaitable[None]] | None = None
+    round: Callable[[MeasuredServer, Workload, str], Awaitable[Round]]
+    prepare: Callable[[MeasuredServer, Workload], Awaitable[None]] | None = None
     is_default: bool = True
     is_once: bool = False
 
 
 @asynccontextmanager
-async def opened(target: Target) -> AsyncIterator[Connection]:
+async def opened(measured: MeasuredServer) -> AsyncIterator[Connection]:
     """Yield a connection that is already open, so that opening it is not part of the measured times."""
-    async with connection_to(target.server) as connection:
+    async with connection_to(measured.server) as connection:
         await connection.open()
         yield connection
 
@@ -84,7 +84,7 @@ async def opened(target: Target) -> AsyncIterator[Connection]:
 async def answer(connection: Connection, prompt: str, max_tokens: int) -> Trace:
     """Send a prompt, and return the trace of the complete answer."""
     trace = Trace()
-    await connection.ask(Ask(prompt, max_tokens), trace)
+    await connection.ask(BenchRequest(prompt, max_tokens), trace)
     return trace
 
 

@@ -10,28 +10,28 @@ from itertools import pairwise
 
 from edgeagent.bench import caches, chats, speculation
 from edgeagent.bench.client import connection_to
-from edgeagent.bench.overheads import BEYOND, DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, idle, overhead
+from edgeagent.bench.overheads import DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, TTFT_OVERHEAD, idle, overhead
 from edgeagent.bench.scenario import (
     FEW_TOKENS,
     ITL,
     LENGTH,
     RATE,
     SHORT_PROMPT_TOKENS,
-    Load,
+    MeasuredServer,
     Metric,
     Round,
     Scenario,
-    Target,
+    Workload,
     answer,
     joined,
     length,
     opened,
     tasks,
 )
-from edgeagent.bench.wire import Ask, Trace
+from edgeagent.bench.wire import BenchRequest, Trace
 from edgeagent.errors import BackendUnavailable
 
-NUM_WARM_ASKS = 3
+NUM_WARM_REQUESTS = 3
 NUM_CONNECTS = 4
 LIVE_LENGTH = 4
 """The length of the answers that run during a long prompt, as a multiple of max_tokens."""
@@ -43,11 +43,11 @@ TTFT = Metric("TTFT", "ms", "request sent to first text")
 PER_EVENT = Metric("tokens/event", "tokens/event", "tokens that come with one event", "neither")
 
 
-async def decode(target: Target, load: Load, name: str) -> Round:
+async def decode(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Measure one stream on an otherwise idle server."""
-    async with opened(target) as connection:
-        prompt = target.prompts.cold(f"decode {name}", SHORT_PROMPT_TOKENS)
-        trace = await answer(connection, prompt, load.max_tokens)
+    async with opened(measured) as connection:
+        prompt = measured.prompts.cold(f"decode {round_id}", SHORT_PROMPT_TOKENS)
+        trace = await answer(connection, prompt, workload.max_tokens)
     return {
         RATE: trace.tokens_per_s,
         ITL: trace.gaps_ms,
@@ -64,13 +64,13 @@ COLD_CACHED = Metric("cold cached", "tokens", "found in the prefix cache", "neit
 WARM_CACHED = Metric("warm cached", "tokens", "found in the prefix cache", "neither")
 
 
-async def ttft(target: Target, load: Load, name: str) -> Round:
+async def ttft(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Measure the TTFT of a prompt that is in no cache, and of prompts that share a long prefix with earlier ones."""
-    async with opened(target) as connection:
-        cold = await answer(connection, target.prompts.cold(f"ttft {name}", load.prompt_tokens), FEW_TOKENS)
+    async with opened(measured) as connection:
+        cold = await answer(connection, measured.prompts.cold(f"ttft {round_id}", workload.prompt_tokens), FEW_TOKENS)
         warm = [
-            await answer(connection, target.prompts.warm(f"{name} {turn}", load.prompt_tokens), FEW_TOKENS)
-            for turn in range(NUM_WARM_ASKS)
+            await answer(connection, measured.prompts.warm(f"{round_id} {turn}", workload.prompt_tokens), FEW_TOKENS)
+            for turn in range(NUM_WARM_REQUESTS)
         ]
     return {
         COLD: cold.ttft_ms,
@@ -81,25 +81,27 @@ async def ttft(target: Target, load: Load, name: str) -> Round:
     }
 
 
-async def _warm_up(target: Target, load: Load) -> None:
-    async with opened(target) as connection:
-        await answer(connection, target.prompts.warm("first", load.prompt_tokens), FEW_TOKENS)
+async def _warm_up(measured: MeasuredServer, workload: Workload) -> None:
+    async with opened(measured) as connection:
+        await answer(connection, measured.prompts.warm("first", workload.prompt_tokens), FEW_TOKENS)
 
 
 ALL_RATE = Metric("all tokens/s", "tokens/s", "all tokens, first request to last text", "higher")
 LIVE_RATE = Metric("live tokens/s", "tokens/s", "together, while every stream ran", "higher")
 
 
-async def parallel(target: Target, load: Load, name: str) -> Round:
+async def parallel(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Measure several streams that start at the same time, each on its own connection."""
-    traces = [Trace() for _ in range(load.parallel)]
-    prompts = [target.prompts.cold(f"parallel {name} {lane}", SHORT_PROMPT_TOKENS) for lane in range(load.parallel)]
+    traces = [Trace() for _ in range(workload.parallel)]
+    prompts = [
+        measured.prompts.cold(f"parallel {round_id} {lane}", SHORT_PROMPT_TOKENS) for lane in range(workload.parallel)
+    ]
 
     async def lane(prompt: str, trace: Trace) -> None:
-        async with opened(target) as connection:
+        async with opened(measured) as connection:
             is_open.release()
             await start.wait()
-            await connection.ask(Ask(prompt, load.max_tokens), trace)
+            await connection.ask(BenchRequest(prompt, workload.max_tokens), trace)
 
     is_open, start = asyncio.Semaphore(0), asyncio.Event()
     async with tasks() as group:
@@ -159,14 +161,14 @@ class Live:
         """The number of events with text that have arrived."""
         return sum(len(trace.texts) for trace in self.traces)
 
-    async def run(self, target: Target, load: Load, name: str) -> None:
+    async def run(self, measured: MeasuredServer, workload: Workload, name: str) -> None:
         """Request answers one after another until cancelled. Raise BackendUnavailable if an answer has no text."""
-        async with opened(target) as connection:
+        async with opened(measured) as connection:
             while True:
                 trace = Trace(on_text=self.arrival.set)
                 self.traces.append(trace)
-                prompt = target.prompts.cold(f"{name} {len(self.traces)}", SHORT_PROMPT_TOKENS)
-                await connection.ask(Ask(prompt, LIVE_LENGTH * load.max_tokens), trace)
+                prompt = measured.prompts.cold(f"{name} {len(self.traces)}", SHORT_PROMPT_TOKENS)
+                await connection.ask(BenchRequest(prompt, LIVE_LENGTH * workload.max_tokens), trace)
                 if not trace.texts:
                     raise BackendUnavailable("the model gives this prompt an empty answer, so no stream stays live")
 
@@ -186,20 +188,24 @@ class Live:
         return [1000 * (later - earlier) for earlier, later in gaps if later > begin_s and earlier < end_s]
 
 
-async def hol(target: Target, load: Load, name: str) -> Round:
+async def hol(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Measure head-of-line blocking: send a long prompt while other streams run.
 
     The long prompt and the other streams are `parallel` requests in total, at least two.
     """
-    lanes, long = [Live() for _ in range(max(1, load.parallel - 1))], Trace()
-    async with opened(target) as connection, tasks() as group:
-        running = [group.create_task(live.run(target, load, f"hol {name} {lane}")) for lane, live in enumerate(lanes)]
+    lanes, long = [Live() for _ in range(max(1, workload.parallel - 1))], Trace()
+    async with opened(measured) as connection, tasks() as group:
+        running = [
+            group.create_task(live.run(measured, workload, f"hol {round_id} {lane}")) for lane, live in enumerate(lanes)
+        ]
         for live in lanes:
             await live.reach(1)
         all_live_s = time.perf_counter()
         for live in lanes:
             await live.reach(live.num_events + NUM_EVENTS_BEFORE)
-        await connection.ask(Ask(target.prompts.cold(f"hol {name}", load.prompt_tokens), FEW_TOKENS), long)
+        await connection.ask(
+            BenchRequest(measured.prompts.cold(f"hol {round_id}", workload.prompt_tokens), FEW_TOKENS), long
+        )
         # A gap is known only at its end. The gap of the prompt's last step ends after the prompt's first token.
         for live, num_events in [(live, live.num_events) for live in lanes]:
             await live.reach(num_events + 1)
@@ -223,13 +229,13 @@ OPEN_EVENT = Metric("open: first event", "ms", "on a connection that has been us
 OPEN_FIRST = Metric("open: first token", "ms", "on a connection that has been used")
 
 
-async def connect(target: Target, _: Load, name: str) -> Round:
+async def connect(measured: MeasuredServer, _: Workload, round_id: str) -> Round:
     """Send a short prompt on each of several new connections, and then another on the same connection."""
     samples: dict[Metric, list[float]] = {NEW_EVENT: [], NEW_FIRST: [], OPEN_EVENT: [], OPEN_FIRST: []}
     for turn in range(NUM_CONNECTS):
-        async with connection_to(target.server) as connection:
+        async with connection_to(measured.server) as connection:
             for event, first in ((NEW_EVENT, NEW_FIRST), (OPEN_EVENT, OPEN_FIRST)):
-                prompt = target.prompts.cold(f"{event.name} {name} {turn}", SHORT_PROMPT_TOKENS // 2)
+                prompt = measured.prompts.cold(f"{event.name} {round_id} {turn}", SHORT_PROMPT_TOKENS // 2)
                 trace = await answer(connection, prompt, FEW_TOKENS)
                 opening_ms = connection.opening_ms if event is NEW_EVENT else 0.0
                 samples[event] += [opening_ms + value for value in trace.first_event_ms]
@@ -256,7 +262,7 @@ SCENARIOS = {
             hol,
         ),
         Scenario("connect", "new and open connections", (NEW_EVENT, NEW_FIRST, OPEN_EVENT, OPEN_FIRST), connect),
-        Scenario("overhead", "what the server adds to the model's own work", (BEYOND, DELIVERY), overhead),
+        Scenario("overhead", "what the server adds to the model's own work", (TTFT_OVERHEAD, DELIVERY), overhead),
         Scenario(
             "idle",
             "open WebSockets without traffic",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgeagent.bench.prompts import Prompts
-from edgeagent.bench.scenario import Load, Metric, Round, Scenario, Target, joined, opened, tasks
-from edgeagent.bench.wire import Ask, Trace
+from edgeagent.bench.scenario import MeasuredServer, Metric, Round, Scenario, Workload, joined, opened, tasks
+from edgeagent.bench.wire import BenchRequest, Trace
 
 _TEXT_TOKENS = 96
 _CODE = """def mean(values):
@@ -59,7 +59,7 @@ ONE = {(kind, depth): _metric(kind, depth, "one stream") for kind in _KINDS for 
 MANY = {(kind, depth): _metric(kind, depth, "many streams") for kind in _KINDS for depth in ("off", "auto")}
 
 
-async def speculate(target: Target, load: Load, name: str) -> Round:
+async def speculate(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Measure one stream for each kind of text and draft length, then several streams at once.
 
     The several streams run without drafts and with the server's choice. Every run has its own prompt, since a server
@@ -67,21 +67,23 @@ async def speculate(target: Target, load: Load, name: str) -> Round:
     """
     found: dict[Metric, list[float]] = {}
     for (kind, depth), metric in ONE.items():
-        found[metric] = await _rates(target, load, 1, kind, depth, name)
+        found[metric] = await _rates(measured, workload, 1, kind, depth, round_id)
     for (kind, depth), metric in MANY.items():
-        rates = await _rates(target, load, load.parallel, kind, depth, name)
+        rates = await _rates(measured, workload, workload.parallel, kind, depth, round_id)
         found[metric] = [sum(rates)] if rates else []
     return found
 
 
-async def _rates(target: Target, load: Load, num_streams: int, kind: str, depth: str, name: str) -> list[float]:
+async def _rates(
+    measured: MeasuredServer, workload: Workload, num_streams: int, kind: str, depth: str, round_id: str
+) -> list[float]:
     """Return the tokens per second of each stream. A stream whose rate is unknown is left out."""
     traces = [Trace() for _ in range(num_streams)]
 
     async def run(number: int) -> None:
-        prompt = _KINDS[kind](target.prompts, f"speculate {kind} {depth} {number} of {num_streams} {name}")
-        async with opened(target) as connection:
-            await connection.ask(Ask(prompt, load.max_tokens, draft_tokens=_DEPTHS[depth]), traces[number])
+        prompt = _KINDS[kind](measured.prompts, f"speculate {kind} {depth} {number} of {num_streams} {round_id}")
+        async with opened(measured) as connection:
+            await connection.ask(BenchRequest(prompt, workload.max_tokens, draft_tokens=_DEPTHS[depth]), traces[number])
 
     async with tasks() as group:
         for number in range(num_streams):

@@ -18,7 +18,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class BenchRequest:
     """A request: a prompt, and the maximum length of the answer. Sampling is greedy, so the answer is not random.
 
     `earlier` are the messages before the prompt. If `is_stored` is False, a request over the WebSocket asks the server
@@ -96,11 +96,11 @@ class Trace:
         return [1000 * (self.texts[0] - self.sent_s)] if self.texts else []
 
     @property
-    def beyond_prefill_ms(self) -> list[float]:
+    def ttft_overhead_ms(self) -> list[float]:
         """The time to the first text minus the server's prefill time, as a list of one value, or empty if unknown."""
         return [ttft_ms - self.prefill_ms for ttft_ms in self.ttft_ms] if self.prefill_ms is not None else []
 
-    def measured(self, event: Mapping[str, Any]) -> None:
+    def record_timings(self, event: Mapping[str, Any]) -> None:
         """Record the prefill time and the delivery time that the server measured.
 
         The prefill time comes from `timings` (llama-server's format), the delivery time from edgeagent's stages.
@@ -157,7 +157,7 @@ class Connection(Protocol):
         """Open the connection now, so that opening it is not part of the next answer's times."""
         ...
 
-    async def ask(self, ask: Ask, trace: Trace) -> None:
+    async def ask(self, request: BenchRequest, trace: Trace) -> None:
         """Send a request, and record its events in `trace` until the answer has ended.
 
         If the call is cancelled, the connection cannot be used any more. Raise EdgeAgentError if the server refuses the

@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 
 from edgeagent.bench import caches
-from edgeagent.bench.caches import SCENARIOS, Kept
+from edgeagent.bench.caches import SCENARIOS, CacheSize
 from edgeagent.bench.client import Server
-from edgeagent.bench.scenario import FEW_TOKENS, Load, Target
+from edgeagent.bench.scenario import FEW_TOKENS, MeasuredServer, Workload
 from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
 from edgeagent.errors import NotSupported
 from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta
 from tests.backends.fake import Act, FakeBackend, finished
-from tests.bench.test_scenarios import target_of
+from tests.bench.test_scenarios import measured_server
 
-LOAD = Load(prompt_tokens=200, max_tokens=20, parallel=2, conversations=3)
+WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=2, conversations=3)
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +40,12 @@ def roles(request: GenerateRequest) -> list[str]:
 @pytest.mark.parametrize("transport", ["ws", "http"])
 async def test_restart_kills_once_and_asks_the_same_beginning_behind_it(transport: str) -> None:
     backend, num_asked_before = FakeBackend(), []
-    async with target_of(backend, transport) as target:
-        restart = replace(target.server, restart=lambda: num_asked_before.append(len(backend.requests)))
-        samples = await caches.restart(Target(restart, target.prompts), LOAD, "0")
-    assert num_asked_before == [1 + caches.NUM_WARM_ASKS]
+    async with measured_server(backend, transport) as measured:
+        restart = replace(measured.server, restart=lambda: num_asked_before.append(len(backend.requests)))
+        samples = await caches.restart(MeasuredServer(restart, measured.prompts), WORKLOAD, "0")
+    assert num_asked_before == [1 + caches.NUM_WARM_REQUESTS]
     asked = [texts(request)[-1] for request in backend.requests]
-    assert len(set(asked)) == len(asked) == 2 + caches.NUM_WARM_ASKS
+    assert len(set(asked)) == len(asked) == 2 + caches.NUM_WARM_REQUESTS
     assert len({prompt.split()[0] for prompt in asked}) == 1, "all begin alike"
     assert all(request.cache.persist for request in backend.requests), "or nothing of it would be on disk"
     assert set(samples) == set(SCENARIOS[0].metrics)
@@ -53,18 +53,18 @@ async def test_restart_kills_once_and_asks_the_same_beginning_behind_it(transpor
 
 
 async def test_a_server_that_nobody_can_restart_is_refused() -> None:
-    async with target_of(FakeBackend()) as target:
+    async with measured_server(FakeBackend()) as measured:
         with pytest.raises(NotSupported, match="no URL"):
-            await caches.restart(target, LOAD, "0")
+            await caches.restart(measured, WORKLOAD, "0")
 
 
 @pytest.mark.parametrize("transport", ["ws", "http"])
 async def test_conversations_go_on_by_turns_from_all_that_was_said(transport: str) -> None:
     backend = FakeBackend()
-    async with target_of(backend, transport) as target:
-        await caches._begin_conversations(target, LOAD)
-        for name in ("0", "1"):
-            samples = await caches.conversations(target, LOAD, name)
+    async with measured_server(backend, transport) as measured:
+        await caches._begin_conversations(measured, WORKLOAD)
+        for round_id in ("0", "1"):
+            samples = await caches.conversations(measured, WORKLOAD, round_id)
     firsts, seconds, thirds = (backend.requests[at : at + 3] for at in (0, 3, 6))
     for first, second, third in zip(firsts, seconds, thirds, strict=True):
         assert roles(third) == ["user", "assistant", "user", "assistant", "user"]
@@ -81,16 +81,16 @@ def counted(prompt: int) -> Iterable[Act]:
 
 async def test_shares_are_of_what_is_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system prompt of 100 tokens and three questions of 10 with an answer of 1: 133 unique tokens, 10 bytes each."""
-    kept = iter([Kept(0, 1000, 100)] * 2 + [Kept(1330, 1000 + 2660, 366)] * 2)
+    sizes = iter([CacheSize(0, 1000, 100)] * 2 + [CacheSize(1330, 1000 + 2660, 366)] * 2)
 
-    async def read(_: object) -> Kept:
-        return next(kept)
+    async def read(_: object) -> CacheSize:
+        return next(sizes)
 
-    monkeypatch.setattr(caches, "read_kept", read)
+    monkeypatch.setattr(caches, "read_cache_size", read)
     backend = FakeBackend(lambda request: counted(10 if len(roles(request)) == 1 else 110))
-    async with target_of(backend) as target:
-        told = replace(target.server, kind="edgeagent")
-        samples = await caches.shared_prefix(Target(told, target.prompts), LOAD, "0")
+    async with measured_server(backend) as measured:
+        told = replace(measured.server, kind="edgeagent")
+        samples = await caches.shared_prefix(MeasuredServer(told, measured.prompts), WORKLOAD, "0")
     assert samples[caches.MEMORY_SHARE] == pytest.approx([1.0])
     assert samples[caches.DISK_SHARE] == pytest.approx([2.0])
     assert len(samples[caches.OTHERS]) == 2
@@ -99,8 +99,8 @@ async def test_shares_are_of_what_is_unique(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_another_server_tells_nothing_of_what_it_keeps() -> None:
-    async with target_of(FakeBackend(), "http") as target:
-        samples = await caches.shared_prefix(target, LOAD, "0")
+    async with measured_server(FakeBackend(), "http") as measured:
+        samples = await caches.shared_prefix(measured, WORKLOAD, "0")
     assert samples[caches.MEMORY_SHARE] == samples[caches.DISK_SHARE] == []
 
 
@@ -119,7 +119,7 @@ async def test_what_a_daemon_keeps_is_read_from_its_status(monkeypatch: pytest.M
         return json.dumps(pages[path]).encode()
 
     monkeypatch.setattr(caches, "read_page", read)
-    assert await caches.settled(Server(Address("http://x"), "ws")) == Kept(5, 8, 3)
+    assert await caches.wait_for_stable_cache_size(Server(Address("http://x"), "ws")) == CacheSize(5, 8, 3)
 
 
 def test_unique_tokens_need_the_question_alone() -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from edgeagent.bench import chats
-from edgeagent.bench.scenario import FEW_TOKENS, ITL, LENGTH, RATE, Load
+from edgeagent.bench.scenario import FEW_TOKENS, ITL, LENGTH, RATE, Workload
 from tests.backends.fake import FakeBackend
 from tests.bench.test_caches import roles, texts
-from tests.bench.test_scenarios import target_of
+from tests.bench.test_scenarios import measured_server
 
-LOAD = Load(prompt_tokens=200, max_tokens=20, parallel=2, conversations=3)
+WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=2, conversations=3)
 
 
 async def test_each_conversation_begins_as_no_other_did() -> None:
     backend = FakeBackend()
-    async with target_of(backend) as target:
-        samples = [await chats.beginnings(target, LOAD, name) for name in ("0", "1")]
+    async with measured_server(backend) as measured:
+        samples = [await chats.beginnings(measured, WORKLOAD, round_id) for round_id in ("0", "1")]
     asked = [texts(request)[0] for request in backend.requests]
     assert len({prompt.split()[0] for prompt in asked}) == 6
     assert {request.max_tokens for request in backend.requests} == {FEW_TOKENS}
@@ -28,8 +28,8 @@ async def test_each_conversation_begins_as_no_other_did() -> None:
 
 async def test_a_chat_goes_on_from_all_that_was_said() -> None:
     backend = FakeBackend()
-    async with target_of(backend) as target:
-        samples = await chats.chat(target, LOAD, "0")
+    async with measured_server(backend) as measured:
+        samples = await chats.chat(measured, WORKLOAD, "0")
     assert [len(roles(request)) for request in backend.requests] == [1, 3, 5, 7]
     for earlier, later in zip(backend.requests, backend.requests[1:], strict=False):
         assert texts(later)[: len(texts(earlier))] == texts(earlier)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from edgeagent.bench.client import EventReader, Server, connection_to, find_server
-from edgeagent.bench.wire import Ask, Counts, Trace
+from edgeagent.bench.wire import BenchRequest, Counts, Trace
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError, ModelNotFound, Unauthorized, WorkerCrashed
 from edgeagent.types import ReasoningDelta, Started, TextDelta
@@ -15,14 +15,14 @@ from tests.backends.fake import FakeBackend, failing, finished
 from tests.bench.scripted import ScriptedServer, plain, scripted, stream
 from tests.daemon.running import running
 
-SIX_WORDS = Ask("one two three four five six", max_tokens=4)
+SIX_WORDS = BenchRequest("one two three four five six", max_tokens=4)
 
 
-async def asked(server: Server, ask: Ask = SIX_WORDS) -> Trace:
+async def asked(server: Server, request: BenchRequest = SIX_WORDS) -> Trace:
     """Return the trace of one answer on a new connection."""
     trace = Trace()
     async with connection_to(server) as connection:
-        await connection.ask(ask, trace)
+        await connection.ask(request, trace)
     return trace
 
 
@@ -106,7 +106,12 @@ async def test_ours_is_recognised_however_its_url_is_written(url: str, transport
     async with running(FakeBackend(models=("big", "small"))) as daemon:
         address = url.format(host=f"127.0.0.1:{daemon.port}")
         server = await find_server(Address(address), transport)  # type: ignore[arg-type]
-        assert (server.transport, server.model, server.kind, server.writes_on) == (expected, "big", "edgeagent", False)
+        assert (server.transport, server.model, server.kind, server.ignores_eos) == (
+            expected,
+            "big",
+            "edgeagent",
+            False,
+        )
         assert server.http_base == f"{daemon.url}/v1"
         assert (await asked(server)).counts == Counts(6, 0, 4)
         assert (await find_server(Address(address), model="small")).model == "small"
@@ -127,7 +132,7 @@ async def test_what_is_sent_to_others() -> None:
     async with scripted() as script:
         server = await find_server(Address(script.url, "secret"))
         trace = await asked(server)
-    assert server.writes_on
+    assert server.ignores_eos
     assert script.requests[0] == {
         "model": "m",
         "messages": [{"role": "user", "content": SIX_WORDS.prompt}],

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import pytest
 
 from edgeagent.bench.client import Server
-from edgeagent.bench.measure import Run, count_tokens, measure
+from edgeagent.bench.measure import Run, measure, measure_token_counting
 from edgeagent.bench.prompts import ENDLESS
-from edgeagent.bench.scenario import ITL, RATE, Load, Round, Scenario, Target
+from edgeagent.bench.scenario import ITL, RATE, MeasuredServer, Round, Scenario, Workload
 from edgeagent.bench.scenarios import COLD_PROMPT, SCENARIOS
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ContextLengthExceeded
@@ -18,7 +18,7 @@ from edgeagent.types import GenerateRequest
 from tests.backends.fake import Act, FakeBackend, echo
 from tests.daemon.running import running
 
-LOAD = Load(prompt_tokens=100, max_tokens=10, parallel=2)
+WORKLOAD = Workload(prompt_tokens=100, max_tokens=10, parallel=2)
 
 DEFAULT = [scenario for scenario in SCENARIOS.values() if scenario.is_default]
 
@@ -36,11 +36,11 @@ class Rounds:
         self._stop_at, self._fail_at = stop_at, fail_at
         self.scenario = Scenario("turns", "who comes when", (RATE, ITL), self._round, self._prepare)
 
-    async def _prepare(self, target: Target, load: Load) -> None:
-        self.log.append((target.prompts.server, "prepare"))
+    async def _prepare(self, measured: MeasuredServer, workload: Workload) -> None:
+        self.log.append((measured.prompts.server_label, "prepare"))
 
-    async def _round(self, target: Target, load: Load, name: str) -> Round:
-        self.log.append((target.prompts.server, name))
+    async def _round(self, measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
+        self.log.append((measured.prompts.server_label, round_id))
         if len(self.log) == self._stop_at:
             self.stopped.set()
             await asyncio.Event().wait()
@@ -51,7 +51,7 @@ class Rounds:
 
 def run_of(url: str, *scenarios: Scenario, num_servers: int = 1, num_rounds: int = 2) -> Run:
     servers = [Server(Address(url), "http", "fake") for _ in range(num_servers)]
-    return Run(servers, list(scenarios), LOAD, num_rounds, seed=1)
+    return Run(servers, list(scenarios), WORKLOAD, num_rounds, seed=1)
 
 
 async def test_two_servers_take_turns() -> None:
@@ -112,7 +112,7 @@ async def test_a_prompt_too_long_for_the_server_fails_its_scenarios_alone() -> N
 
     async with running(FakeBackend(script)) as daemon:
         run = run_of(daemon.url, SCENARIOS["ttft"], SCENARIOS["decode"])
-        run.load = Load(prompt_tokens=600, max_tokens=10, parallel=2)
+        run.workload = Workload(prompt_tokens=600, max_tokens=10, parallel=2)
         await measure(run, silent)
     failed, decoded = run.measurements
     assert failed.failure is not None and "more tokens than the context" in failed.failure
@@ -128,9 +128,9 @@ async def test_prompts_come_out_as_long_as_asked() -> None:
     """The fake counts words; the instruction's length is what the prompt has beside its filler words."""
     backend = FakeBackend()
     async with running(backend) as daemon:
-        size = await count_tokens(Server(Address(daemon.url), "http", "fake"), 1)
+        counting = await measure_token_counting(Server(Address(daemon.url), "http", "fake"), 1)
         run = run_of(daemon.url, SCENARIOS["ttft"], num_rounds=1)
-        run.load = Load(prompt_tokens=300, max_tokens=10, parallel=2)
+        run.workload = Workload(prompt_tokens=300, max_tokens=10, parallel=2)
         await measure(run, silent)
-    assert (size.tokens_per_word, size.num_fixed_tokens) == (1.0, 1 + len(ENDLESS.split()))
+    assert (counting.tokens_per_word, counting.num_fixed_tokens) == (1.0, 1 + len(ENDLESS.split()))
     assert run.measurements[0].rounds[0][0][COLD_PROMPT] == [300]

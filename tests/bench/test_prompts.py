@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from edgeagent.bench.prompts import NUM_TAIL_WORDS, Prompts, Size, measure_size
+from edgeagent.bench.prompts import NUM_TAIL_WORDS, Prompts, TokenCounting, fit_token_counting
 
 NAMES = [f"ttft {number}" for number in range(20)]
 
@@ -47,13 +47,13 @@ def test_a_seed_repeats_itself() -> None:
 
 @pytest.mark.parametrize(("per_word", "fixed"), [(1.0, 12), (1.3, 30), (2.5, 0)])
 def test_a_server_s_way_of_counting_is_found_out(per_word: float, fixed: float) -> None:
-    size = measure_size(16, round(16 * per_word + fixed), 80, round(80 * per_word + fixed))
-    assert size.words(1000) * per_word + fixed == pytest.approx(1000, rel=0.03)
+    counting = fit_token_counting(16, round(16 * per_word + fixed), 80, round(80 * per_word + fixed))
+    assert counting.words(1000) * per_word + fixed == pytest.approx(1000, rel=0.03)
 
 
 def test_a_server_that_counts_nonsense_is_taken_at_a_token_a_word() -> None:
-    assert measure_size(16, 10, 80, 10) == Size()
+    assert fit_token_counting(16, 10, 80, 10) == TokenCounting()
 
 
 def test_there_is_always_a_word() -> None:
-    assert Size(1.0, 500).words(10) == 1
+    assert TokenCounting(1.0, 500).words(10) == 1

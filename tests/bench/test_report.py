@@ -9,7 +9,7 @@ import pytest
 from edgeagent.bench.client import Server
 from edgeagent.bench.measure import Measurement, Run
 from edgeagent.bench.report import as_object, ratio_of, summary_of, tables
-from edgeagent.bench.scenario import ITL, LENGTH, RATE, Load, Round
+from edgeagent.bench.scenario import ITL, LENGTH, RATE, Round, Workload
 from edgeagent.bench.scenarios import PER_EVENT, SCENARIOS, TTFT
 from edgeagent.cli.display import aligned
 from edgeagent.client import Address
@@ -22,7 +22,7 @@ def decoded(rate: float, length: float = 128) -> Round:
 def run_of(*rounds: list[Round], failure: str | None = None, is_complete: bool = True) -> Run:
     ours = Server(Address("http://127.0.0.1:8127", "secret-token"), "ws", "builtin", "edgeagent")
     theirs = Server(Address("http://127.0.0.1:8080"), "http", "m.gguf", "llamacpp")
-    run = Run([ours, theirs][: len(rounds)], [SCENARIOS["decode"]], Load(1024, 128, 4), 3, seed=42)
+    run = Run([ours, theirs][: len(rounds)], [SCENARIOS["decode"]], Workload(1024, 128, 4), 3, seed=42)
     run.measurements.append(Measurement(SCENARIOS["decode"], [list(each) for each in rounds], failure))
     run.is_complete = is_complete
     return run

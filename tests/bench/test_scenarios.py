@@ -13,9 +13,9 @@ import pytest
 
 from edgeagent.bench import overheads, scenarios
 from edgeagent.bench.client import Server
-from edgeagent.bench.overheads import BEYOND, DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING
+from edgeagent.bench.overheads import DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, TTFT_OVERHEAD
 from edgeagent.bench.prompts import Prompts
-from edgeagent.bench.scenario import FEW_TOKENS, ITL, LENGTH, RATE, Load, Metric, Round, Target
+from edgeagent.bench.scenario import FEW_TOKENS, ITL, LENGTH, RATE, MeasuredServer, Metric, Round, Workload
 from edgeagent.bench.scenarios import SCENARIOS, Live, all_rate, live_rate
 from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
@@ -24,14 +24,14 @@ from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta
 from tests.backends.fake import Act, FakeBackend, Gate, finished
 from tests.daemon.running import running
 
-LOAD = Load(prompt_tokens=200, max_tokens=20, parallel=3, connections=40)
+WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=3, connections=40)
 EXPLAINS = [metric for scenario in SCENARIOS.values() for metric in scenario.metrics if metric.better == "neither"]
 
 
 @asynccontextmanager
-async def target_of(backend: FakeBackend, transport: str = "ws") -> AsyncIterator[Target]:
+async def measured_server(backend: FakeBackend, transport: str = "ws") -> AsyncIterator[MeasuredServer]:
     async with running(backend) as daemon:
-        yield Target(Server(Address(daemon.url), transport, "fake"), Prompts(1, "A"))  # type: ignore[arg-type]
+        yield MeasuredServer(Server(Address(daemon.url), transport, "fake"), Prompts(1, "A"))  # type: ignore[arg-type]
 
 
 def prompt_of(request: GenerateRequest) -> str:
@@ -51,20 +51,20 @@ def all_present(samples: Round, metrics: Iterable[Metric]) -> bool:
 @pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - {"idle", "restart", "shared-prefix"}))
 async def test_a_round_gives_what_the_scenario_promises(name: str, transport: str) -> None:
     scenario = SCENARIOS[name]
-    async with target_of(FakeBackend(), transport) as target:
+    async with measured_server(FakeBackend(), transport) as measured:
         if scenario.prepare is not None:
-            await scenario.prepare(target, LOAD)
-        samples = await scenario.round(target, LOAD, "0")
+            await scenario.prepare(measured, WORKLOAD)
+        samples = await scenario.round(measured, WORKLOAD, "0")
     assert set(samples) == set(scenario.metrics)
     # The fake answers a long prompt so fast that the live streams may have no gap meanwhile. It also reports a prompt
     # time that exceeds the whole answer's time.
-    optional = {scenarios.ITL_DURING, scenarios.WORST_ITL, BEYOND}
+    optional = {scenarios.ITL_DURING, scenarios.WORST_ITL, TTFT_OVERHEAD}
     assert all_present(samples, set(scenario.metrics) - optional), samples
 
 
 async def test_decode_counts_what_came() -> None:
-    async with target_of(FakeBackend()) as target:
-        samples = await scenarios.decode(target, LOAD, "0")
+    async with measured_server(FakeBackend()) as measured:
+        samples = await scenarios.decode(measured, WORKLOAD, "0")
     assert samples[LENGTH] == [20]
     assert samples[scenarios.PER_EVENT] == [1]
     assert len(samples[ITL]) == 19
@@ -72,18 +72,18 @@ async def test_decode_counts_what_came() -> None:
 
 async def test_an_answer_of_one_event_has_no_rate() -> None:
     backend = FakeBackend(lambda _: (Started(5, 0), TextDelta("no"), finished(output=1)))
-    async with target_of(backend) as target:
-        samples = await scenarios.decode(target, LOAD, "0")
+    async with measured_server(backend) as measured:
+        samples = await scenarios.decode(measured, WORKLOAD, "0")
     assert samples[RATE] == []
     assert samples[LENGTH] == [1]
 
 
 async def test_ttft_asks_a_new_prompt_each_round_and_warm_ones_that_differ_at_their_end() -> None:
     backend = FakeBackend()
-    async with target_of(backend) as target:
-        for name in ("0", "1"):
-            await scenarios.ttft(target, LOAD, name)
-    per_round = 1 + scenarios.NUM_WARM_ASKS
+    async with measured_server(backend) as measured:
+        for round_id in ("0", "1"):
+            await scenarios.ttft(measured, WORKLOAD, round_id)
+    per_round = 1 + scenarios.NUM_WARM_REQUESTS
     prompts = [prompt_of(request) for request in backend.requests]
     assert len(set(prompts)) == len(prompts) == 2 * per_round
     firsts = [prompt.split()[0] for prompt in prompts]
@@ -93,31 +93,31 @@ async def test_ttft_asks_a_new_prompt_each_round_and_warm_ones_that_differ_at_th
 
 
 async def test_parallel_asks_at_the_same_time() -> None:
-    gates = [Gate() for _ in range(LOAD.parallel)]
+    gates = [Gate() for _ in range(WORKLOAD.parallel)]
     waiting = iter(gates)
 
     def script(request: GenerateRequest) -> Iterable[Act]:
         yield from (Started(5, 0), TextDelta("a"), next(waiting), TextDelta("b"), finished())
 
     backend = FakeBackend(script)
-    async with target_of(backend) as target:
-        round_ = asyncio.create_task(scenarios.parallel(target, LOAD, "0"))
+    async with measured_server(backend) as measured:
+        round_ = asyncio.create_task(scenarios.parallel(measured, WORKLOAD, "0"))
         await asyncio.gather(*(gate.reached.wait() for gate in gates))
-        assert backend.num_live == LOAD.parallel
+        assert backend.num_live == WORKLOAD.parallel
         for gate in gates:
             gate.opened.set()
         samples = await round_
-    assert len(samples[scenarios.TTFT]) == LOAD.parallel
-    assert len({prompt_of(request) for request in backend.requests}) == LOAD.parallel
+    assert len(samples[scenarios.TTFT]) == WORKLOAD.parallel
+    assert len({prompt_of(request) for request in backend.requests}) == WORKLOAD.parallel
 
 
 async def test_one_refusal_ends_a_parallel_round_with_its_own_error() -> None:
     def script(request: GenerateRequest) -> Iterable[Act]:
         yield Overloaded("the queue is full")
 
-    async with target_of(FakeBackend(script)) as target:
+    async with measured_server(FakeBackend(script)) as measured:
         with pytest.raises(Overloaded, match="the queue is full"):
-            await scenarios.parallel(target, LOAD, "0")
+            await scenarios.parallel(measured, WORKLOAD, "0")
 
 
 async def test_hol_sends_the_long_prompt_when_all_streams_live_and_ends_them_all() -> None:
@@ -140,28 +140,28 @@ async def test_hol_sends_the_long_prompt_when_all_streams_live_and_ends_them_all
             yield TextDelta("x")
 
     backend = FakeBackend(script)
-    async with target_of(backend) as target:
-        samples = await scenarios.hol(target, LOAD, "0")
+    async with measured_server(backend) as measured:
+        samples = await scenarios.hol(measured, WORKLOAD, "0")
         await backend.until(lambda fake: fake.num_live == 0)
-    assert num_live_when_long_came == [LOAD.parallel - 1]
-    assert len(samples[scenarios.ITL_BEFORE]) >= (LOAD.parallel - 1) * (scenarios.NUM_EVENTS_BEFORE - 1)
-    assert len(samples[scenarios.ITL_DURING]) >= LOAD.parallel - 1
-    assert len(samples[scenarios.WORST_ITL]) == LOAD.parallel - 1
+    assert num_live_when_long_came == [WORKLOAD.parallel - 1]
+    assert len(samples[scenarios.ITL_BEFORE]) >= (WORKLOAD.parallel - 1) * (scenarios.NUM_EVENTS_BEFORE - 1)
+    assert len(samples[scenarios.ITL_DURING]) >= WORKLOAD.parallel - 1
+    assert len(samples[scenarios.WORST_ITL]) == WORKLOAD.parallel - 1
     assert max(samples[scenarios.WORST_ITL]) == max(samples[scenarios.ITL_DURING])
     assert samples[scenarios.BEGUN] == [0]
 
 
 async def test_hol_with_a_model_that_answers_nothing_fails_instead_of_asking_for_ever() -> None:
     backend = FakeBackend(lambda _: (Started(5, 0), finished(output=0)))
-    async with target_of(backend) as target:
+    async with measured_server(backend) as measured:
         with pytest.raises(BackendUnavailable, match="an empty answer"):
-            await scenarios.hol(target, LOAD, "0")
+            await scenarios.hol(measured, WORKLOAD, "0")
 
 
 async def test_connect_counts_connecting_where_it_is_new() -> None:
     backend = FakeBackend()
-    async with target_of(backend) as target:
-        samples = await scenarios.connect(target, LOAD, "0")
+    async with measured_server(backend) as measured:
+        samples = await scenarios.connect(measured, WORKLOAD, "0")
     assert [len(values) for values in samples.values()] == [scenarios.NUM_CONNECTS] * 4
     assert len(backend.requests) == 2 * scenarios.NUM_CONNECTS
 
@@ -199,33 +199,33 @@ def test_every_metric_explains_itself_once() -> None:
 
 
 async def test_overhead_is_what_the_server_s_own_prompt_time_leaves() -> None:
-    async with target_of(FakeBackend()) as target:
-        samples = await overheads.overhead(target, LOAD, "0")
+    async with measured_server(FakeBackend()) as measured:
+        samples = await overheads.overhead(measured, WORKLOAD, "0")
     # The fake reports 8 ms for every prompt.
-    assert all(value > -8.0 for value in samples[BEYOND])
-    assert len(samples[BEYOND]) == len(samples[DELIVERY]) > 1
+    assert all(value > -8.0 for value in samples[TTFT_OVERHEAD])
+    assert len(samples[TTFT_OVERHEAD]) == len(samples[DELIVERY]) > 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the daemon tells its memory where there is /proc")
 async def test_idle_sockets_are_opened_measured_and_closed() -> None:
-    async with target_of(FakeBackend()) as target:
-        samples = await overheads.idle(target, LOAD, "0")
+    async with measured_server(FakeBackend()) as measured:
+        samples = await overheads.idle(measured, WORKLOAD, "0")
     assert len(samples[IDLE_BYTES]) == len(samples[IDLE_FIRST]) == 1
-    assert len(samples[IDLE_OPENING]) == LOAD.connections
+    assert len(samples[IDLE_OPENING]) == WORKLOAD.connections
 
 
 async def test_idle_is_of_websockets() -> None:
-    async with target_of(FakeBackend(), "http") as target:
+    async with measured_server(FakeBackend(), "http") as measured:
         with pytest.raises(NotSupported):
-            await overheads.idle(target, LOAD, "0")
+            await overheads.idle(measured, WORKLOAD, "0")
 
 
 @pytest.mark.parametrize("transport", ["ws", "http"])
 async def test_speculate_asks_for_each_number_of_drafts_and_never_twice_the_same(transport: str) -> None:
     backend = FakeBackend()
-    async with target_of(backend, transport) as target:
-        target = replace(target, server=replace(target.server, kind="edgeagent"))
-        await SCENARIOS["speculate"].round(target, LOAD, "0")
+    async with measured_server(backend, transport) as measured:
+        measured = replace(measured, server=replace(measured.server, kind="edgeagent"))
+        await SCENARIOS["speculate"].round(measured, WORKLOAD, "0")
     asked = [(prompt_of(request), request.draft_tokens) for request in backend.requests]
     assert len({prompt for prompt, _ in asked}) == len(asked)
     assert Counter(drafts for _, drafts in asked) == {0: 4 + 4 * 3, 1: 4, 3: 4, 8: 4, None: 4 + 4 * 3}

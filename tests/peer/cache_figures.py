@@ -25,9 +25,9 @@ from edgeagent.bench import caches, scenarios
 from edgeagent.bench.client import Server, read_page
 from edgeagent.bench.measure import Measurement, Run, measure
 from edgeagent.bench.report import as_object, summary_of
-from edgeagent.bench.scenario import FEW_TOKENS, ITL, Load, Metric, Round, Scenario, Target, opened
+from edgeagent.bench.scenario import FEW_TOKENS, ITL, MeasuredServer, Metric, Round, Scenario, Workload, opened
 from edgeagent.bench.stats import median, quantile
-from edgeagent.bench.wire import Ask, Trace
+from edgeagent.bench.wire import BenchRequest, Trace
 from edgeagent.cli.link import ask
 from edgeagent.client import Address
 from tests.peer import servers
@@ -78,11 +78,11 @@ class Row:
 Samples = dict[str, Any]
 
 
-def measured(
-    servers: Sequence[Server], scenario: Scenario, load: Load, num_rounds: int, seed: int
+def measure_scenario(
+    servers: Sequence[Server], scenario: Scenario, workload: Workload, num_rounds: int, seed: int
 ) -> tuple[Measurement, Samples]:
     """Measure one scenario on servers in alternation. Return the measurement, and every sample as JSON."""
-    run = Run(servers, [scenario], load, num_rounds, seed)
+    run = Run(servers, [scenario], workload, num_rounds, seed)
     asyncio.run(measure(run, lambda label, at, of: print(f"\r{label} {at}/{of}    ", end="", file=sys.stderr)))
     failure = run.measurements[0].failure
     print(f"\r{scenario.name}: {failure or 'done'}            ", file=sys.stderr)
@@ -121,7 +121,9 @@ def restart(setup: Setup) -> Section:
     """Measure the time to the first token of prompts with one long prefix, before and after the server is killed."""
     with edgeagent(setup, 8192) as ours, llama_server(setup, 8192) as theirs:
         scenario = scenarios.SCENARIOS["restart"]
-        done, samples = measured([ours, theirs], scenario, Load(setup.prefix, 64, 4), setup.restarts, setup.seed)
+        done, samples = measure_scenario(
+            [ours, theirs], scenario, Workload(setup.prefix, 64, 4), setup.restarts, setup.seed
+        )
     after, cold, warm = (done.samples(metric, 0) for metric in (caches.AFTER, caches.COLD, caches.WARM))
     title = f"{setup.prefix:,} tokens"
     return [
@@ -144,24 +146,26 @@ def depths(setup: Setup) -> Section:
     moved = {at: Metric(f"moved {at}", "blocks", "from host memory, first ask", "neither") for at in setup.depths}
     moved_again = {at: Metric(f"moved again {at}", "blocks", "second ask", "neither") for at in setup.depths}
 
-    async def prepare(target: Target, _: Load) -> None:
+    async def prepare(measured: MeasuredServer, _: Workload) -> None:
         for at in setup.depths:
-            await asked(target, target.prompts.ending(f"depth {at}", "first", at))
+            await asked(measured, measured.prompts.ending(f"depth {at}", "first", at))
 
-    async def round_(target: Target, _: Load, name: str) -> Round:
+    async def round_(measured: MeasuredServer, _: Workload, round_id: str) -> Round:
         samples: dict[Metric, list[float]] = {}
         for at in setup.depths:
             for times, moves, turn in ((back, moved, "a"), (there, moved_again, "b")):
-                before = await num_memory_hits(target.server)
-                trace = await asked(target, target.prompts.ending(f"depth {at}", f"{name} {turn}", at))
+                before = await num_memory_hits(measured.server)
+                trace = await asked(measured, measured.prompts.ending(f"depth {at}", f"{round_id} {turn}", at))
                 samples[times[at]] = trace.ttft_ms
-                samples[moves[at]] = [float(await num_memory_hits(target.server) - before)]
+                samples[moves[at]] = [float(await num_memory_hits(measured.server) - before)]
         return samples
 
     metrics = (*back.values(), *there.values(), *moved.values(), *moved_again.values())
     scenario = Scenario("depths", "warm prompts of several lengths", metrics, round_, prepare)
     with edgeagent(setup, 8192) as ours, llama_server(setup, 8192) as theirs:
-        done, samples = measured([ours, theirs], scenario, Load(max(setup.depths), 64, 4), setup.rounds, setup.seed)
+        done, samples = measure_scenario(
+            [ours, theirs], scenario, Workload(max(setup.depths), 64, 4), setup.rounds, setup.seed
+        )
     rows = []
     for title, times, moves in (("from host memory", back, moved), ("from cells", there, moved_again)):
         for at in setup.depths:
@@ -173,11 +177,11 @@ def depths(setup: Setup) -> Section:
     return rows, samples
 
 
-async def asked(target: Target, prompt: str) -> Trace:
+async def asked(measured: MeasuredServer, prompt: str) -> Trace:
     """Send a prompt that the server may cache, and return the trace of the complete answer."""
     trace = Trace()
-    async with opened(target) as connection:
-        await connection.ask(Ask(prompt, FEW_TOKENS, is_stored=True), trace)
+    async with opened(measured) as connection:
+        await connection.ask(BenchRequest(prompt, FEW_TOKENS, is_stored=True), trace)
     return trace
 
 
@@ -206,20 +210,20 @@ def idle(setup: Setup) -> Section:
     """Measure live streams of a daemon with many idle conversations, and of a daemon without any."""
     with edgeagent(setup, 8192, transport="http") as full, edgeagent(setup, 8192, transport="http") as empty:
 
-        async def prepare(target: Target, _: Load) -> None:
-            if target.server.address.url == full.address.url:
+        async def prepare(measured: MeasuredServer, _: Workload) -> None:
+            if measured.server.address.url == full.address.url:
                 for lane in range(setup.idle):
-                    await asked(target, target.prompts.cold(f"idle {lane}", IDLE_TOKENS))
+                    await asked(measured, measured.prompts.cold(f"idle {lane}", IDLE_TOKENS))
 
-        async def round_(target: Target, load: Load, name: str) -> Round:
-            if target.server.address.url == empty.address.url:
-                await asyncio.to_thread(purge, target.server)
+        async def round_(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
+            if measured.server.address.url == empty.address.url:
+                await asyncio.to_thread(purge, measured.server)
             await asyncio.sleep(REST_S)
-            return await scenarios.parallel(target, load, name)
+            return await scenarios.parallel(measured, workload, round_id)
 
         scenario = Scenario("idle conversations", "", scenarios.SCENARIOS["parallel"].metrics, round_, prepare)
-        load = Load(IDLE_TOKENS, 96, NUM_LIVE)
-        done, samples = measured([full, empty], scenario, load, setup.rounds, setup.seed)
+        workload = Workload(IDLE_TOKENS, 96, NUM_LIVE)
+        done, samples = measure_scenario([full, empty], scenario, workload, setup.rounds, setup.seed)
     title = f"{NUM_LIVE} live streams, {setup.idle} idle conversations of {IDLE_TOKENS} tokens kept | none"
     return [versus(done, scenarios.LIVE_RATE, title.replace(" | ", " / "), "≥ 0.97")], samples
 
@@ -232,15 +236,17 @@ def writer(setup: Setup) -> Section:
     without = ("--cache-disk-bytes", "0")
     with edgeagent(setup, 8192, transport="http") as on, edgeagent(setup, 8192, *without, transport="http") as off:
 
-        async def round_(target: Target, load: Load, name: str) -> Round:
-            await asked(target, target.prompts.cold(f"written {name}", WRITTEN_TOKENS))
-            before = await num_disk_blocks(target.server)
-            samples = await scenarios.parallel(target, load, name)
-            return {**samples, WRITTEN: [float(await num_disk_blocks(target.server) - before)]}
+        async def round_(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
+            await asked(measured, measured.prompts.cold(f"written {round_id}", WRITTEN_TOKENS))
+            before = await num_disk_blocks(measured.server)
+            samples = await scenarios.parallel(measured, workload, round_id)
+            return {**samples, WRITTEN: [float(await num_disk_blocks(measured.server) - before)]}
 
         metrics = (*scenarios.SCENARIOS["parallel"].metrics, WRITTEN)
-        load = Load(IDLE_TOKENS, 192, NUM_LIVE)
-        done, samples = measured([on, off], Scenario("writer", "", metrics, round_), load, setup.rounds, setup.seed)
+        workload = Workload(IDLE_TOKENS, 192, NUM_LIVE)
+        done, samples = measure_scenario(
+            [on, off], Scenario("writer", "", metrics, round_), workload, setup.rounds, setup.seed
+        )
     title = f"{NUM_LIVE} live streams, disk cache on ({cell(done, WRITTEN, 0)} written meanwhile) / off"
     tails = compared(done.samples(ITL, 0), done.samples(ITL, 1), q=0.95)
     return [
@@ -255,13 +261,13 @@ def conversations(setup: Setup) -> Section:
     Both servers run with their defaults, and then with the same small host memory.
     """
     scenario = scenarios.SCENARIOS["conversations"]
-    load = Load(1000, 64, NUM_LIVE, conversations=setup.conversations)
+    workload = Workload(1000, 64, NUM_LIVE, conversations=setup.conversations)
     title = f"{setup.conversations} conversations of 1,000 tokens by turns, cells for nine: first token of a next turn"
     rows, samples = [], {}
     small = (("--cache-memory-bytes", str(SMALL_MIB << 20)), ("--cache-ram", str(SMALL_MIB)))
     for memory, (our_flags, their_flags) in {"defaults": ((), ()), f"{SMALL_MIB} MiB each": small}.items():
         with edgeagent(setup, 9216, *our_flags) as ours, llama_server(setup, 9216, *their_flags) as theirs:
-            done, samples[memory] = measured([ours, theirs], scenario, load, setup.turns, setup.seed)
+            done, samples[memory] = measure_scenario([ours, theirs], scenario, workload, setup.turns, setup.seed)
         rows.append(versus(done, caches.NEXT, f"{title}, {memory}", "≤ 0.2"))
     return rows, samples
 
@@ -270,8 +276,8 @@ def shared_prefix(setup: Setup) -> Section:
     """Measure how many bytes are stored for many conversations with one system prompt."""
     with edgeagent(setup, 8192) as ours:
         scenario = scenarios.SCENARIOS["shared-prefix"]
-        load = Load(setup.system, 64, NUM_LIVE, conversations=setup.sharers)
-        done, samples = measured([ours], scenario, load, 1, setup.seed)
+        workload = Workload(setup.system, 64, NUM_LIVE, conversations=setup.sharers)
+        done, samples = measure_scenario([ours], scenario, workload, 1, setup.seed)
     title = f"{setup.sharers} conversations, one system prompt of {setup.system:,} tokens: bytes"
     memory, disk = (cell(done, metric, 0) for metric in (caches.MEMORY_SHARE, caches.DISK_SHARE))
     return [

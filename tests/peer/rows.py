@@ -12,7 +12,7 @@ from typing import Any
 from edgeagent.bench import caches, chats, overheads, scenarios
 from edgeagent.bench.measure import Measurement, Run, measure
 from edgeagent.bench.report import as_object, ratio_of, summary_of
-from edgeagent.bench.scenario import ITL, RATE, Load, Metric
+from edgeagent.bench.scenario import ITL, RATE, Metric, Workload
 from edgeagent.bench.stats import Ratio, ratio
 from tests.peer import servers
 from tests.peer.servers import Setup
@@ -46,14 +46,15 @@ QUICK = Size(context=768, prefix=100, answer=8, rate=12, restart=300)
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A scenario with its load, and the server to compare with. If `is_fresh`, each round has newly started servers.
+    """A scenario with its workload, and the server to compare with.
 
-    `against` is "llama-server", "no disk cache" (an edgeagent without one), or "" for no comparison.
+    `against` is "llama-server", "no disk cache" (an edgeagent without one), or "" for no comparison. If `is_fresh`,
+    each round has newly started servers.
     """
 
     name: str
     scenario: str
-    load: Load
+    workload: Workload
     against: str = "llama-server"
     is_fresh: bool = False
 
@@ -61,24 +62,26 @@ class Situation:
 def situations(size: Size) -> dict[str, Situation]:
     """Return all situations to measure, by name."""
 
-    def load(answer: int, parallel: int = NUM_SEQUENCES, prompt: int = size.prefix, conversations: int = 32) -> Load:
-        return Load(prompt, answer, parallel, conversations=conversations)
+    def workload(
+        answer: int, parallel: int = NUM_SEQUENCES, prompt: int = size.prefix, conversations: int = 32
+    ) -> Workload:
+        return Workload(prompt, answer, parallel, conversations=conversations)
 
-    beginnings = load(size.answer, conversations=NUM_BEGINNINGS)
-    by_turns = load(size.answer, prompt=size.conversation, conversations=NUM_CONVERSATIONS)
+    beginnings = workload(size.answer, conversations=NUM_BEGINNINGS)
+    by_turns = workload(size.answer, prompt=size.conversation, conversations=NUM_CONVERSATIONS)
     return {
         each.name: each
         for each in (
-            Situation("decode", "decode", load(size.rate)),
-            Situation("parallel", "parallel", load(size.answer, NUM_STREAMS)),
-            Situation("ttft", "ttft", load(size.answer)),
-            Situation("hol", "hol", load(size.answer, NUM_LIVE + 1)),
-            Situation("connect", "connect", load(size.answer)),
-            Situation("overhead", "overhead", load(size.answer)),
+            Situation("decode", "decode", workload(size.rate)),
+            Situation("parallel", "parallel", workload(size.answer, NUM_STREAMS)),
+            Situation("ttft", "ttft", workload(size.answer)),
+            Situation("hol", "hol", workload(size.answer, NUM_LIVE + 1)),
+            Situation("connect", "connect", workload(size.answer)),
+            Situation("overhead", "overhead", workload(size.answer)),
             Situation("beginnings", "beginnings", beginnings, is_fresh=True),
             Situation("conversations", "conversations", by_turns),
-            Situation("disk", "chat", load(size.answer), against="no disk cache"),
-            Situation("restart", "restart", load(size.answer, prompt=size.restart), against=""),
+            Situation("disk", "chat", workload(size.answer), against="no disk cache"),
+            Situation("restart", "restart", workload(size.answer, prompt=size.restart), against=""),
         )
     }
 
@@ -141,7 +144,7 @@ def rows(size: Size) -> tuple[Row, ...]:
         Row("first token of what arrived", "hol", scenarios.LONG_TTFT),
         Row("first event on a new connection", "connect", scenarios.NEW_EVENT),
         Row("first event on an open connection", "connect", scenarios.OPEN_EVENT),
-        Row("first token beyond prefill, quiet", "overhead", overheads.BEYOND),
+        Row("first token beyond prefill, quiet", "overhead", overheads.TTFT_OVERHEAD),
         Row("delivery of one event", "overhead", overheads.DELIVERY),
         Row(
             f"first token of each of {NUM_BEGINNINGS} new conversations in a row, {prefix}",
@@ -223,11 +226,11 @@ def measured(
     `flags` are further options of edgeagent.
     """
     scenario = scenarios.SCENARIOS[situation.scenario]
-    total = Run([], [scenario], situation.load, num_rounds, seed, [Measurement(scenario, [])])
+    total = Run([], [scenario], situation.workload, num_rounds, seed, [Measurement(scenario, [])])
     for number in range(num_rounds if situation.is_fresh else 1):
         with ExitStack() as stack:
             started = [stack.enter_context(each) for each in _servers(setup, situation, size, flags)]
-            part = Run(started, [scenario], situation.load, 1 if situation.is_fresh else num_rounds, seed + number)
+            part = Run(started, [scenario], situation.workload, 1 if situation.is_fresh else num_rounds, seed + number)
             asyncio.run(measure(part, lambda label, at, of: print(f"\r{label} {at}/{of}    ", end="", file=sys.stderr)))
         total.servers = part.servers
         _add(total.measurements[0], part.measurements[0])
@@ -238,7 +241,7 @@ def measured(
 
 
 def _servers(setup: Setup, situation: Situation, size: Size, flags: tuple[str, ...]) -> Iterator[Any]:
-    num_sequences = str(max(NUM_SEQUENCES, situation.load.parallel))
+    num_sequences = str(max(NUM_SEQUENCES, situation.workload.parallel))
     ours = ("--parallel", num_sequences, *flags)
     yield servers.edgeagent(setup, size.context, *ours)
     if situation.against == "llama-server":

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from edgeagent.bench.client import Transport, connection_to, find_server
-from edgeagent.bench.wire import Ask, Trace
+from edgeagent.bench.wire import BenchRequest, Trace
 from edgeagent.cli.link import ask
 from edgeagent.client import Address, connect
 from edgeagent.config import Config, ServerConfig
@@ -88,7 +88,7 @@ async def test_tls_from_end_to_end(tmp_path: Path, certificate: tuple[Path, Path
             server = await find_server(Address(found.url, found.token, found.certificate), transport)
             async with connection_to(server) as connection:
                 trace = Trace()
-                await connection.ask(Ask("one two", max_tokens=4), trace)
+                await connection.ask(BenchRequest("one two", max_tokens=4), trace)
             assert len(trace.texts) == 2
         # Clients trust no other certificate, nor this one unless they were told of it; nothing is sent to either.
         with pytest.raises(BackendUnavailable, match="certificate"):

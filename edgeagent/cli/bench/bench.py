@@ -54,7 +54,7 @@ def bench(
     import asyncio
 
     from edgeagent.bench.measure import Run
-    from edgeagent.bench.scenario import Load
+    from edgeagent.bench.scenario import Workload
     from edgeagent.client import Address
 
     is_killed = ScenarioName.RESTART in (scenario or ())
@@ -70,8 +70,8 @@ def bench(
         if against:
             wanted.append((Address(against, against_api_key), against_model))
         servers = runner.run(_servers(wanted, transport, restart))
-        load = Load(prompt_tokens, max_tokens, parallel, connections, conversations)
-        run = Run(servers, _scenarios(scenario), load, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
+        workload = Workload(prompt_tokens, max_tokens, parallel, connections, conversations)
+        run = Run(servers, _scenarios(scenario), workload, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
         is_interrupted = _run_measurement(runner, run, progress)
     _print(run, as_json=as_json)
     save_plot(run)

@@ -134,10 +134,10 @@ def test_ctrl_c_prints_what_has_been_measured(
 ) -> None:
     decode = SCENARIOS["decode"]
 
-    async def interrupted(target: Any, load: Any, name: str) -> Any:
-        if name == "2":
+    async def interrupted(measured: Any, workload: Any, round_id: str) -> Any:
+        if round_id == "2":
             raise KeyboardInterrupt
-        return await decode.round(target, load, name)
+        return await decode.round(measured, workload, round_id)
 
     monkeypatch.setitem(SCENARIOS, "decode", Scenario("decode", "x", decode.metrics, interrupted))
     assert main(["bench", serve(FakeBackend()), *QUICK, "--rounds", "9", "--json"]) == 130
