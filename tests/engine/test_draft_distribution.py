@@ -58,16 +58,16 @@ class Guess(DraftModel):
     def draft(
         self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
     ) -> dict[str, tuple[int, ...]]:
-        guesses = super().draft(counts, endings)
+        drafts = super().draft(counts, endings)
         match self._rule:
             case "wrong":  # the least likely token
-                return {name: tuple(int(LOGITS[token].argmin()) for token in each) for name, each in guesses.items()}
+                return {name: tuple(int(LOGITS[token].argmin()) for token in each) for name, each in drafts.items()}
             case "random":
                 return {
                     name: tuple(map(int, self._random.integers(0, NUM_VOCAB, len(each))))
-                    for name, each in guesses.items()
+                    for name, each in drafts.items()
                 }
-        return guesses
+        return drafts
 
 
 def drawn(rule: str | None) -> list[int]:

@@ -258,7 +258,7 @@ def _always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft in each step, whether or not it pays."""
     monkeypatch.setattr(proposals, "allocate", lambda offers, *_: ([len(offer.chances) for offer in offers], 2.0))
     monkeypatch.setattr(DraftModel, "catch_up_s", lambda self, sequence: 0.0)
-    monkeypatch.setattr(DraftModel, "is_level", lambda self, sequence: True)
+    monkeypatch.setattr(DraftModel, "can_draft_now", lambda self, sequence: True)
 
 
 def run(engine: Engine, model: Model, rng: random.Random, known: list[list[int]], num_steps: int) -> list[Asked]:

@@ -59,7 +59,7 @@ class SharedAcceptance:
         self.max_tokens = max_tokens
         self.num_drafts = 0
         """How many drafts were added."""
-        self.num_idle_steps = 0
+        self.num_steps_unused = 0
         """For how many steps this source had an offer, while a sequence's other source was better."""
         self._counts = _Counts.of(max_tokens)
 
@@ -112,7 +112,7 @@ class SharedAcceptance:
 
     def add(self, num_verified: int, num_accepted: int) -> None:
         """Add the result of one draft: the numbers of its tokens that were verified and accepted."""
-        self.num_drafts, self.num_idle_steps = self.num_drafts + 1, 0
+        self.num_drafts, self.num_steps_unused = self.num_drafts + 1, 0
         self._counts.add(num_verified, num_accepted, _SHARED_MEMORY)
 
 
@@ -121,7 +121,7 @@ class Acceptance:
     """How often one source's drafts for one sequence are accepted."""
 
     shared: SharedAcceptance
-    num_idle_steps: int = 0  # since the last draft
+    num_steps_since_draft: int = 0
     has_verified: bool = False  # a draft of this sequence was verified
     _counts: _Counts = field(init=False)
     _chances: tuple[float, ...] | None = None

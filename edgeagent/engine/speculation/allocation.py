@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 # Drafts must be expected to raise the rate by this factor. Predictions are not exact enough for smaller gains.
 _MIN_GAIN = 1.02
-MIN_SHARE = 0.8
+MIN_STREAM_RATE_SHARE = 0.8
 """With drafts, each stream keeps at least this share of its rate. Longer steps also delay streams without drafts."""
 # A step with drafts may take this many times as long as one without, even if that exceeds the streams' budget. On a
 # machine whose plain steps take longer than the budget, drafts are worth most.
@@ -111,7 +111,7 @@ def _best_count(
         if step > max_s:
             break  # more tokens would not take less time
         rate = _rate(expected, step)
-        if rate > best and min(each) * target_steps_s[0] >= MIN_SHARE * step:
+        if rate > best and min(each) * target_steps_s[0] >= MIN_STREAM_RATE_SHARE * step:
             best, num_best = rate, number
     return best, num_best
 
@@ -147,7 +147,7 @@ def best_rate(offer: Offer, target_steps_s: Items[float], num_sequences: int) ->
     return best
 
 
-def best_rate_of_all(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:
+def best_rate_if_all_draft(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:
     """Return the highest tokens per second of all sequences together if each has such an offer and uses it."""
     expected, best = 1.0, 0.0
     for count, chance in enumerate(offer.chances[: (len(target_steps_s) - 1) // num_sequences], 1):

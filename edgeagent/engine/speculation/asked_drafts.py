@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence as Items
 
-from edgeagent.engine.speculation.allocation import MIN_SHARE, expected_s, longest_s
+from edgeagent.engine.speculation.allocation import MIN_STREAM_RATE_SHARE, expected_s, longest_s
 from edgeagent.engine.speculation.trials import Candidate
 
 
@@ -28,7 +28,7 @@ def add_asked(
 
     `allocate` describes the other arguments.
     """
-    ready = [each if not each.catch_up_s else each.other for each in asked]
+    ready = [each if not each.catch_up_s else each.second_choice for each in asked]
     added = [each for each in ready if each is not None and not each.catch_up_s]
     wanted = [min(each.sequence.spec.draft_tokens or 0, len(each.offer.chances)) for each in added]
     offers = [each.offer for each in (*candidates, *added)]
@@ -36,7 +36,7 @@ def add_asked(
     if num_others:
         tokens = [1.0 + sum(each.offer.chances[:count]) for each, count in zip(candidates, counts, strict=True)]
         slowest = min(tokens) if len(tokens) == num_others else 1.0
-        max_s = min(slowest * target_steps_s[0] / MIN_SHARE, longest_s(target_steps_s, budget_s))
+        max_s = min(slowest * target_steps_s[0] / MIN_STREAM_RATE_SHARE, longest_s(target_steps_s, budget_s))
     while any(wanted) and expected_s([*counts, *wanted], offers, target_steps_s) > max_s:
         wanted[wanted.index(max(wanted))] -= 1
     counts += wanted

@@ -99,8 +99,8 @@ class DraftPlan:
     gain: float
     max_s: float
 
-    def needs(self, acceptance_rate: float, count: int, num_drafting: int, room: int) -> list[float]:
-        """Return the `needs` of Ending for a draft of `count` tokens; empty if `gain` is 0.
+    def min_chances(self, acceptance_rate: float, count: int, num_drafting: int, room: int) -> list[float]:
+        """Return the `min_chances` of Ending for a draft of `count` tokens; empty if `gain` is 0.
 
         A further token is worth its time if it does not lower the tokens per second of the whole step (the marginal
         value theorem). If there is only one stream, its draft may become longer than `count`, up to `room` tokens,
@@ -111,14 +111,14 @@ class DraftPlan:
             return []
         rate = self.gain * self.num_sequences / max(self.target_steps_s[0], 1e-9)
         if self.num_sequences == 1:
-            return self._needs_alone(rate, acceptance_rate, room)
+            return self._min_chances_alone(rate, acceptance_rate, room)
         # The costs are divided equally among the tokens.
         token_s = (self.target_steps_s[self.num_drafted] - self.target_steps_s[0]) / self.num_drafted
         token_s += self.draft_steps_s[num_drafting] / num_drafting
         return [rate * token_s / acceptance_rate] * (count - 1)
 
-    def _needs_alone(self, rate: float, acceptance_rate: float, room: int) -> list[float]:
-        """Return `needs` if there is only one stream. `rate`: the tokens per second that the plan gives.
+    def _min_chances_alone(self, rate: float, acceptance_rate: float, room: int) -> list[float]:
+        """Return `min_chances` if there is only one stream. `rate`: the tokens per second that the plan gives.
 
         Each element is the lowest chance at which some number of further tokens is worth its time.
         """
@@ -129,7 +129,7 @@ class DraftPlan:
         )
         while most > 1 and target_steps_s[most] + most * step_s > self.max_s:
             most -= 1
-        needs = []
+        min_chances = []
         for count in range(1, most):
             expected, share, least = 0.0, 1.0, math.inf
             for end in range(count + 1, most + 1):
@@ -137,28 +137,28 @@ class DraftPlan:
                 expected += share
                 extra_s = (end - count) * step_s + target_steps_s[end] - target_steps_s[count]
                 least = min(least, rate * extra_s / expected)
-            needs.append(least)
-        return needs
+            min_chances.append(least)
+        return min_chances
 
 
 class Ending:
     """Decides after each token of a draft whether to draft another one.
 
     After the token at index n, the draft continues if the chance that all tokens so far are accepted is at least
-    `needs[n]`, or if `needs` has no such element. A draft always ends after a token that ends the answer.
+    `min_chances[n]`, or if `min_chances` has no such element. A draft always ends after a token that ends the answer.
     """
 
     def __init__(
         self,
         confidence: Confidence,
-        needs: Items[float] = (),
+        min_chances: Items[float] = (),
         is_end: Callable[[int], bool] = lambda _: False,
         *,
         num_planned: int = 0,
     ) -> None:
-        """`needs`: see the class; if empty, no draft ends early. `is_end` says whether a token ends the answer.
+        """`min_chances`: see the class; if empty, no draft ends early. `is_end` says whether a token ends the answer.
 
-        `num_planned`: the length of the draft if the draft model is never unsure. `needs` may let it grow further.
+        `num_planned`: the length of the draft if the draft model is never unsure. `min_chances` may let it grow.
         """
         self.probabilities: list[float] = []
         """The draft model's probability of each drafted token."""
@@ -166,7 +166,7 @@ class Ending:
         """Whether the draft ended before its planned length, since the draft model was unsure."""
         self._num_planned = num_planned
         self._confidence = confidence
-        self._needs = needs
+        self._min_chances = min_chances
         self._is_end = is_end
         self._chance = 1.0
 
@@ -176,7 +176,7 @@ class Ending:
             del self.probabilities[num_tokens:]
             self.is_early = False
 
-    def goes_on(self, logits: Logits, token: int) -> bool:
+    def record_and_decide(self, logits: Logits, token: int) -> bool:
         """Record the token that was just drafted. Return whether to draft another one.
 
         `token` must be the likeliest one of `logits`. Nothing follows a token that ends the answer.
@@ -186,7 +186,7 @@ class Ending:
         number = len(self.probabilities)
         self.probabilities.append(probability)
         is_end = self._is_end(token)
-        if is_end or (number < len(self._needs) and self._chance < self._needs[number]):
+        if is_end or (number < len(self._min_chances) and self._chance < self._min_chances[number]):
             self.is_early = not is_end and len(self.probabilities) < self._num_planned
             return False
         return True

@@ -109,7 +109,7 @@ class DraftModel:
         num_missing = self.num_missing(sequence) or 0
         return (self.costs.prefill_s(num_missing, draft.num_recorded) or 0.0) if num_missing > _FEW else 0.0
 
-    def is_level(self, sequence: Sequence) -> bool:
+    def can_draft_now(self, sequence: Sequence) -> bool:
         """Whether the draft model can draft for a sequence at once: it lacks at most a few of its tokens."""
         draft, num_missing = self._drafts.get(sequence.id), self.num_missing(sequence)
         return draft is not None and draft.restoring is None and num_missing is not None and num_missing <= _FEW
@@ -196,7 +196,7 @@ class DraftModel:
             draft.num_recorded = draft.num_marked = self.prefixes.length(draft.seq_id)
         return draft.restoring is None
 
-    def _settle(self, sequence: Sequence) -> _Draft | None:
+    def _commit(self, sequence: Sequence) -> _Draft | None:
         """Record the accepted drafts of a sequence, remove the refused ones, and return its state.
 
         If the sequence is new, claim its prefix first. Return None if there is no room for it, or if it is still being
@@ -228,10 +228,10 @@ class DraftModel:
         used = StepShape(0, self.prefixes.num_cells_used, 0.0)
         room = self.costs.max_tokens_within(MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
         room = min(room, _MAX_CATCH_UP, self._runner.max_batch - len(counts))
-        slices, behind, wanted = [], [], {}
+        slices, drafts_with_missing, wanted = [], [], {}
         going_on: list[tuple[str, _Draft]] = []
         for sequence, count in counts:
-            draft = self._settle(sequence)
+            draft = self._commit(sequence)
             if draft is None:
                 continue
             missing = sequence.tokens[draft.num_recorded : len(sequence.tokens) - 1]
@@ -245,18 +245,18 @@ class DraftModel:
                 draft.unrecorded.append(sequence.tokens[-1])
                 wanted[sequence.id] = count
                 going_on.append((sequence.id, draft))
-            behind.append((draft, missing))
+            drafts_with_missing.append((draft, missing))
             room -= len(missing)
         num_new = sum(len(part.tokens) for part in slices) + sum(wanted.values()) - len(wanted)
         if not slices or not self.prefixes.reserve(num_new):
-            for draft, _ in behind:
+            for draft, _ in drafts_with_missing:
                 draft.unrecorded.clear()
             return {}
         self._decode(slices)
-        for draft, missing in behind:
+        for draft, missing in drafts_with_missing:
             self.prefixes.append(draft.seq_id, missing)
             draft.num_recorded += len(missing)
-        if len(wanted) == len(slices) and max(len(missing) for _, missing in behind) <= _FEW:
+        if len(wanted) == len(slices) and max(len(missing) for _, missing in drafts_with_missing) <= _FEW:
             step_s = self.costs.predict(used.plus(len(wanted), depth)) or 0.0
             self.start_s += _WEIGHT * (max(0.0, self._clock() - started_s - step_s) - self.start_s)
         return self._draft_on(going_on, wanted, endings)
@@ -277,7 +277,7 @@ class DraftModel:
                 logits = self._runner.logits(row)
                 token = int(logits.argmax())
                 proposals[name].append(token)
-                if name in endings and not endings[name].goes_on(logits, token):
+                if name in endings and not endings[name].record_and_decide(logits, token):
                     over.add(name)
             going_on = [
                 (name, draft) for name, draft in going_on if name not in over and len(proposals[name]) < wanted[name]

@@ -63,13 +63,13 @@ class Drafters:
 
 
 @dataclass(slots=True)
-class _State:
+class _DraftingState:
     """The drafting state of a decoding sequence."""
 
     acceptances: dict[str, Acceptance] = field(default_factory=dict)
     source: str = ""  # of this step's drafts; "" if it has none, or only tokens that a grammar forces
     is_catching_up: bool = False  # the draft model first computes the tokens that it lacks, and drafts later
-    is_near: bool = False  # the same for a trial, but only in this step
+    is_catching_up_for_trial: bool = False  # the same for a trial, but only in this step
     ending: Ending | None = None  # of the draft model's draft of this step
 
 
@@ -95,7 +95,7 @@ class Proposals:
         self._has_sources = self._max_tokens > 0 and (drafters.model is not None or drafters.ngrams is not None)
         self.experience = Experience(self._max_tokens)
         """What verified drafts have shown about the sources."""
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, _DraftingState] = {}
         self._times = StepTimes(costs, drafters.model, self._max_tokens)
         self._num_steps = self._planned_at = 0
         self._planning = PlanningTime(drafters.planning_share)
@@ -147,10 +147,10 @@ class Proposals:
         if not self._has_sources:
             return forced
         for state in self._states.values():
-            state.source, state.ending, state.is_near = "", None, False
+            state.source, state.ending, state.is_catching_up_for_trial = "", None, False
         for sequence in decoding:
             if sequence.id not in self._states:
-                self._states[sequence.id] = _State()
+                self._states[sequence.id] = _DraftingState()
                 self._rest = 0
         free = [sequence for sequence in decoding if sequence.id not in forced and sequence.spec.draft_tokens != 0]
         # If a sequence gets no tokens, and all must get equally many, none gets any.
@@ -222,7 +222,7 @@ class Proposals:
         for sequence, ngram in zip(free, found, strict=True):
             offers = [*ngram, *self._ask_model(sequence, min(rooms[sequence.id], self._max_tokens), draft_steps_s)]
             candidates += best_first(offers, target_steps_s, len(rooms))[:1]
-        behind = [each.sequence for candidate in candidates for each in candidate.both if each.catch_up_s]
+        sequences_behind = [each.sequence for best in candidates for each in best.with_second_choice if each.catch_up_s]
         asked = [candidate for candidate in candidates if candidate.sequence.spec.draft_tokens]
         for candidate in asked:
             self._states[candidate.sequence.id].is_catching_up |= candidate.catch_up_s > 0.0
@@ -235,25 +235,25 @@ class Proposals:
             counts = [min(counts, default=0) if len(candidates) == len(free) else 0] * len(counts)
         proposals, to_draft = self._accept_offers(candidates, counts)
         # Sequences that draft come first, since a catch-up takes all the room that it gets.
-        states = [self._states[each.id] for each in behind]
-        catch_ups = [each for each, state in zip(behind, states, strict=True) if state.is_catching_up or state.is_near]
-        guesses = to_draft + [(each, 0) for each in catch_ups]
+        behind = [(each, self._states[each.id]) for each in sequences_behind]
+        catch_ups = [each for each, state in behind if state.is_catching_up or state.is_catching_up_for_trial]
+        draft_counts = to_draft + [(each, 0) for each in catch_ups]
         is_restoring = self._drafters.model is not None and self._drafters.model.is_restoring
-        goes_on = bool(proposals or guesses or is_restoring)
-        self._planning.note(self._clock() - started_s, target_steps_s[0], pays=goes_on)
+        has_work = bool(proposals or draft_counts or is_restoring)
+        self._planning.note(self._clock() - started_s, target_steps_s[0], pays=has_work)
         self._planned_at = self._num_steps
-        if guesses and self._drafters.model is not None:
+        if draft_counts and self._drafters.model is not None:
             max_s = longest_s(target_steps_s, self._itl_budget_s)
             plan = DraftPlan(target_steps_s, draft_steps_s, len(rooms), sum(counts), gain, max_s)
-            guesses = self._end_early(guesses, plan)
-            endings = {sequence.id: ending for sequence, _ in guesses if (ending := self._states[sequence.id].ending)}
+            draft_counts = self._end_early(draft_counts, plan)
+            endings = {each.id: ending for each, _ in draft_counts if (ending := self._states[each.id].ending)}
             began_s = self._clock()
-            proposals |= self._drafters.model.draft(guesses, endings)
+            proposals |= self._drafters.model.draft(draft_counts, endings)
             self._has_computed = True
-            if len(guesses) > len(to_draft):
+            if len(draft_counts) > len(to_draft):
                 self.catch_up_time.spend(self._clock() - began_s)
-                self._trials.spend_on_other(self._clock() - began_s)
-        if not goes_on:
+                self._trials.spend_on_second_choice(self._clock() - began_s)
+        if not has_work:
             self._rest = _REST
         return proposals
 
@@ -276,23 +276,23 @@ class Proposals:
                 to_draft.append((candidate.sequence, count))
         return proposals, to_draft
 
-    def _end_early(self, guesses: Items[tuple[Sequence, int]], plan: DraftPlan) -> list[tuple[Sequence, int]]:
-        """Let drafts end early where the draft model is unsure (see Ending). Return `guesses` with their new counts."""
-        num_drafting, found = sum(count > 0 for _, count in guesses), []
-        for sequence, count in guesses:
+    def _end_early(self, draft_counts: Items[tuple[Sequence, int]], plan: DraftPlan) -> list[tuple[Sequence, int]]:
+        """Let drafts end early where the draft model is unsure (see Ending). Return `draft_counts` with new counts."""
+        num_drafting, found = sum(count > 0 for _, count in draft_counts), []
+        for each, count in draft_counts:
             if count:
-                confidence = self.experience.confidence(sequence.spec.sampler.kind)
-                is_planned = plan.gain > 0.0 and not sequence.spec.draft_tokens
-                needs: list[float] = []
+                confidence = self.experience.confidence(each.spec.sampler.kind)
+                is_planned = plan.gain > 0.0 and not each.spec.draft_tokens
+                min_chances: list[float] = []
                 num_planned = count
                 if is_planned and confidence.is_known:
-                    room = sequence.max_length - len(sequence.tokens) - 1
-                    needs = plan.needs(confidence.rate, count, num_drafting, room)
-                    count = max(count, len(needs) + 1)
+                    room = each.max_length - len(each.tokens) - 1
+                    min_chances = plan.min_chances(confidence.rate, count, num_drafting, room)
+                    count = max(count, len(min_chances) + 1)
                 elif is_planned:
                     count = min(count, NUM_FIRST)
-                self._states[sequence.id].ending = Ending(confidence, needs, self._is_end, num_planned=num_planned)
-            found.append((sequence, count))
+                self._states[each.id].ending = Ending(confidence, min_chances, self._is_end, num_planned=num_planned)
+            found.append((each, count))
         return found
 
     def _choose(
@@ -301,7 +301,7 @@ class Proposals:
         """Return how many tokens each candidate may draft in this step, and the factor by which that raises the rate.
 
         The rate is in tokens per second. The factor is 0 if there are no drafts, or if there is a trial. A candidate is
-        replaced by its `other` if its source must first catch up, or if the other source is to be tried.
+        replaced by its `second_choice` if its source must first catch up, or if the other source is to be tried.
         """
         if self._num_steps % _PLAIN_EVERY == 0:
             return [0] * len(candidates), 0.0
@@ -312,15 +312,15 @@ class Proposals:
             for index, candidate in enumerate(best):
                 if candidate.catch_up_s:
                     offers[index] = _NOTHING
-                    if candidate.other is not None:
-                        candidates[index], offers[index] = candidate.other, candidate.other.offer
+                    if candidate.second_choice is not None:
+                        candidates[index], offers[index] = candidate.second_choice, candidate.second_choice.offer
             counts, gain = allocate(offers, target_steps_s, num_sequences, self._itl_budget_s)
             self._decide_catching_up(best, counts_of_best, target_steps_s[0] * (1.0 / gain - 1.0 / best_gain))
         for candidate, count in zip(candidates, counts, strict=True):
             candidate.note_step(count)
         trial = self._trials.of_unknown(candidates, target_steps_s, num_sequences)
         num_steps = self._num_steps - self._planned_at
-        trial = trial or self._trials.of_other(candidates, target_steps_s, num_sequences, num_steps, gain)
+        trial = trial or self._trials.of_second_choice(candidates, target_steps_s, num_sequences, num_steps, gain)
         if trial is None and not any(counts):
             trial = self._trials.next(candidates, target_steps_s, num_sequences, num_steps)
         if trial is None:
@@ -334,21 +334,21 @@ class Proposals:
         If the draft model must first catch up with the sequence, the catch-up begins, and the trial is not made now. If
         all sequences of a step must get equally many tokens, try all candidates, not only this one.
         """
-        are_even, is_other = self._drafters.are_even, all(each is not trial.candidate for each in candidates)
+        are_even, is_second_choice = self._drafters.are_even, all(each is not trial.candidate for each in candidates)
         tried = [trial.candidate if each.sequence is trial.candidate.sequence else each for each in candidates]
-        behind = [each for each in tried if each.catch_up_s and (are_even or each is trial.candidate)]
-        for each in behind:
-            self._states[each.sequence.id].is_catching_up = not is_other
-            self._states[each.sequence.id].is_near = is_other
-        if behind:
-            if is_other and trial.candidate.catch_up_s <= MAX_CATCH_UP_S:
+        candidates_behind = [each for each in tried if each.catch_up_s and (are_even or each is trial.candidate)]
+        for each in candidates_behind:
+            self._states[each.sequence.id].is_catching_up = not is_second_choice
+            self._states[each.sequence.id].is_catching_up_for_trial = is_second_choice
+        if candidates_behind:
+            if is_second_choice and trial.candidate.catch_up_s <= MAX_CATCH_UP_S:
                 # With drafts from the text, the draft model would be behind again after this step.
                 counts[[each is trial.candidate for each in tried].index(True)] = 0
             return False
         candidates[:] = tried
         for place, each in enumerate(candidates):
             if are_even or each is trial.candidate:
-                counts[place], each.acceptance.num_idle_steps = min(trial.count, len(each.offer.chances)), 0
+                counts[place], each.acceptance.num_steps_since_draft = min(trial.count, len(each.offer.chances)), 0
         return True
 
     def _decide_catching_up(self, candidates: Items[Candidate], counts: Items[int], saved_s: float) -> None:
@@ -382,7 +382,7 @@ class Proposals:
     def _ask_model(self, sequence: Sequence, max_tokens: int, draft_steps_s: Items[float]) -> list[Candidate]:
         """Return the draft model's offer, in a list; empty if it can neither draft for the sequence nor catch up."""
         model = self._drafters.model
-        if model is None or not (self.catch_up_time.allows or model.is_level(sequence)):
+        if model is None or not (self.catch_up_time.allows or model.can_draft_now(sequence)):
             return []
         catch_up_s = model.catch_up_s(sequence)
         acceptance = self._acceptance(sequence, MODEL)

@@ -21,7 +21,7 @@ class StepTimes:
         self._times: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
 
     def look_up(
-        self, plain: StepShape, num_free: int, plan_s: float, num_steps: int
+        self, plain: StepShape, num_draftable: int, plan_s: float, num_steps: int
     ) -> tuple[list[float], list[float]]:
         """Return two lists of expected seconds.
 
@@ -29,7 +29,7 @@ class StepTimes:
         of the second list is for a draft step for n sequences; without a draft model, that list is empty.
 
         - `plain`: the shape of the target step without drafts.
-        - `num_free`: how many sequences may have drafts.
+        - `num_draftable`: how many sequences may have drafts.
         - `plan_s`: the seconds of planning drafts. Each target step with drafts includes them.
         - `num_steps`: how many steps there were so far.
 
@@ -38,13 +38,13 @@ class StepTimes:
         if num_steps - self._looked_up_at >= _STEPS_PER_LOOKUP:
             self._times.clear()
             self._looked_up_at = num_steps
-        known = self._times.get((plain.num_tokens, num_free))
+        known = self._times.get((plain.num_tokens, num_draftable))
         if known is None:
-            most = min(MAX_DRAFTED, self._max_tokens * num_free)
+            most = min(MAX_DRAFTED, self._max_tokens * num_draftable)
             # Before the first measurement, all lengths count as equally expensive.
             depth = plain.num_pairs / plain.num_tokens
             target_steps_s = self._costs.compare(plain, range(most + 1), depth) or [1.0] * (most + 1)
             target_steps_s[1:] = [step_s + plan_s for step_s in target_steps_s[1:]]
-            known = target_steps_s, [] if self._model is None else self._model.steps_s(num_free, int(depth))
-            self._times[plain.num_tokens, num_free] = known
+            known = target_steps_s, [] if self._model is None else self._model.steps_s(num_draftable, int(depth))
+            self._times[plain.num_tokens, num_draftable] = known
         return known

@@ -11,8 +11,8 @@ from edgeagent.types import DraftCounts
 
 
 @dataclass(slots=True)
-class _Source:
-    chosen: list[int] = field(default_factory=list)  # number of drafts by length
+class _SourceCounts:
+    drafts_by_length: list[int] = field(default_factory=list)
     verified: list[int] = field(default_factory=list)  # number of verified tokens by position
     accepted: list[int] = field(default_factory=list)  # number of accepted tokens by position
 
@@ -21,7 +21,7 @@ class Tally:
     """Counts of the drafts of each source, and the time that drafts saved or cost."""
 
     def __init__(self) -> None:
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[str, _SourceCounts] = {}
         self._taken_s = self._without_s = 0.0
 
     @property
@@ -32,7 +32,7 @@ class Tally:
     def counts(self) -> tuple[DraftCounts, ...]:
         """Return the counts of each source. Any thread may call it."""
         return tuple(
-            DraftCounts(name, tuple(source.chosen), tuple(source.verified), tuple(source.accepted))
+            DraftCounts(name, tuple(source.drafts_by_length), tuple(source.verified), tuple(source.accepted))
             for name, source in tuple(self._sources.items())
         )
 
@@ -42,8 +42,8 @@ class Tally:
         Tokens after the first refused one count as not verified. `has_ended`: the last accepted token ended the answer,
         so the tokens after it were not verified either.
         """
-        source = self._sources.setdefault(name, _Source())
-        _add(source.chosen, num_drafted)
+        source = self._sources.setdefault(name, _SourceCounts())
+        _add(source.drafts_by_length, num_drafted)
         for position in range(num_accepted if has_ended else min(num_drafted, num_accepted + 1)):
             _add(source.verified, position)
             if position < num_accepted:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance
-from edgeagent.engine.speculation.allocation import Offer, best_rate_of_all, could_pay
+from edgeagent.engine.speculation.allocation import Offer, best_rate_if_all_draft, could_pay
 
 # While drafts do not pay, at most this share of the time is lost by trials, which show whether they pay by now.
 _SHARE_OF_TRIALS = 0.01
@@ -22,7 +22,7 @@ _SHARE_WITHOUT_HOPE = 0.25
 # If sequences have two sources, the one that is not used is tried after this many steps, multiplied by what the drafts
 # of the other one gain: it may have become better.
 # Such trials take a share of the time of their own, of which at most _MOST_SAVED_S is saved up.
-_STEPS_OF_OTHER = 64
+_STEPS_BEFORE_SECOND_CHOICE = 64
 _MOST_SAVED_S = 2.0
 # A source of which little is known, also from earlier processes, is tried at once if that takes at most this long.
 _UNKNOWN_TRIAL_S = 0.1
@@ -32,8 +32,8 @@ _UNKNOWN_TRIAL_S = 0.1
 class Candidate:
     """One source's offer for one sequence.
 
-    `tokens`: the draft, if it comes from the sequence's own text; empty if the draft model must first make it. `other`:
-    the candidate of the sequence's second source, which promises a lower rate; None if there is none.
+    `tokens`: the draft, if it comes from the sequence's own text; empty if the draft model must first make it.
+    `second_choice`: the candidate of the sequence's other source, which promises a lower rate; None if there is none.
     """
 
     sequence: Sequence
@@ -42,18 +42,18 @@ class Candidate:
     offer: Offer
     tokens: tuple[int, ...] = ()
     catch_up_s: float = 0.0  # time that the source needs before it can draft
-    other: Candidate | None = None
+    second_choice: Candidate | None = None
 
     @property
-    def both(self) -> tuple[Candidate, ...]:
+    def with_second_choice(self) -> tuple[Candidate, ...]:
         """This candidate, and that of the sequence's other source if there is one."""
-        return (self,) if self.other is None else (self, self.other)
+        return (self,) if self.second_choice is None else (self, self.second_choice)
 
     def note_step(self, num_tokens: int) -> None:
         """Record how many tokens this source drafts in a step."""
-        self.acceptance.num_idle_steps = 0 if num_tokens else self.acceptance.num_idle_steps + 1
-        if self.other is not None:
-            self.other.acceptance.shared.num_idle_steps += 1
+        self.acceptance.num_steps_since_draft = 0 if num_tokens else self.acceptance.num_steps_since_draft + 1
+        if self.second_choice is not None:
+            self.second_choice.acceptance.shared.num_steps_unused += 1
 
     def trial_s(self, num_tokens: int, target_steps_s: Items[float]) -> float:
         """Return the expected seconds that a draft of up to `num_tokens` adds to a step, its catch-up included."""
@@ -71,11 +71,11 @@ class Candidate:
 
 
 def best_first(offers: list[Candidate], target_steps_s: Items[float], num_sequences: int) -> list[Candidate]:
-    """Sort the offers for one sequence, the highest expected rate first. Make the second the `other` of the first."""
+    """Sort the offers for one sequence, the highest expected rate first. The second is the `second_choice` of the first."""
     if len(offers) > 1:
         # Streams share the draft model's steps. The drafts of one stream alone may not pay, but those of all may.
-        offers.sort(key=lambda each: -best_rate_of_all(each.offer, target_steps_s, num_sequences))
-        offers[0].other = offers[1]
+        offers.sort(key=lambda each: -best_rate_if_all_draft(each.offer, target_steps_s, num_sequences))
+        offers[0].second_choice = offers[1]
     return offers
 
 
@@ -99,7 +99,7 @@ class Trials:
     """
 
     def __init__(self) -> None:
-        self._saved_s = self._saved_for_first_s = self._saved_for_others_s = 0.0
+        self._saved_s = self._saved_for_first_s = self._saved_for_second_choices_s = 0.0
 
     def of_unknown(
         self, candidates: Items[Candidate], target_steps_s: Items[float], num_sequences: int
@@ -123,7 +123,7 @@ class Trials:
                 return Trial.of(each, count)
         return None
 
-    def of_other(
+    def of_second_choice(
         self,
         candidates: Items[Candidate],
         target_steps_s: Items[float],
@@ -131,30 +131,31 @@ class Trials:
         num_steps: int,
         gain: float,
     ) -> Trial | None:
-        """Return a trial of a candidate's other source if that was idle for long and may pay; else None.
+        """Return a trial of a candidate's `second_choice` if that was unused for long and may pay; else None.
 
         `num_steps`: the number of steps since the last plan. A share of their time is saved. The saved time must be
         enough for the trial and for the source's catch-up. `gain`: the factor by which the other drafts of this step
         raise the rate. A step without these drafts costs more if `gain` is larger, so there are fewer trials then.
         """
-        self._saved_for_others_s += _SHARE_OF_TRIALS * target_steps_s[0] * num_steps
-        self._saved_for_others_s = min(_MOST_SAVED_S, self._saved_for_others_s)
-        others = [
-            each.other
+        self._saved_for_second_choices_s += _SHARE_OF_TRIALS * target_steps_s[0] * num_steps
+        self._saved_for_second_choices_s = min(_MOST_SAVED_S, self._saved_for_second_choices_s)
+        second_choices = [
+            each.second_choice
             for each in candidates
-            if each.other is not None and each.other.acceptance.shared.num_idle_steps >= _STEPS_OF_OTHER * gain
+            if each.second_choice is not None
+            and each.second_choice.acceptance.shared.num_steps_unused >= _STEPS_BEFORE_SECOND_CHOICE * gain
         ]
-        worth = [each for each in others if could_pay(each.offer, target_steps_s, num_sequences)]
+        worth = [each for each in second_choices if could_pay(each.offer, target_steps_s, num_sequences)]
         cheapest = min(worth, key=lambda each: each.trial_s(NUM_FIRST, target_steps_s), default=None)
-        if cheapest is None or cheapest.trial_s(NUM_FIRST, target_steps_s) > self._saved_for_others_s:
+        if cheapest is None or cheapest.trial_s(NUM_FIRST, target_steps_s) > self._saved_for_second_choices_s:
             return None
         if not cheapest.catch_up_s:
-            self._saved_for_others_s -= cheapest.trial_s(NUM_FIRST, target_steps_s)
+            self._saved_for_second_choices_s -= cheapest.trial_s(NUM_FIRST, target_steps_s)
         return Trial.of(cheapest)
 
-    def spend_on_other(self, seconds: float) -> None:
-        """Subtract the seconds of a catch-up from the time that is saved for trials of other sources."""
-        self._saved_for_others_s = max(0.0, self._saved_for_others_s - seconds)
+    def spend_on_second_choice(self, seconds: float) -> None:
+        """Subtract the seconds of a catch-up from the time that is saved for trials of second choices."""
+        self._saved_for_second_choices_s = max(0.0, self._saved_for_second_choices_s - seconds)
 
     def next(
         self, candidates: Items[Candidate], target_steps_s: Items[float], num_sequences: int, num_steps: int
@@ -179,7 +180,7 @@ class Trials:
             if not each.acceptance.has_verified and cost_s <= self._saved_for_first_s:
                 self._saved_for_first_s -= cost_s
                 return Trial.of(each)
-        oldest = max(worth, key=lambda each: each.acceptance.num_idle_steps)
+        oldest = max(worth, key=lambda each: each.acceptance.num_steps_since_draft)
         cost_s = oldest.loss_s(NUM_FIRST, target_steps_s, num_sequences)
         if self._saved_s < cost_s:
             return None

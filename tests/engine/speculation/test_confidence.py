@@ -40,13 +40,15 @@ def test_tokens_behind_a_refused_one_tell_nothing() -> None:
 
 def test_it_ends_where_all_of_it_is_too_unlikely_to_stand() -> None:
     ending = Ending(Confidence(), [0.6, 0.6, 0.6], num_planned=4)
-    assert ending.goes_on(logits(0.9, 0.1), 0)
-    assert ending.goes_on(logits(0.8, 0.2), 0)
-    assert not ending.goes_on(logits(0.7, 0.3), 0), "0.9 x 0.8 x 0.7 = 0.5"
+    assert ending.record_and_decide(logits(0.9, 0.1), 0)
+    assert ending.record_and_decide(logits(0.8, 0.2), 0)
+    assert not ending.record_and_decide(logits(0.7, 0.3), 0), "0.9 x 0.8 x 0.7 = 0.5"
     assert ending.is_early
     assert ending.probabilities == pytest.approx([0.9, 0.8, 0.7])
     whole = Ending(Confidence(), [0.6], num_planned=2)
-    assert whole.goes_on(logits(0.9, 0.1), 0) and whole.goes_on(logits(0.1, 0.9), 0), "it has its full length"
+    assert whole.record_and_decide(logits(0.9, 0.1), 0) and whole.record_and_decide(logits(0.1, 0.9), 0), (
+        "it has its full length"
+    )
     assert not whole.is_early
 
 
@@ -55,7 +57,7 @@ def alone(
 ) -> list[float]:
     """Return the probabilities that the only stream's draft needs, in a step that gives `rate` tokens per second."""
     plan = DraftPlan(target_steps_s, [0.0, step_s], 1, 1, rate * target_steps_s[0], max_s)
-    return plan.needs(acceptance_rate, 1, 1, 16)
+    return plan.min_chances(acceptance_rate, 1, 1, 16)
 
 
 def test_what_costs_little_needs_little() -> None:
@@ -69,36 +71,36 @@ def test_what_costs_little_needs_little() -> None:
 
 def test_a_dear_token_is_worth_it_for_those_behind_it() -> None:
     tiles = [0.010] * 4 + [0.016] * 4  # 0 to 3 tokens of a draft, and 4 to 7
-    needs = alone(150, 0.95, 0.0, tiles)
-    assert needs[2] == pytest.approx(150 * 0.006 / (0.95 + 0.95**2 + 0.95**3 + 0.95**4))
-    assert needs[3:] == [0.0, 0.0, 0.0]
+    min_chances = alone(150, 0.95, 0.0, tiles)
+    assert min_chances[2] == pytest.approx(150 * 0.006 / (0.95 + 0.95**2 + 0.95**3 + 0.95**4))
+    assert min_chances[3:] == [0.0, 0.0, 0.0]
 
 
 def test_a_draft_is_no_longer_than_the_budget_of_a_step_and_the_room_allow() -> None:
     assert len(alone(100, 0.9, 0.001, [0.010] * 17, 0.0145)) + 1 == 4
-    assert len(DraftPlan([0.01] * 17, [0.0, 0.001], 1, 1, 1.5, math.inf).needs(0.9, 1, 1, 5)) + 1 == 5
+    assert len(DraftPlan([0.01] * 17, [0.0, 0.001], 1, 1, 1.5, math.inf).min_chances(0.9, 1, 1, 5)) + 1 == 5
 
 
 def test_beside_others_each_token_has_its_part_of_the_costs() -> None:
     plan = DraftPlan([0.010, 0.011, 0.012, 0.013, 0.014], [0.0, 0.001, 0.0015], 2, 4, 0.5, math.inf)
-    assert plan.needs(0.8, 3, 2, 16) == pytest.approx([100 * (0.001 + 0.00075) / 0.8] * 2)
+    assert plan.min_chances(0.8, 3, 2, 16) == pytest.approx([100 * (0.001 + 0.00075) / 0.8] * 2)
 
 
 def test_a_draft_of_its_planned_length_that_does_not_grow_has_not_ended_early() -> None:
     ending = Ending(Confidence(), [0.6, 0.6, 0.6], num_planned=2)
-    assert ending.goes_on(logits(0.9, 0.1), 0)
-    assert not ending.goes_on(logits(0.6, 0.4), 0)
+    assert ending.record_and_decide(logits(0.9, 0.1), 0)
+    assert not ending.record_and_decide(logits(0.6, 0.4), 0)
     assert not ending.is_early, "nothing is known of a third token"
 
 
 def test_a_draft_that_is_tried_has_its_length() -> None:
-    assert DraftPlan([0.01] * 5, [0.0, 0.001], 1, 1, 0.0, math.inf).needs(0.9, 3, 1, 16) == []
+    assert DraftPlan([0.01] * 5, [0.0, 0.001], 1, 1, 0.0, math.inf).min_chances(0.9, 3, 1, 16) == []
 
 
 def test_what_is_cut_off_tells_nothing() -> None:
     ending = Ending(Confidence(), [0.6, 0.6], num_planned=3)
-    assert ending.goes_on(logits(0.9, 0.1), 0)
-    assert not ending.goes_on(logits(0.6, 0.4), 0)
+    assert ending.record_and_decide(logits(0.9, 0.1), 0)
+    assert not ending.record_and_decide(logits(0.6, 0.4), 0)
     ending.cut(2)
     assert ending.is_early, "nothing was cut off"
     ending.cut(1)

@@ -69,5 +69,5 @@ def test_a_draft_ends_with_a_token_that_ends_the_targets_answer() -> None:
     ending = Ending(Confidence(), [], lambda token: token == 7)
     logits = np.zeros(50, np.float32)
     logits[6] = logits[7] = 5.0
-    assert ending.goes_on(logits, 6)
-    assert not ending.goes_on(logits, 7) and not ending.is_early
+    assert ending.record_and_decide(logits, 6)
+    assert not ending.record_and_decide(logits, 7) and not ending.is_early

@@ -63,7 +63,7 @@ class ScriptedDraft(DraftModel):
         """Return the number of drafted tokens; each has the next probability of the script."""
         for number in range(1, count + 1):
             probability = next(self.probabilities)
-            if not ending.goes_on(np.log(np.array([1 - probability, probability], np.float32)), 1):
+            if not ending.record_and_decide(np.log(np.array([1 - probability, probability], np.float32)), 1):
                 return number
         return count
 

@@ -104,7 +104,7 @@ def test_a_sequence_without_any_draft_comes_first_else_the_one_that_waits_longes
     trials, shared = Trials(), refused()
     verified, waiting, new = (candidate(shared, chance=0.01) for _ in range(3))
     verified.acceptance.has_verified = waiting.acceptance.has_verified = True
-    waiting.acceptance.num_idle_steps = 7
+    waiting.acceptance.num_steps_since_draft = 7
     order = []
     for each in ([verified, waiting, new], [verified, waiting]):
         while (trial := trials.next(each, TARGET_S, 1, 1)) is None:

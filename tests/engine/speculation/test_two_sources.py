@@ -131,7 +131,7 @@ class Behind(ScriptedDraft):
     def catch_up_s(self, sequence: Sequence) -> float:
         return self.num_lacking * self.token_s if self.num_lacking > 4 else 0.0
 
-    def is_level(self, sequence: Sequence) -> bool:
+    def can_draft_now(self, sequence: Sequence) -> bool:
         return self.num_lacking <= 4
 
     def draft(

@@ -37,7 +37,7 @@ def ticks_s() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _SharedState:
     now_s: float
     wall_s: float
     allowance_bytes: float
@@ -71,7 +71,7 @@ class WriteBudget:
         self._granted_bytes = 0.0
         # The part of the hour's bytes that was left when the file was last read, and the store's time of that read.
         self._allowance_left, self._looked_at_s = 1.0, 0.0
-        self._latest: _State | None = None  # this process's latest, used if the file cannot be read
+        self._latest: _SharedState | None = None  # this process's latest, used if the file cannot be read
         self.obstacle: str | None = None
         """An error message if a folder has the name of the state file or of the lock file; else None."""
         self.read_bytes_per_s = 0.0
@@ -158,23 +158,23 @@ class WriteBudget:
             level = min(limit, max(0.0, state.allowance_bytes) + refill)
         level = min(limit, level + self._granted_bytes)
         granted_bytes = min(level, wanted_bytes)
-        state = _State(now_s, self._wall(), level - granted_bytes, now_s, self.read_bytes_per_s)
+        state = _SharedState(now_s, self._wall(), level - granted_bytes, now_s, self.read_bytes_per_s)
         self._write(state)
         # Only after the write: if it fails, nothing is taken, since other processes would not know of the grant.
         self._latest, self._granted_bytes = state, granted_bytes
         if limit:
             self._allowance_left, self._looked_at_s = level / limit, now_s
 
-    def _read(self) -> _State | None:
+    def _read(self) -> _SharedState | None:
         try:
             fields = json.loads(read_private(self._files.folder / cache_folder.STATE_FILE) or b"")
-            state = _State(**{name: float(fields[name]) for name in _State.__slots__})
+            state = _SharedState(**{name: float(fields[name]) for name in _SharedState.__slots__})
         except (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         has_times = max(state.now_s, state.wall_s, state.allowance_at_s) < _NO_TIME_S
         return state if has_times and all(0 <= value < math.inf for value in asdict(state).values()) else None
 
-    def _write(self, state: _State) -> None:
+    def _write(self, state: _SharedState) -> None:
         name = cache_folder.temporary_name()
         file = self._files.create(name)
         try:
