@@ -96,24 +96,24 @@ def _(tier: HostTier) -> None:
 
 
 @check_integrity.register(Slots)
-def _(cells: Slots) -> None:
-    check_integrity(cells._tree)
-    check_integrity(cells._cells)
-    ids = sorted([*cells._free, *cells._live, *cells._idle])
-    assert ids == list(range(cells._runner.num_sequences)), ids
-    assert cells._tree._sequences.keys() == {*cells._live, *cells._idle}
-    for seq_id in (*cells._live, *cells._idle):
-        length = cells._tree.length(seq_id)
-        assert cells._cells.length(seq_id) == length
-        assert cells._runner.length(seq_id) == length, (seq_id, cells._runner.length(seq_id), length)
+def _(slots: Slots) -> None:
+    check_integrity(slots._tree)
+    check_integrity(slots._cells)
+    ids = sorted([*slots._free, *slots._live, *slots._idle])
+    assert ids == list(range(slots._runner.num_sequences)), ids
+    assert slots._tree._sequences.keys() == {*slots._live, *slots._idle}
+    for seq_id in (*slots._live, *slots._idle):
+        length = slots._tree.length(seq_id)
+        assert slots._cells.length(seq_id) == length
+        assert slots._runner.length(seq_id) == length, (seq_id, slots._runner.length(seq_id), length)
 
 
 @check_integrity.register(PrefixStore)
 def _(prefixes: PrefixStore) -> None:
-    check_integrity(prefixes._cells)
+    check_integrity(prefixes._slots)
     check_integrity(prefixes._blocks)
     check_integrity(prefixes._saver)
-    assert prefixes._cells._tree is prefixes._blocks.tree
+    assert prefixes._slots._tree is prefixes._blocks.tree
 
 
 @check_integrity.register(RadixTree)
@@ -153,11 +153,11 @@ def _(tree: RadixTree) -> None:
 
 @check_integrity.register(Saver)
 def _(saver: Saver) -> None:
-    idle = set(saver._cells.idle_ids)
+    idle = set(saver._slots.idle_ids)
     assert saver._priorities.keys() == (idle if saver._blocks.is_enabled else set())
     assert saver._unsaved.keys() | saver._saved <= idle
-    assert saver._refused.keys() <= idle
-    assert not (saver._unsaved.keys() | saver._refused.keys()) & saver._saved
+    assert saver._unsavable.keys() <= idle
+    assert not (saver._unsaved.keys() | saver._unsavable.keys()) & saver._saved
 
 
 @check_integrity.register(DraftModel)

@@ -71,7 +71,7 @@ class Admission:
         """
         started_s = self._clock()
         found = self._find(sequence)
-        if not is_alone and not self._prefixes.can_hold(len(sequence.tokens) - found.source.length + 1):
+        if not is_alone and not self._prefixes.can_hold(len(sequence.tokens) - found.cell_prefix.length + 1):
             return False
         sequence.restoring = self._prefixes.claim(sequence.tokens, found)
         if sequence.restoring is None:

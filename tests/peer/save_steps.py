@@ -52,7 +52,7 @@ def step_ms(num_tokens: int, chunk: int) -> list[float]:
         prefixes.append(claimed.seq_id, tokens[start : start + chunk])
         started_s = time.perf_counter()
         prefixes.save(claimed.seq_id, start, CachePriority())
-        while prefixes._saver.has_something:
+        while prefixes._saver.has_work:
             prefixes._saver.save_one()
         times.append(1000 * (time.perf_counter() - started_s))
     return times

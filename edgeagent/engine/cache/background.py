@@ -42,7 +42,7 @@ class BackgroundWork:
 
     @property
     def _is_saved(self) -> bool:
-        return not self._saver.has_unsaved or self._saver.is_waiting
+        return not self._saver.has_unsaved or self._saver.is_blocked_by_writes
 
     def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
         """Do the background work that is allowed after a step of `step_s` seconds with `num_tokens` tokens.
@@ -50,8 +50,8 @@ class BackgroundWork:
         `pause_s`: the most seconds by which the next step may be delayed to pay off the debt, which is the time lost to
         idle prefixes. The first block may take longer. `is_awaited`: whether a client waits for a first token.
         """
-        self._saver.charge_refused(num_tokens)
-        if not self._saver.has_something:
+        self._saver.charge_unsavable(num_tokens)
+        if not self._saver.has_work:
             self._credit_s = self._debt_s = self._num_steps = 0
             return
         self._num_steps += 1
@@ -64,7 +64,7 @@ class BackgroundWork:
             return
         self._credit_s += step_s * _SHARE_OF_STEPS
         for _ in range(self._num_saves(self._credit_s if is_rare else step_s * _SHARE_OF_STEPS, is_rare=is_rare)):
-            if self._saver.has_something and not self._saver.is_waiting:
+            if self._saver.has_work and not self._saver.is_blocked_by_writes:
                 self._credit_s = max(0.0, self._credit_s - self._saver.next_save_s)
                 self._save_one()
         if is_rare:

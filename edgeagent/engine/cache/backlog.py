@@ -26,7 +26,7 @@ class Backlog:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tracked blocks. Blocks written since the last `settle` still count."""
+        """Bytes of all tracked blocks. Blocks written since the last `forget_finished` still count."""
         return self._num_bytes
 
     @property
@@ -53,20 +53,20 @@ class Backlog:
             self._below.withdraw(key)
         self.forget(key)
 
-    def settle(self) -> list[BlockKey]:
+    def forget_finished(self) -> list[BlockKey]:
         """Stop tracking the blocks that the tier below has written or dropped; return their keys."""
         done = [key for key in self if not self._is_pending(key)]
         for key in done:
             self.forget(key)
         return done
 
-    def is_there(self, key: BlockKey) -> bool:
+    def is_below(self, key: BlockKey) -> bool:
         """Whether the tier below holds a block."""
         return self._below is not None and self._below.num_bytes(key) is not None
 
-    def is_taken(self, key: BlockKey) -> bool:
+    def is_below_or_pending(self, key: BlockKey) -> bool:
         """Whether the tier below holds a block, or has accepted it and will write it."""
-        return self._is_pending(key) or self.is_there(key)
+        return self._is_pending(key) or self.is_below(key)
 
     def is_pending(self, key: BlockKey) -> bool:
         """Whether a block is tracked here and still pending."""

@@ -88,7 +88,7 @@ class CachePriority:
     lane: str = ""
     turn_end: int = 0
 
-    def cut(self, block_tokens: int) -> int:
+    def instructions_end(self, block_tokens: int) -> int:
         """Return the end of the instructions if a block should end there, to be shared by other prompts; else 0."""
         return self.num_system if self.num_system % block_tokens >= MIN_PART else 0
 
@@ -98,19 +98,19 @@ class CachePriority:
         return max(self.importance, Importance.SYSTEM) if is_system else self.importance
 
     def block_end(self, start: int, block_tokens: int) -> int:
-        """Return where a full block that begins at `start` ends: after `block_tokens`, or earlier at `cut`.
+        """Return where a full block from `start` on ends: after `block_tokens`, or earlier at `instructions_end`.
 
         For models with attention only.
         """
-        cut = self.cut(block_tokens)
-        is_near = start + MIN_PART <= cut < start + block_tokens
-        return cut if is_near else start + block_tokens
+        instructions_end = self.instructions_end(block_tokens)
+        is_near = start + MIN_PART <= instructions_end < start + block_tokens
+        return instructions_end if is_near else start + block_tokens
 
     def has_block_end(self, before: int, now: int, block_tokens: int) -> bool:
         """Whether a full block ends at a position in (before, now]. For models with attention only."""
-        cut = self.cut(block_tokens)
-        first = cut if now > cut else 0
-        return before < cut <= now or (now - first) // block_tokens > (before - first) // block_tokens
+        instructions_end = self.instructions_end(block_tokens)
+        first = instructions_end if now > instructions_end else 0
+        return before < instructions_end <= now or (now - first) // block_tokens > (before - first) // block_tokens
 
 
 @dataclass(frozen=True, slots=True)

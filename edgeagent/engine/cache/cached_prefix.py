@@ -16,7 +16,7 @@ from edgeagent.engine.cache.block import BlockKey, BlockTier
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CellPrefix:
     """A prefix in cells: the first `length` tokens of a sequence. If there is none, `seq_id` is None."""
 
     length: int = 0
@@ -50,20 +50,20 @@ class BlockReference:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The cached part of a prompt: first the cells of `source`, then the blocks `to_restore`.
+    """The cached part of a prompt: first the cells of `cell_prefix`, then the blocks `to_restore`.
 
     `known`: all blocks that were found for the prompt, also those that need no restore.
     """
 
     root: BlockKey
-    source: Source
+    cell_prefix: CellPrefix
     to_restore: list[BlockReference]
     known: list[BlockReference]
 
     @property
     def end(self) -> int:
         """How many leading tokens of the prompt need not be computed."""
-        return self.to_restore[-1].end if self.to_restore else self.source.length
+        return self.to_restore[-1].end if self.to_restore else self.cell_prefix.length
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Chain:
     def __init__(self, blocks: Iterable[tuple[int, BlockKey]] = ()) -> None:
         self._ends: list[int] = []
         self._keys: list[BlockKey] = []
-        self._num_kept = 0
+        self._num_raised = 0
         for end, key in blocks:
             self.append(end, key)
 
@@ -118,13 +118,13 @@ class Chain:
         """Remove the last block."""
         self._ends.pop()
         self._keys.pop()
-        self._num_kept = min(self._num_kept, len(self._keys))
+        self._num_raised = min(self._num_raised, len(self._keys))
 
     def keys_until(self, length: int) -> list[BlockKey]:
         """Return the keys of the blocks that end at `length` or before."""
         return self._keys[: bisect.bisect_right(self._ends, length)]
 
-    def take_unkept(self, length: int) -> list[tuple[int, BlockKey]]:
+    def take_unraised(self, length: int) -> list[tuple[int, BlockKey]]:
         """Return (end, key) of the blocks that end at `length` or before. Each block is returned only once."""
-        first, self._num_kept = self._num_kept, max(self._num_kept, bisect.bisect_right(self._ends, length))
-        return list(zip(self._ends[first : self._num_kept], self._keys[first : self._num_kept], strict=True))
+        first, self._num_raised = self._num_raised, max(self._num_raised, bisect.bisect_right(self._ends, length))
+        return list(zip(self._ends[first : self._num_raised], self._keys[first : self._num_raised], strict=True))

@@ -81,7 +81,7 @@ class HostTier:
         self._children: defaultdict[BlockKey, list[BlockKey]] = defaultdict(list)
         self._partitions: dict[BlockKey, _Partition] = {}
         self._backlog = Backlog(below)
-        self._is_waiting = False
+        self._needs_writes_below = False
         self._pins = Pins(int(max_bytes * _HELD_SHARE))
         self._order = itertools.count()
         self._floor = 0.0  # the highest priority of a block evicted so far
@@ -111,7 +111,7 @@ class HostTier:
         """Keep a block, and evict others to make room. Return False if it is not accepted. See BlockTier."""
         self._num_offered += 1
         if block.key in self._entries:
-            self.keep((block.key,), importance)
+            self.raise_importance((block.key,), importance)
             return True
         is_orphan = block.parent != block.root and not self._is_held(block.parent)
         if is_orphan or not self._make_room(block):
@@ -132,16 +132,16 @@ class HostTier:
         return True
 
     @property
-    def is_waiting(self) -> bool:
+    def needs_writes_below(self) -> bool:
         """Whether the last block was not accepted because the tier below must first write others, to make room."""
-        if self._is_waiting:
+        if self._needs_writes_below:
             self._look_below()
-        return self._is_waiting
+        return self._needs_writes_below
 
     @property
-    def was_waiting(self) -> bool:
-        """The last known value of `is_waiting`. The tier below is not asked again."""
-        return self._is_waiting
+    def needed_writes_below(self) -> bool:
+        """The last known value of `needs_writes_below`. The tier below is not asked again."""
+        return self._needs_writes_below
 
     def discard(self, key: BlockKey) -> None:
         """Drop a block that has no children, also from the tier below. See BlockTier."""
@@ -160,7 +160,7 @@ class HostTier:
         for entry in self._known(keys):
             self._raise(entry, entry.importance if entry.importance is Importance.VOLATILE else importance)
 
-    def keep(self, keys: Iterable[BlockKey], importance: Importance) -> None:
+    def raise_importance(self, keys: Iterable[BlockKey], importance: Importance) -> None:
         """Like `promote`, but raise VOLATILE blocks too.
 
         All tokens of these blocks must belong to a sequence that may be written to disk.
@@ -171,7 +171,7 @@ class HostTier:
     def _known(self, keys: Iterable[BlockKey]) -> list[_Entry]:
         return [self._entries[key] for key in keys if key in self._entries]
 
-    def hold(self, lane: str, keys: Iterable[BlockKey]) -> None:
+    def pin_for_lane(self, lane: str, keys: Iterable[BlockKey]) -> None:
         """Pin blocks, parents first, for a lane. They stay until the lane pins others or other lanes need room."""
         blocks = [entry.block for entry in self._known(keys)]
         if blocks:
@@ -259,12 +259,12 @@ class HostTier:
         """Evict other blocks until this one fits; return False if it does not fit now."""
         if block.num_bytes > self.max_bytes:
             return False
-        self._is_waiting = False
+        self._needs_writes_below = False
         while self._num_bytes + block.num_bytes > self.max_bytes:
             self._look_below()
             victim = self._choose_victim(block) or self._choose_pending(block)
             if victim is None:
-                self._is_waiting = self._backlog.num_bytes > 0 and not self._backlog.is_stalled
+                self._needs_writes_below = self._backlog.num_bytes > 0 and not self._backlog.is_stalled
                 return False
             if self._is_needed(victim):
                 continue
@@ -280,7 +280,7 @@ class HostTier:
         that the tier below has lost stays only if it has children.
         """
         key = victim.block.key
-        if victim.is_below and not self._backlog.is_there(key):
+        if victim.is_below and not self._backlog.is_below(key):
             victim.is_below = victim.is_offered = False
             self._queue(victim)
             return key in self._children
@@ -293,10 +293,10 @@ class HostTier:
 
     def _look_below(self) -> None:
         """Note which blocks the tier below has written or dropped since the last call."""
-        for key in self._backlog.settle():
-            self._is_waiting = False
+        for key in self._backlog.forget_finished():
+            self._needs_writes_below = False
             entry = self._entries[key]
-            entry.is_offered = entry.is_below = self._backlog.is_there(key)
+            entry.is_offered = entry.is_below = self._backlog.is_below(key)
             self._queue(entry)
 
     @property
@@ -355,7 +355,7 @@ class HostTier:
         while (
             walk is not None
             and walk.importance is not Importance.VOLATILE
-            and not (walk.is_offered and self._backlog.is_taken(walk.block.key))
+            and not (walk.is_offered and self._backlog.is_below_or_pending(walk.block.key))
         ):
             chain.append(walk)
             walk = self._entries.get(walk.block.parent)

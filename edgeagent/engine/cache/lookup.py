@@ -130,12 +130,14 @@ class BlockCache:
             at = last.start
         return references[::-1]
 
-    def continuation(self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], cut: int) -> Continuation:
+    def continuation(
+        self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], instructions_end: int
+    ) -> Continuation:
         """Find the blocks that follow a chain and match `own`, the sequence's tokens after the chain.
 
         The chain ends at position `at` with the block `key`. If `key` is None, the chain is empty. A block is
-        extendable if all its tokens match, and if it is full, ends at position `cut` or has children. If blocks can be
-        cut, a complete block may have more tokens than `own`.
+        extendable if all its tokens match, and if it is full, ends at position `instructions_end` or has children. If
+        blocks can be cut, a complete block may have more tokens than `own`.
         """
         if key is not None and key not in self.tree.blocks:
             return Continuation(None, None)
@@ -144,7 +146,11 @@ class BlockCache:
         for place in walk.blocks():
             if place.start != at or place.end == at or (reference := self._reference(place, place.end)) is None:
                 continue
-            if reference.length == self.block_tokens or place.end == cut or self.tree.has_children(place.key):
+            if (
+                reference.length == self.block_tokens
+                or place.end == instructions_end
+                or self.tree.has_children(place.key)
+            ):
                 extendable = reference
             if reference.length == len(own):
                 complete = reference
@@ -152,16 +158,16 @@ class BlockCache:
             complete = self._part(walk, {at: 0}, at + len(own) - 1)
         return Continuation(extendable, complete)
 
-    def extendable(self, references: Sequence[BlockReference], cut: int = 0) -> list[BlockReference]:
+    def extendable(self, references: Sequence[BlockReference], instructions_end: int = 0) -> list[BlockReference]:
         """Return the blocks of a chain that other blocks may follow.
 
-        The last block is left out if only a part of it is wanted, or if it is not full, does not end at `cut` and has
-        no children.
+        The last block is left out if only a part of it is wanted, or if it is not full, does not end at
+        `instructions_end` and has no children.
         """
         if not references:
             return []
         *before, last = references
-        is_end = last.length == self.block_tokens or last.end == cut or self.tree.has_children(last.key)
+        is_end = last.length == self.block_tokens or last.end == instructions_end or self.tree.has_children(last.key)
         return list(references) if last.is_whole and is_end else before
 
     def is_held(self, key: BlockKey) -> bool:
@@ -196,7 +202,7 @@ class BlockCache:
     def wait_for_room(self) -> bool:
         """Wait until the tier below has written a block; return whether host memory may have room now."""
         # `wait_written` also returns False if all pending blocks were written before the call.
-        return self.below is not None and (self.below.wait_written() or not self.host.is_waiting)
+        return self.below is not None and (self.below.wait_written() or not self.host.needs_writes_below)
 
     def refresh(self, max_heads: int = 1 << 60) -> None:
         """Add to the tree up to `max_heads` blocks that other or earlier processes wrote to the tier below.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.background import BackgroundWork
 from edgeagent.engine.cache.block import MIN_PART, CachePriority, Keyring, LowerTier, PayloadCodec
-from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, Restoring, Source
+from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix, Restoring
 from edgeagent.engine.cache.host import PENDING_SHARE
 from edgeagent.engine.cache.lookup import BlockCache, make_blocks, no_blocks
 from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
@@ -46,10 +46,10 @@ class PrefixStore:
         """The measured costs of the runner's steps."""
         self._runner = runner
         self._blocks = blocks or no_blocks()
-        self._cells = Slots(runner, self._blocks.tree, self._save_evicted)
+        self._slots = Slots(runner, self._blocks.tree, self._save_evicted)
         self._policy = ReadOutPolicy(self.costs)
-        self._saver = Saver(runner, self._cells, self._blocks, self._policy, clock)
-        self._restorer = Restorer(runner, self._cells, self._blocks, clock)
+        self._saver = Saver(runner, self._slots, self._blocks, self._policy, clock)
+        self._restorer = Restorer(runner, self._slots, self._blocks, clock)
         self._background = BackgroundWork(self._saver, clock)
 
     # A prefix, from the lookup to the end of its sequence.
@@ -61,18 +61,18 @@ class PrefixStore:
         """
         root = self._blocks.root(partition)
         walk = self._blocks.walk(root, tokens[:max_length])
-        source, references = self._cells.match(walk, max_length), self._blocks.find(walk)
-        if self._is_better_lower(source, references):
-            return CachedPrefix(root, Source(), references, references)
-        if not references or references[-1].end < source.length + MIN_PART:
-            return CachedPrefix(root, source, [], references)
-        beyond = [reference for reference in references if reference.end > source.length]
-        before = self._cells.match(walk, beyond[0].start)
+        cell_prefix, references = self._slots.match(walk, max_length), self._blocks.find(walk)
+        if self._should_restore_into_lower_cells(cell_prefix, references):
+            return CachedPrefix(root, CellPrefix(), references, references)
+        if not references or references[-1].end < cell_prefix.length + MIN_PART:
+            return CachedPrefix(root, cell_prefix, [], references)
+        beyond = [reference for reference in references if reference.end > cell_prefix.length]
+        before = self._slots.match(walk, beyond[0].start)
         if before.length != beyond[0].start:
-            before, beyond = Source(), references
-        expected_s = self.costs.prefill_s(references[-1].end - source.length, source.length)
+            before, beyond = CellPrefix(), references
+        expected_s = self.costs.prefill_s(references[-1].end - cell_prefix.length, cell_prefix.length)
         if expected_s is not None and self._restorer.expected_s(beyond) > expected_s:
-            return CachedPrefix(root, source, [], references)
+            return CachedPrefix(root, cell_prefix, [], references)
         return CachedPrefix(root, before, beyond, references)
 
     def num_shared(self, partition: str, tokens: Sequence[int]) -> int:
@@ -89,12 +89,12 @@ class PrefixStore:
         not the one to copy. `tokens`: the whole prompt. Call this method right after `match`. Then call `reload` until
         it returns True.
         """
-        seq_id = self._cells.claim(found.root, found.source)
+        seq_id = self._slots.claim(found.root, found.cell_prefix)
         if seq_id is None:
             return None
         self._saver.begin(seq_id, found.known)
         self._policy.observe_prompt(len(tokens), found.end)
-        references = found.to_restore if self._cells.length(seq_id) == found.source.length else []
+        references = found.to_restore if self._slots.length(seq_id) == found.cell_prefix.length else []
         self._blocks.use(references)
         restoring = Restoring(seq_id, tokens, deque(references), self._blocks.epoch(found.root))
         self._restorer.begin(restoring)
@@ -124,7 +124,7 @@ class PrefixStore:
         full is saved too. If `is_boundary` is False and no full block ends after `since`, do nothing.
         `Saver.save_live` describes what is read out of each kind of memory.
         """
-        now = self._cells.length(seq_id)
+        now = self._slots.length(seq_id)
         if is_boundary or priority.has_block_end(since, now, self._blocks.block_tokens):
             self._saver.save_live(seq_id, priority, is_boundary=is_boundary)
 
@@ -136,8 +136,8 @@ class PrefixStore:
         if restoring is not None:
             self._restorer.stop(restoring)
         # The runner may hold tokens that are not recorded: drafts after an end token, or tokens of an interrupted step.
-        self._cells.rewind(seq_id)
-        self._cells.release(seq_id, keep=keep)
+        self._slots.rewind(seq_id)
+        self._slots.release(seq_id, keep=keep)
         self._saver.end(seq_id, priority)
 
     # Cells.
@@ -145,45 +145,45 @@ class PrefixStore:
     @property
     def num_cells_used(self) -> int:
         """Cells held by live or idle sequences."""
-        return self._cells.num_cells_used
+        return self._slots.num_cells_used
 
     def length(self, seq_id: int) -> int:
         """Return how many tokens a sequence has in cells."""
-        return self._cells.length(seq_id)
+        return self._slots.length(seq_id)
 
     def can_hold(self, num_tokens: int) -> bool:
         """Whether `num_tokens` cells are free or could be freed by evicting idle prefixes.
 
         Cells that several sequences share are not counted, so the result may be False although there is room.
         """
-        return self._cells.can_hold(num_tokens)
+        return self._slots.can_hold(num_tokens)
 
     def reserve(self, num_cells: int) -> bool:
         """Evict idle prefixes until `num_cells` are free. Return False if live sequences hold too many cells."""
-        return self._cells.reserve(num_cells)
+        return self._slots.reserve(num_cells)
 
     def evict_one(self) -> bool:
         """Evict the least recently used idle prefix; return False if there is none."""
-        return self._cells.evict_one()
+        return self._slots.evict_one()
 
     def append(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Record tokens that the runner has computed for a live sequence. Call `reserve` before the computation."""
-        self._cells.append(seq_id, tokens)
+        self._slots.append(seq_id, tokens)
 
     def rewind(self, seq_id: int) -> int:
         """Cut the runner's memory of a live sequence to the recorded length. Return the sequence's new length.
 
         The new length is 0 if the memory cannot be cut.
         """
-        return self._cells.rewind(seq_id)
+        return self._slots.rewind(seq_id)
 
     def cut(self, seq_id: int, length: int) -> int:
         """Cut a live sequence to `length` tokens, or to 0 if its memory cannot be cut there; return the new length."""
-        return self._cells.cut(seq_id, length)
+        return self._slots.cut(seq_id, length)
 
     def reset(self, seq_id: int) -> None:
         """Remove all tokens of a live sequence."""
-        self._cells.reset(seq_id)
+        self._slots.reset(seq_id)
 
     # Idle prefixes: when they are read out, and when they leave the cells.
 
@@ -268,19 +268,19 @@ class PrefixStore:
     def _save_evicted(self, seq_id: int) -> None:
         self._saver.save_evicted(seq_id)
 
-    def _is_better_lower(self, source: Source, references: Sequence[BlockReference]) -> bool:
+    def _should_restore_into_lower_cells(self, cell_prefix: CellPrefix, references: Sequence[BlockReference]) -> bool:
         """Whether to restore a prefix into lower cells instead of using it where it is, above a gap of unused cells.
 
         Each step attends to the unused cells of the gap too, while a restore happens once. So a restore is worth its
         time if the gap has more cells than the prefix, and more than MAX_GAP.
         """
-        if source.seq_id is None or not self._saver.is_saved(source.seq_id):
+        if cell_prefix.seq_id is None or not self._saver.is_saved(cell_prefix.seq_id):
             return False
-        if self._runner.memory_kind not in CUTTABLE or not references or references[-1].end < source.length:
+        if self._runner.memory_kind not in CUTTABLE or not references or references[-1].end < cell_prefix.length:
             return False
         if any(reference.tier is not self._blocks.host for reference in references):
             return False
-        return self._cells.gap_below(source.seq_id, source.length) > max(MAX_GAP, source.length)
+        return self._slots.gap_below(cell_prefix.seq_id, cell_prefix.length) > max(MAX_GAP, cell_prefix.length)
 
 
 def make_prefix_store(

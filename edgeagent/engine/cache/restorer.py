@@ -99,12 +99,12 @@ class Restorer:
     def __init__(
         self,
         runner: Runner,
-        cells: Slots,
+        slots: Slots,
         blocks: BlockCache,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
-        self._cells = cells
+        self._slots = slots
         self._blocks = blocks
         self._clock = clock
         self._loader = None if blocks.below is None else BlockLoader(blocks.below)
@@ -180,7 +180,7 @@ class Restorer:
         block = self._loader.take(reference.key)
         self._read_ahead(restoring)
         # A block that was purged meanwhile is used by this sequence only, and is not kept for others.
-        if block is not None and restoring.epoch == self._blocks.epoch(self._cells.root(restoring.seq_id)):
+        if block is not None and restoring.epoch == self._blocks.epoch(self._slots.root(restoring.seq_id)):
             self._blocks.add(block, Importance.IDLE)
         return block
 
@@ -202,7 +202,7 @@ class Restorer:
             or length != reference.length
         ):
             return False  # the key was not made from these tokens: the block is forged
-        if not self._cells.reserve(length):
+        if not self._slots.reserve(length):
             return False
         started_s = self._clock()
         try:
@@ -211,8 +211,8 @@ class Restorer:
             return False
         if not self._runner.restore(seq_id, payload, reference.start + length):
             return False
-        self._cells.append(seq_id, block.tokens)
-        num_there = self._cells.cut(seq_id, reference.end) if reference.num_tokens < length else reference.end
+        self._slots.append(seq_id, block.tokens)
+        num_there = self._slots.cut(seq_id, reference.end) if reference.num_tokens < length else reference.end
         self._rate.observe(block.num_bytes, self._clock() - started_s)
         name = "disk" if reference.key in restoring.read else "host"
         restoring.num_restored[name] = restoring.num_restored.get(name, 0) + reference.num_tokens

@@ -39,7 +39,7 @@ class _Saved(Enum):
     MORE = "there may be another"
     ALL = "nothing was left to read"
     LATER = "there is no room before the tier below has taken more"
-    REFUSED = "it cannot be read, or is not kept"
+    UNSAVABLE = "it cannot be read, or is not kept"
 
 
 class Saver:
@@ -48,12 +48,12 @@ class Saver:
     def __init__(
         self,
         runner: Runner,
-        cells: Slots,
+        slots: Slots,
         blocks: BlockCache,
         policy: ReadOutPolicy,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cells = cells
+        self._slots = slots
         self._blocks = blocks
         self._policy = policy
         self._runner = runner
@@ -64,7 +64,7 @@ class Saver:
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, the longest idle first
         self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
         self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
-        self._refused: dict[int, float] = {}  # those that could not be saved: seconds by which each has slowed steps
+        self._unsavable: dict[int, float] = {}  # those that could not be saved: seconds by which each has slowed steps
         self._cell_bytes = blocks.token_bytes  # bytes of a token in the latest block
         self._read_bytes = self._cell_bytes  # bytes of a token when it is read out, before a codec packs it
         self._is_copied = blocks.has_codec  # whether a block is a copy and leaves the buffer of its read-out free
@@ -76,18 +76,18 @@ class Saver:
         return bool(self._unsaved)
 
     @property
-    def has_something(self) -> bool:
+    def has_work(self) -> bool:
         """Whether idle or live sequences have tokens to read out."""
         return bool(self._unsaved or self._growing)
 
     @property
-    def is_waiting(self) -> bool:
+    def is_blocked_by_writes(self) -> bool:
         """Whether read-outs must wait until the tier below has written more blocks, to make room in host memory."""
-        return self.has_something and self._blocks.host.is_waiting
+        return self.has_work and self._blocks.host.needs_writes_below
 
     def crowding_s(self, num_tokens: int) -> float:
         """Return the expected seconds that unsaved idle prefixes add to a step of this many tokens."""
-        num_idle = sum(map(self._cells.num_unshared, self._unsaved))
+        num_idle = sum(map(self._slots.num_unshared, self._unsaved))
         return self._policy.crowding_s(num_tokens, num_idle) if num_idle else 0.0
 
     @property
@@ -119,40 +119,40 @@ class Saver:
     def end(self, seq_id: int, priority: CachePriority) -> None:
         """Note that a sequence was just released. If it is idle now, its prefix will be read out."""
         self._growing.pop(seq_id, None)
-        if not self._cells.is_idle(seq_id):
+        if not self._slots.is_idle(seq_id):
             self._chains.pop(seq_id, None)
         elif self._blocks.is_enabled:
             self._priorities[seq_id] = priority
             self._unsaved[seq_id] = None
 
     def save_one(self) -> None:
-        """Read one block out of the cells, if one can be read and kept now. Call it only if `has_something`.
+        """Read one block out of the cells, if one can be read and kept now. Call it only if `has_work`.
 
         Idle sequences come first, since their cells can be freed once they are saved.
         """
         if not self._unsaved:
             seq_id, priority = next(iter(self._growing.items()))
-            if self._save_next(seq_id, priority, is_whole=False) is not _Saved.MORE:
+            if self._save_next(seq_id, priority, allow_partial=False) is not _Saved.MORE:
                 del self._growing[seq_id]
             return
         seq_id = next(iter(self._unsaved))
-        outcome = self._save_next(seq_id, self._priorities[seq_id], is_whole=True)
-        if outcome in (_Saved.ALL, _Saved.REFUSED):
+        outcome = self._save_next(seq_id, self._priorities[seq_id], allow_partial=True)
+        if outcome in (_Saved.ALL, _Saved.UNSAVABLE):
             del self._unsaved[seq_id]
         if outcome is _Saved.ALL:
-            self._refused.pop(seq_id, None)
+            self._unsavable.pop(seq_id, None)
             self._saved.add(seq_id)
-        elif outcome is _Saved.REFUSED and not self._is_worth(seq_id, self._refused.setdefault(seq_id, 0.0)):
+        elif outcome is _Saved.UNSAVABLE and not self._is_worth(seq_id, self._unsavable.setdefault(seq_id, 0.0)):
             self._drop(seq_id)
 
-    def charge_refused(self, num_tokens: int) -> None:
+    def charge_unsavable(self, num_tokens: int) -> None:
         """Note how much time a step of `num_tokens` lost to each idle prefix that could not be saved.
 
         When a prefix has cost too much time, its read-out is tried once more. If that fails, its cells are freed.
         """
-        for seq_id in self._refused.keys() - self._unsaved.keys():
-            self._refused[seq_id] += self._policy.crowding_s(num_tokens, self._cells.num_unshared(seq_id))
-            if not self._is_worth(seq_id, self._refused[seq_id]):
+        for seq_id in self._unsavable.keys() - self._unsaved.keys():
+            self._unsavable[seq_id] += self._policy.crowding_s(num_tokens, self._slots.num_unshared(seq_id))
+            if not self._is_worth(seq_id, self._unsavable[seq_id]):
                 self._unsaved[seq_id] = None
 
     def prepare(self) -> bool:
@@ -186,10 +186,10 @@ class Saver:
                 if self._blocks.below is not None:
                     self._growing[seq_id] = priority
             case MemoryKind.SLIDING_WINDOW:
-                while self._save_next(seq_id, priority, is_whole=is_boundary) is _Saved.MORE:
+                while self._save_next(seq_id, priority, allow_partial=is_boundary) is _Saved.MORE:
                     pass
             case _ if is_boundary:
-                self._save_next(seq_id, priority, is_whole=True)
+                self._save_next(seq_id, priority, allow_partial=True)
             case _:
                 pass
 
@@ -197,9 +197,9 @@ class Saver:
         """Save idle prefixes in blocks if that costs less time than they would add to a prompt's next `num_tokens`."""
         started_s, num_idle = self._clock(), 0
         for seq_id in tuple(self._unsaved):
-            num_idle += self._cells.num_unshared(seq_id)
+            num_idle += self._slots.num_unshared(seq_id)
             allowance_s = self._policy.crowding_s(num_tokens, num_idle)
-            while seq_id in self._unsaved and not self.is_waiting:
+            while seq_id in self._unsaved and not self.is_blocked_by_writes:
                 if self._clock() - started_s + self._policy.read_s(self._unread_bytes(seq_id)) > allowance_s:
                     return
                 self.save_one()
@@ -214,8 +214,8 @@ class Saver:
 
         The prefix with the highest cell is dropped first. If it is needed again, it is restored into lower free cells.
         """
-        while self._saved and self._cells.span > self._cells.num_cells_used + MAX_GAP:
-            self._drop(max(self._saved, key=self._cells.highest_cell))
+        while self._saved and self._slots.span > self._slots.num_cells_used + MAX_GAP:
+            self._drop(max(self._saved, key=self._slots.highest_cell))
 
     @property
     def checkpoint_interval(self) -> int:
@@ -233,20 +233,20 @@ class Saver:
 
     def forget_partition(self, root: BlockKey | None) -> None:
         """Free the cells of a partition's idle sequences (None: of all partitions) without saving them."""
-        for seq_id in self._cells.idle_ids:
-            if root in (None, self._cells.root(seq_id)):
+        for seq_id in self._slots.idle_ids:
+            if root in (None, self._slots.root(seq_id)):
                 self._drop(seq_id)
 
     def save_evicted(self, seq_id: int) -> None:
         """Note that an idle sequence is about to be evicted. Read it out first if the policy decides so."""
-        is_unsaved = seq_id in self._unsaved or seq_id in self._refused
+        is_unsaved = seq_id in self._unsaved or seq_id in self._unsavable
         if is_unsaved and self._is_worth(seq_id, self._policy.read_s(self._unread_bytes(seq_id))):
             self._save_all(seq_id)
         self._forget(seq_id)
 
     def close(self) -> None:
         """Read out all unsaved idle prefixes. Offer blocks to the tier below (see `HostTier.flush`)."""
-        for seq_id in dict.fromkeys((*self._unsaved, *self._refused)):
+        for seq_id in dict.fromkeys((*self._unsaved, *self._unsavable)):
             while self._save_all(seq_id) is _Saved.LATER and self._blocks.wait_for_room():
                 pass
             self._forget(seq_id)
@@ -254,54 +254,54 @@ class Saver:
 
     def _is_worth(self, seq_id: int, seconds: float) -> bool:
         """Whether to spend `seconds` so that the tokens of an idle prefix that are not in blocks stay cached."""
-        start, end = self._chain_end(seq_id), self._cells.length(seq_id)
+        start, end = self._chain_end(seq_id), self._slots.length(seq_id)
         return self._policy.is_worth(seconds, start, end, self._priorities[seq_id])
 
     def _unread_bytes(self, seq_id: int) -> float:
         """Return the estimated bytes of an idle sequence that are not in blocks."""
-        return self._state_bytes + self._cell_bytes * (self._cells.length(seq_id) - self._chain_end(seq_id))
+        return self._state_bytes + self._cell_bytes * (self._slots.length(seq_id) - self._chain_end(seq_id))
 
     def _chain_end(self, seq_id: int) -> int:
         """Return how many of a sequence's tokens were in blocks when it was last checked."""
         chain = self._chains.get(seq_id)
-        return 0 if chain is None else min(chain.end, self._cells.length(seq_id))
+        return 0 if chain is None else min(chain.end, self._slots.length(seq_id))
 
     def _save_all(self, seq_id: int) -> _Saved:
-        while (outcome := self._save_next(seq_id, self._priorities[seq_id], is_whole=True)) is _Saved.MORE:
+        while (outcome := self._save_next(seq_id, self._priorities[seq_id], allow_partial=True)) is _Saved.MORE:
             pass
         return outcome
 
     def _drop(self, seq_id: int) -> None:
         self._forget(seq_id)
-        self._cells.drop(seq_id)
+        self._slots.drop(seq_id)
 
     def _forget(self, seq_id: int) -> None:
         self._chains.pop(seq_id, None)
         self._priorities.pop(seq_id, None)
         self._unsaved.pop(seq_id, None)
         self._growing.pop(seq_id, None)
-        self._refused.pop(seq_id, None)
+        self._unsavable.pop(seq_id, None)
         self._saved.discard(seq_id)
 
-    def _save_next(self, seq_id: int, priority: CachePriority, *, is_whole: bool) -> _Saved:
-        """Read the next block of a sequence out of the cells. A partial block is read only if `is_whole`."""
+    def _save_next(self, seq_id: int, priority: CachePriority, *, allow_partial: bool) -> _Saved:
+        """Read the next block of a sequence out of the cells. A partial block is read only if `allow_partial`."""
         chain = self._stateful_chain(seq_id) if self._has_state else self._chain(seq_id, priority)
-        end = self._next_end(seq_id, chain, priority, is_whole=is_whole)
+        end = self._next_end(seq_id, chain, priority, allow_partial=allow_partial)
         if end is None:
-            if is_whole:
-                self._keep(seq_id, chain, priority)
+            if allow_partial:
+                self._raise_and_pin(seq_id, chain, priority)
             return _Saved.ALL
         if not self._runner.can_save(seq_id, chain.end, end):
-            return _Saved.REFUSED
-        if self._blocks.host.is_waiting:
+            return _Saved.UNSAVABLE
+        if self._blocks.host.needs_writes_below:
             return _Saved.LATER
-        own = self._cells.tokens(seq_id, chain.end, end)
+        own = self._slots.tokens(seq_id, chain.end, end)
         started_s = self._clock()
         try:
             payload = self._runner.save(seq_id, chain.end, end)
-            block = self._blocks.make(self._cells.root(seq_id), chain.key, chain.end, own, payload)
+            block = self._blocks.make(self._slots.root(seq_id), chain.key, chain.end, own, payload)
         except (InternalError, MemoryError):
-            return _Saved.REFUSED  # answers do not need the block
+            return _Saved.UNSAVABLE  # answers do not need the block
         self._state_bytes = self._runner.state_bytes(seq_id)
         self._cell_bytes = max(0, len(block.payload) - self._state_bytes) / len(own)
         self._read_bytes = max(0, len(payload) - self._state_bytes) / len(own)
@@ -312,15 +312,15 @@ class Saver:
             if not self._has_state and len(own) == self._blocks.block_tokens:
                 chain.append(end, block.key)  # as the next call of `_chain` would
             return _Saved.MORE
-        # `was_waiting` tells why the offer failed; by now there may be room.
-        return _Saved.LATER if self._blocks.host.was_waiting else _Saved.REFUSED
+        # `needed_writes_below` tells why the offer failed; by now there may be room.
+        return _Saved.LATER if self._blocks.host.needed_writes_below else _Saved.UNSAVABLE
 
     def _chain(self, seq_id: int, priority: CachePriority) -> Chain:
         """Update and return the chain of blocks that a sequence's next block follows.
 
         Only blocks added since the last call are looked up, so a long context costs no more than a short one.
         """
-        chain, length = self._chains.setdefault(seq_id, Chain()), self._cells.length(seq_id)
+        chain, length = self._chains.setdefault(seq_id, Chain()), self._slots.length(seq_id)
         while chain.key is not None and not self._blocks.is_held(chain.key):
             chain.pop()
         while length - chain.end >= MIN_PART:
@@ -331,18 +331,18 @@ class Saver:
         return chain
 
     def _continuation(self, seq_id: int, chain: Chain, length: int, priority: CachePriority) -> Continuation:
-        size = self._blocks.block_tokens
-        own = self._cells.tokens(seq_id, chain.end, min(length, chain.end + size))
-        return self._blocks.continuation(self._cells.root(seq_id), chain.key, chain.end, own, priority.cut(size))
+        size, root = self._blocks.block_tokens, self._slots.root(seq_id)
+        own = self._slots.tokens(seq_id, chain.end, min(length, chain.end + size))
+        return self._blocks.continuation(root, chain.key, chain.end, own, priority.instructions_end(size))
 
-    def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, is_whole: bool) -> int | None:
+    def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, allow_partial: bool) -> int | None:
         """Return where a sequence's next block ends; None if it is still too short, or if all tokens are in blocks."""
-        length = self._cells.length(seq_id)
+        length = self._slots.length(seq_id)
         if self._has_state:
             return length if length >= MIN_PART and chain.end < length else None
         full_end = priority.block_end(chain.end, self._blocks.block_tokens)
         end = min(full_end, length)
-        if end - chain.end < MIN_PART or (end < full_end and not is_whole):
+        if end - chain.end < MIN_PART or (end < full_end and not allow_partial):
             return None
         if self._needs_turn_end(seq_id, chain, end, priority):
             return priority.turn_end
@@ -362,13 +362,13 @@ class Saver:
             and self._runner.can_save(seq_id, chain.end, turn_end)
         )
 
-    def _keep(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
+    def _raise_and_pin(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
         """Raise the importance of a sequence's blocks to that of the sequence. Call it when no block is left to read.
 
         VOLATILE blocks are raised too, so they may be written to disk afterwards. If the sequence itself is VOLATILE,
         its blocks do not change. If the sequence is idle and belongs to a lane, pin its blocks for the lane.
         """
-        length = self._cells.length(seq_id)
+        length = self._slots.length(seq_id)
         keys = list(chain.keys_until(length))
         tail = (
             None
@@ -376,14 +376,14 @@ class Saver:
             else self._continuation(seq_id, chain, length, priority)
         )
         if priority.importance is not Importance.VOLATILE:
-            for end, key in chain.take_unkept(length):
-                self._blocks.host.keep((key,), priority.at(end))
+            for end, key in chain.take_unraised(length):
+                self._blocks.host.raise_importance((key,), priority.at(end))
             if tail is not None and tail.complete is not None and tail.complete.is_whole:
-                self._blocks.host.keep((tail.complete.key,), priority.at(length))
-        if priority.lane and self._cells.is_idle(seq_id):
+                self._blocks.host.raise_importance((tail.complete.key,), priority.at(length))
+        if priority.lane and self._slots.is_idle(seq_id):
             if tail is not None and tail.complete is not None:
                 keys.append(tail.complete.key)
-            self._blocks.host.hold(priority.lane, keys)
+            self._blocks.host.pin_for_lane(priority.lane, keys)
 
     def _stateful_chain(self, seq_id: int) -> Chain:
         """Return the chain of blocks that a block with the sequence's current state should follow.
@@ -392,8 +392,8 @@ class Saver:
         the new block's cells take more bytes than its state. Each block of a chain has a state, and a restore reads
         them all, so a chain of short blocks would be slow.
         """
-        length = self._cells.length(seq_id)
-        references = self._blocks.find(self._blocks.walk(self._cells.root(seq_id), self._cells.tokens(seq_id)))
+        length = self._slots.length(seq_id)
+        references = self._blocks.find(self._blocks.walk(self._slots.root(seq_id), self._slots.tokens(seq_id)))
         if not references or references[-1].end < length:
             while references and (length - references[-1].end) * self._cell_bytes <= self._state_bytes:
                 references.pop()

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from edgeagent.engine.cache.block import BlockKey
-from edgeagent.engine.cache.cached_prefix import Source
+from edgeagent.engine.cache.cached_prefix import CellPrefix
 from edgeagent.engine.cache.kv_cells import KvCells
 from edgeagent.engine.cache.radix_tree import RadixTree, Walk
 from edgeagent.engine.runner import Runner
@@ -81,20 +81,20 @@ class Slots:
         """Return the root key of a sequence's partition."""
         return self._tree.partition(seq_id)
 
-    def match(self, walk: Walk, max_length: int) -> Source:
-        """Return the longest prefix of the looked-up tokens that a new sequence can begin with; Source() if none.
+    def match(self, walk: Walk, max_length: int) -> CellPrefix:
+        """Return the longest prefix of the looked-up tokens that a new sequence can begin with; CellPrefix() if none.
 
         The runner must be able to cut the prefix's sequence at the prefix's end. Among equally long prefixes, prefer an
         idle sequence that ends there, since it needs no copy. Second, prefer other idle sequences.
         No side effect.
         """
-        best, best_rank = Source(), -1
+        best, best_rank = CellPrefix(), -1
         for length, seq_id in walk.sequences(max_length):
             if length < best.length:
                 break
             rank = (2 if self._tree.length(seq_id) == length else 1) if seq_id in self._idle else 0
             if rank > best_rank and self._runner.can_trim(seq_id, length):
-                best, best_rank = Source(length, seq_id), rank
+                best, best_rank = CellPrefix(length, seq_id), rank
                 if rank == 2:
                     break
         return best
@@ -110,15 +110,15 @@ class Slots:
         """
         return num_tokens <= self._cells.num_free + sum(self._cells.num_unshared(seq_id) for seq_id in self._idle)
 
-    def claim(self, root: BlockKey, source: Source) -> int | None:
-        """Return the id of a live sequence that begins with the prefix `source`; None if no id is available.
+    def claim(self, root: BlockKey, cell_prefix: CellPrefix) -> int | None:
+        """Return the id of a live sequence that begins with the prefix `cell_prefix`; None if no id is available.
 
-        If no id is free, an idle prefix other than `source` is evicted. Call this method right after `match`. The
+        If no id is free, an idle prefix other than `cell_prefix` is evicted. Call this method right after `match`. The
         sequence is empty if the prefix cannot be copied.
         """
-        former = source.seq_id
+        former = cell_prefix.seq_id
         if former is not None and former in self._idle:
-            if self._tree.length(former) == source.length:
+            if self._tree.length(former) == cell_prefix.length:
                 del self._idle[former]
                 self._live.add(former)
                 return former
@@ -127,9 +127,9 @@ class Slots:
         if seq_id is None:
             return None
         if former is not None:
-            if self._runner.copy(former, seq_id, source.length):
-                self._cells.share(former, seq_id, source.length)
-                self._tree.fork(seq_id, former, source.length)
+            if self._runner.copy(former, seq_id, cell_prefix.length):
+                self._cells.share(former, seq_id, cell_prefix.length)
+                self._tree.fork(seq_id, former, cell_prefix.length)
                 return seq_id
             self._runner.clear(seq_id)
         self._tree.insert(seq_id, root)

@@ -71,7 +71,7 @@ class Candidate:
 
 
 def best_first(offers: list[Candidate], target_steps_s: Items[float], num_sequences: int) -> list[Candidate]:
-    """Sort the offers for one sequence, the highest expected rate first. The second is the `second_choice` of the first."""
+    """Sort the offers for one sequence, the highest expected rate first. Set the `second_choice` of the first."""
     if len(offers) > 1:
         # Streams share the draft model's steps. The drafts of one stream alone may not pay, but those of all may.
         offers.sort(key=lambda each: -best_rate_if_all_draft(each.offer, target_steps_s, num_sequences))

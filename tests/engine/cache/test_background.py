@@ -35,7 +35,7 @@ class FakeSaver:
     save_s: float = 2**-9
     num_blocks: int = 100
     crowding: float = 0.0  # seconds that idle blocks add for each token of a step
-    is_waiting: bool = False
+    is_blocked_by_writes: bool = False
     num_saved: int = 0
     needs_memory: bool = False
 
@@ -43,7 +43,7 @@ class FakeSaver:
     def has_unsaved(self) -> bool:
         return self.num_saved < self.num_blocks
 
-    has_something = has_unsaved
+    has_work = has_unsaved
 
     @property
     def next_save_s(self) -> float:
@@ -52,7 +52,7 @@ class FakeSaver:
     def crowding_s(self, num_tokens: int) -> float:
         return self.crowding * num_tokens
 
-    def charge_refused(self, num_tokens: int) -> None:
+    def charge_unsavable(self, num_tokens: int) -> None:
         pass
 
     def save_one(self) -> None:
@@ -123,7 +123,7 @@ def test_a_block_that_takes_longer_than_a_pause_is_read_alone() -> None:
 
 
 def test_nothing_is_read_that_could_not_be_kept() -> None:
-    saver = FakeSaver(FakeClock(), crowding=2**-10, is_waiting=True)
+    saver = FakeSaver(FakeClock(), crowding=2**-10, is_blocked_by_writes=True)
     beside(work_on(saver), 50, 0.1, num_tokens=64, is_awaited=1)
     beside(work_on(saver), 50, 0.1)
     assert saver.num_saved == 0
@@ -162,7 +162,7 @@ def test_idle_prefixes_leave_the_cells_if_they_slow_others(cell_s: float) -> Non
     engine = Engine(runner, max_running=2, prefixes=PrefixStore(runner, blocks, costs, clock), clock=clock)
     engine.add(SequenceSpec("ends", [5, *range(1, 49)] * 4, greedy(), max_tokens=1))
     engine.add(SequenceSpec("goes on", [3, *range(1, 40)], greedy(), max_tokens=400))
-    most_idle, cells = 0, engine._prefixes._cells
+    most_idle, cells = 0, engine._prefixes._slots
 
     def num_idle_cells() -> int:
         return sum(map(cells.num_unshared, cells.idle_ids))

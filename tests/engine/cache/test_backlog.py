@@ -72,29 +72,29 @@ def test_what_is_not_taken_does_not_count(below: SlowTier) -> None:
 
 def test_what_is_written_counts_until_the_next_look(backlog: Backlog, below: SlowTier) -> None:
     assert backlog.is_pending(FIRST.key)
-    assert backlog.is_taken(FIRST.key)
-    assert not backlog.is_there(FIRST.key)
+    assert backlog.is_below_or_pending(FIRST.key)
+    assert not backlog.is_below(FIRST.key)
     below.write(FIRST.key)
     assert not backlog.is_pending(FIRST.key)
-    assert backlog.is_taken(FIRST.key)
-    assert backlog.is_there(FIRST.key)
+    assert backlog.is_below_or_pending(FIRST.key)
+    assert backlog.is_below(FIRST.key)
     assert backlog.num_bytes == FIRST.num_bytes + SECOND.num_bytes
-    assert backlog.settle() == [FIRST.key]
+    assert backlog.forget_finished() == [FIRST.key]
     assert backlog.num_bytes == SECOND.num_bytes
-    assert backlog.settle() == []
+    assert backlog.forget_finished() == []
 
 
 def test_what_is_taken_back_is_not_on_its_way(backlog: Backlog, below: SlowTier) -> None:
     backlog.withdraw(SECOND.key)
     assert not below.is_pending(SECOND.key)
-    assert not backlog.is_taken(SECOND.key)
+    assert not backlog.is_below_or_pending(SECOND.key)
     assert backlog.num_bytes == FIRST.num_bytes
 
 
 def test_what_others_have_pending_is_taken_but_not_pending_here(below: SlowTier) -> None:
     below.offer(FIRST, Importance.IDLE)
     backlog = Backlog(below)
-    assert backlog.is_taken(FIRST.key)
+    assert backlog.is_below_or_pending(FIRST.key)
     assert not backlog.is_pending(FIRST.key)
 
 
@@ -109,6 +109,6 @@ def test_without_a_tier_below_nothing_is_taken() -> None:
     assert not backlog.offer(FIRST, Importance.PINNED)
     backlog.withdraw(FIRST.key)
     assert not backlog.is_stalled
-    assert not backlog.is_taken(FIRST.key)
+    assert not backlog.is_below_or_pending(FIRST.key)
     assert not backlog.is_pending(FIRST.key)
-    assert (backlog.settle(), backlog.num_bytes) == ([], 0)
+    assert (backlog.forget_finished(), backlog.num_bytes) == ([], 0)

@@ -72,6 +72,11 @@ def test_instructions_count_as_such_up_to_their_end() -> None:
 
 
 def test_instructions_end_a_block_where_what_is_left_of_them_is_worth_one() -> None:
-    assert [CachePriority(num_system=number).cut(256) for number in (256, 271, 272, 528)] == [0, 0, 272, 528]
+    assert [CachePriority(num_system=number).instructions_end(256) for number in (256, 271, 272, 528)] == [
+        0,
+        0,
+        272,
+        528,
+    ]
     priority = CachePriority(num_system=300)
     assert [priority.block_end(start, 256) for start in (0, 256, 284, 285, 300)] == [256, 300, 300, 541, 556]

@@ -182,7 +182,7 @@ def test_integrity_over_random_offers() -> None:
             tier.touch([rng.choice(known).key])
             tier.promote([rng.choice(known).key], Importance.REUSED)
             if rng.random() < 0.1:
-                tier.hold(rng.choice("xyz"), [made.parent, made.key])
+                tier.pin_for_lane(rng.choice("xyz"), [made.parent, made.key])
             if rng.random() < 0.02:
                 tier.purge(KEYS.root(rng.choice("abc")))
             check_integrity(tier)
@@ -199,7 +199,7 @@ def test_what_must_not_be_written_is_not_whoever_uses_it() -> None:
     tier.flush()
     assert below.offered == []
     # Offered once a sequence with all these tokens may be written to disk.
-    tier.keep((secret.key, child.key), Importance.IDLE)
+    tier.raise_importance((secret.key, child.key), Importance.IDLE)
     assert [each for each, _ in below.offered] == [secret, child]
 
 
@@ -224,10 +224,10 @@ class TestHolding:
         first, second = block("", [1]), block("", [2])
         child = block(first, [3])
         offer(tier, first, child)
-        tier.hold("lane", [first.key, child.key])
+        tier.pin_for_lane("lane", [first.key, child.key])
         offer(tier, *(block("", [9, n]) for n in range(9)), second)
         assert held(tier, first, child, second) == [True, True, True]
-        tier.hold("lane", [second.key])
+        tier.pin_for_lane("lane", [second.key])
         offer(tier, *(block("", [10, n]) for n in range(9)))
         assert held(tier, first, child, second) == [False, False, True]
 
@@ -235,9 +235,9 @@ class TestHolding:
         tier = HostTier(10 * SIZE)
         mine, yours = block("a", [1]), [block("b", [n]) for n in range(6)]
         offer(tier, mine, *yours)
-        tier.hold("mine", [mine.key])
+        tier.pin_for_lane("mine", [mine.key])
         for number, each in enumerate(yours):
-            tier.hold(f"yours {number}", [each.key])
+            tier.pin_for_lane(f"yours {number}", [each.key])
             check_integrity(tier)
         offer(tier, *(block("c", [9, n]) for n in range(30)))
         assert held(tier, mine, *yours) == [True, False, False, True, True, True, True]
@@ -246,7 +246,7 @@ class TestHolding:
         tier = HostTier(4 * SIZE)
         large = [block("", [n]) for n in range(3)]
         offer(tier, *large)
-        tier.hold("lane", [each.key for each in large])
+        tier.pin_for_lane("lane", [each.key for each in large])
         offer(tier, *(block("", [9, n]) for n in range(9)))
         assert held(tier, *large) == [False] * 3
 
@@ -255,7 +255,7 @@ class TestHolding:
         blocks = [block("", [n]) for n in range(MAX_LANES + 1)]
         for number, each in enumerate(blocks):
             tier.offer(each, Importance.ONCE)
-            tier.hold(f"{number}", [each.key])
+            tier.pin_for_lane(f"{number}", [each.key])
         check_integrity(tier)
         tier.offer(block("", [-1], 900 * SIZE), Importance.ONCE)
         assert held(tier, blocks[0], blocks[1], blocks[-1]) == [False, True, True]
@@ -264,11 +264,11 @@ class TestHolding:
         tier = HostTier(10 * SIZE)
         short, longer, other = block("a", [1]), block("a", [1, 2]), block("b", [1])
         offer(tier, short, other)
-        tier.hold("lane", [short.key])
-        tier.hold("other", [other.key])
+        tier.pin_for_lane("lane", [short.key])
+        tier.pin_for_lane("other", [other.key])
         offer(tier, longer)
         assert held(tier, short, longer) == [False, True]
-        tier.hold("lane", [longer.key])
+        tier.pin_for_lane("lane", [longer.key])
         tier.purge(longer.root)
         check_integrity(tier)
         assert held(tier, longer, other) == [False, True]

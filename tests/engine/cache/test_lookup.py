@@ -12,7 +12,7 @@ import pytest
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache import lookup as block_cache
 from edgeagent.engine.cache.block import MIN_PART, Block, BlockKey, CachePriority, Importance, Keyring, LowerTier
-from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, Source
+from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache, Continuation, make_blocks
 from edgeagent.engine.cache.prefix_store import PrefixStore
@@ -148,7 +148,7 @@ def test_a_sequence_is_saved_behind_a_block_that_went_and_came_back() -> None:
     blocks, runner = over(below), FakeRunner(num_cells=256)
     prefixes = PrefixStore(runner, blocks)
     first = offered_below(blocks, below, None, TOKENS[:32])
-    claimed = prefixes.claim(TOKENS, CachedPrefix(ROOT, Source(), [], find(blocks, TOKENS)))
+    claimed = prefixes.claim(TOKENS, CachedPrefix(ROOT, CellPrefix(), [], find(blocks, TOKENS)))
     assert claimed is not None and prefixes.reserve(64)
     runner.decode([Slice(claimed.seq_id, 0, list(TOKENS[:64]), 0)])
     prefixes.append(claimed.seq_id, TOKENS[:64])
@@ -221,11 +221,11 @@ class TestContinuation:
         assert blocks.continuation(ROOT, None, 0, TOKENS[:24], 0).complete is None
 
     @pytest.mark.parametrize(
-        ("length", "cut", "has_child", "is_extendable"),
+        ("length", "instructions_end", "has_child", "is_extendable"),
         [(32, 0, False, True), (20, 0, False, False), (20, 20, False, True), (20, 0, True, True)],
     )
-    def test_a_child_may_extend_what_is_full_ends_at_the_cut_or_has_one(
-        self, length: int, cut: int, has_child: bool, is_extendable: bool
+    def test_a_child_may_extend_what_is_full_ends_the_instructions_or_has_one(
+        self, length: int, instructions_end: int, has_child: bool, is_extendable: bool
     ) -> None:
         below = FakeTier()
         blocks = over(below)
@@ -233,8 +233,10 @@ class TestContinuation:
         if has_child:
             offered_below(blocks, below, block, array("i", [99] * 8))
         references = find(blocks, TOKENS[:length])
-        assert [reference.key for reference in blocks.extendable(references, cut)] == [block.key] * is_extendable
-        found = blocks.continuation(ROOT, None, 0, TOKENS[:length], cut)
+        assert [reference.key for reference in blocks.extendable(references, instructions_end)] == [
+            block.key
+        ] * is_extendable
+        found = blocks.continuation(ROOT, None, 0, TOKENS[:length], instructions_end)
         assert (found.extendable is not None) == is_extendable
 
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from edgeagent.engine.cache.block import CachePriority, Importance, Keyring, Payload
-from edgeagent.engine.cache.cached_prefix import CachedPrefix, Source
+from edgeagent.engine.cache.cached_prefix import CachedPrefix, CellPrefix
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
@@ -39,7 +39,7 @@ class Cached:
 
     def compute(self, tokens: array[int]) -> int:
         """Put a live sequence into the cells."""
-        restoring = self.prefixes.claim(tokens, CachedPrefix(self.blocks.root(""), Source(), [], []))
+        restoring = self.prefixes.claim(tokens, CachedPrefix(self.blocks.root(""), CellPrefix(), [], []))
         assert restoring is not None and self.prefixes.reserve(len(tokens))
         seq_id = restoring.seq_id
         self.runner.decode([Slice(seq_id, 0, tokens, 0)])
@@ -62,7 +62,7 @@ def test_one_walk_tells_what_cells_and_blocks_have(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(RadixTree, "walk", counted)
     found = cached.find(PROMPT)
-    assert found.source == Source(32, seq_id), "blocks go further than the sequence, which leaves them at 40"
+    assert found.cell_prefix == CellPrefix(32, seq_id), "blocks go further than the sequence, which leaves them at 40"
     assert [(link.start, link.end) for link in found.to_restore] == [(32, 64), (64, 96)]
     assert found.end == 96
     assert num_walks == 1
@@ -75,7 +75,7 @@ def test_a_sequence_that_goes_further_than_the_blocks_is_taken() -> None:
     cached = Cached()
     longer = PROMPT + array("i", [150] * 20)
     seq_id = cached.compute(longer)
-    assert cached.find(longer).source == Source(116, seq_id)
+    assert cached.find(longer).cell_prefix == CellPrefix(116, seq_id)
     assert cached.find(longer).to_restore == []
     assert cached.prefixes.num_shared("", longer[:110] + array("i", [7])) == 110
 
@@ -83,9 +83,9 @@ def test_a_sequence_that_goes_further_than_the_blocks_is_taken() -> None:
 def test_a_state_that_is_not_where_blocks_go_on_is_left_alone() -> None:
     cached = Cached(MemoryKind.RECURRENT)
     seq_id = cached.compute(PROMPT[:40])
-    assert cached.find(PROMPT[:60]).source == Source(40, seq_id)
+    assert cached.find(PROMPT[:60]).cell_prefix == CellPrefix(40, seq_id)
     found = cached.find(PROMPT)
-    assert found.source == Source()
+    assert found.cell_prefix == CellPrefix()
     assert [link.start for link in found.to_restore] == [0, 32, 64]
 
 
@@ -93,11 +93,11 @@ def test_partitions_share_nothing() -> None:
     cached = Cached()
     cached.compute(PROMPT[:40])
     found = cached.prefixes.match("other", PROMPT, 96)
-    assert (found.source, found.to_restore, found.end) == (Source(), [], 0)
+    assert (found.cell_prefix, found.to_restore, found.end) == (CellPrefix(), [], 0)
     assert cached.prefixes.purge("other") == 0
     assert cached.find(PROMPT).end == 96
     assert cached.prefixes.purge("") == 3
-    assert cached.find(PROMPT).source.length == 40, "a live sequence stays"
+    assert cached.find(PROMPT).cell_prefix.length == 40, "a live sequence stays"
 
 
 class NoMemory:
@@ -118,7 +118,7 @@ def test_without_memory_a_prefix_is_neither_saved_nor_restored() -> None:
     cached.prefixes.release(seq_id, None, keep=True, priority=CachePriority())
     while cached.prefixes.has_unsaved:
         cached.prefixes.run_idle()
-    assert cached.prefixes.match("", other, len(other)).source.length == len(other), "it stays in the cells"
+    assert cached.prefixes.match("", other, len(other)).cell_prefix.length == len(other), "it stays in the cells"
     restoring = cached.prefixes.claim(PROMPT, cached.find(PROMPT))
     assert restoring is not None
     while not cached.prefixes.reload(restoring, 1.0):

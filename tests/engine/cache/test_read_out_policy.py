@@ -195,7 +195,7 @@ def refuse(served: Served, reason: str) -> None:
     """Let no block be saved from now on."""
     if reason == "pinned":
         host = served.prefixes._blocks.host
-        host.keep(tuple(host._entries), Importance.PINNED)
+        host.raise_importance(tuple(host._entries), Importance.PINNED)
         host.max_bytes = host.stats().num_bytes
     else:
 
@@ -235,7 +235,7 @@ def test_what_cannot_be_saved_stays_while_it_costs_less() -> None:
     for foreign_s in (0.0, 2e-7):  # the first costs nothing, and the second a tenth of the limit
         served, num_cells = beside_a_refused_prefix(Machine(foreign_s=foreign_s), "memory")
         assert served.prefixes.num_cells_used > num_cells
-        assert served.prefixes.match("", prompt_of(1400, 0), 1399).source.length == 1399
+        assert served.prefixes.match("", prompt_of(1400, 0), 1399).cell_prefix.length == 1399
 
 
 @pytest.mark.parametrize("ending", ["crowding", "eviction", "close"])

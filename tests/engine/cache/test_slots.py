@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgeagent.engine.cache.cached_prefix import Source
+from edgeagent.engine.cache.cached_prefix import CellPrefix
 from edgeagent.engine.cache.radix_tree import RadixTree
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.runner import Slice
@@ -21,7 +21,7 @@ def make_cache(runner: FakeRunner, on_evict: Callable[[int], None] | None = None
     return Slots(runner, RadixTree(), on_evict)
 
 
-def match(cache: Slots, tokens: list[int]) -> Source:
+def match(cache: Slots, tokens: list[int]) -> CellPrefix:
     return cache.match(cache._tree.walk(ROOT, tokens), len(tokens))
 
 
@@ -80,7 +80,7 @@ def test_live_sequences_are_never_evicted() -> None:
     runner = FakeRunner(num_cells=8, num_sequences=2)
     cache = make_cache(runner)
     assert {claim(cache, [n]) for n in (1, 2)} == {0, 1}
-    assert cache.claim(ROOT, Source()) is None
+    assert cache.claim(ROOT, CellPrefix()) is None
     assert cache.reserve(8)
     assert not cache.reserve(9)
 
@@ -99,8 +99,8 @@ def test_a_memory_that_cannot_be_cut_offers_only_whole_sequences() -> None:
     cache = make_cache(runner)
     compute(runner, cache, [1, 2, 3])
     assert match(cache, [1, 2, 3, 4]).length == 3
-    assert match(cache, [1, 2, 9]) == Source()
-    assert cache.match(cache._tree.walk(ROOT, [1, 2, 3]), 2) == Source()
+    assert match(cache, [1, 2, 9]) == CellPrefix()
+    assert cache.match(cache._tree.walk(ROOT, [1, 2, 3]), 2) == CellPrefix()
 
 
 def test_what_must_not_be_kept_is_gone() -> None:
@@ -171,7 +171,7 @@ def test_of_equally_long_prefixes_an_idle_one_is_found_before_a_live_one() -> No
     cache = make_cache(runner)
     idle, _ = compute(runner, cache, [1, 2, 3, 4])
     assert claim(cache, [1, 2, 3]) != idle
-    assert match(cache, [1, 2, 3, 9]) == Source(3, idle)
+    assert match(cache, [1, 2, 3, 9]) == CellPrefix(3, idle)
 
 
 def test_one_idle_prefix_is_evicted_at_a_time_and_told_of_first() -> None:
@@ -223,14 +223,14 @@ def test_an_idle_prefix_is_found_before_a_live_one_whichever_came_first(is_first
     cache = make_cache(runner)
     ids = []
     for tokens in ([1, 2, 3], [1, 2, 4]):
-        seq_id = cache.claim(ROOT, Source())
+        seq_id = cache.claim(ROOT, CellPrefix())
         assert seq_id is not None
         runner.decode([Slice(seq_id, 0, tokens, 0)])
         cache.append(seq_id, tokens)
         ids.append(seq_id)
     idle = ids[1] if is_first_live else ids[0]
     cache.release(idle, keep=True)
-    assert match(cache, [1, 2, 9]) == Source(2, idle)
+    assert match(cache, [1, 2, 9]) == CellPrefix(2, idle)
 
 
 def test_a_sequence_s_place_in_the_cells_and_its_partition_are_told() -> None:

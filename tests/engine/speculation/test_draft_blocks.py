@@ -212,11 +212,11 @@ def test_full_blocks_of_a_stream_are_written_while_it_runs() -> None:
     draft, sequence = make_draft(FakeRunner(num_cells=512), below), decoding()
     draft_all(draft, sequence)
     draft.draft([(sequence, 1)])
-    while draft.prefixes._saver.has_something:
+    while draft.prefixes._saver.has_work:
         draft.prefixes._saver.save_one()
     assert sum(len(block.tokens) for block in below.blocks.values()) == len(PROMPT) // BLOCK_TOKENS * BLOCK_TOKENS
     draft.draft([(sequence, 1)])
-    assert not draft.prefixes._saver.has_something, "they are looked for once"
+    assert not draft.prefixes._saver.has_work, "they are looked for once"
     draft.release(sequence)
     draft.prefixes.close()
 
@@ -228,7 +228,7 @@ def test_what_must_not_be_written_is_not(options: dict[str, Any]) -> None:
     draft_all(draft, sequence)
     draft.draft([(sequence, 1)])
     draft.release(sequence)
-    while draft.prefixes._saver.has_something:
+    while draft.prefixes._saver.has_work:
         draft.prefixes._saver.save_one()
     draft.prefixes.close()
     assert not below.blocks

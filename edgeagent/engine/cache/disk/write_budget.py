@@ -118,7 +118,7 @@ class WriteBudget:
         """
         with self._locked() as is_locked:
             if is_locked:
-                self._settle(0.0)
+                self._renew_grant(0.0)
 
     def is_possible(self, num_bytes: int) -> bool:
         """Whether `num_bytes` are within the allowance of a whole hour. If not, they can never be written."""
@@ -134,13 +134,13 @@ class WriteBudget:
         if self._granted_bytes < num_bytes:
             with self._locked() as is_locked:
                 if is_locked:
-                    self._settle(max(num_bytes, self._bytes_per_hour * _GRANT_PART))
+                    self._renew_grant(max(num_bytes, self._bytes_per_hour * _GRANT_PART))
         if self._granted_bytes < num_bytes:
             return False
         self._granted_bytes -= num_bytes
         return True
 
-    def _settle(self, wanted_bytes: float) -> None:
+    def _renew_grant(self, wanted_bytes: float) -> None:
         """Update the shared state on disk: give this process's unused bytes back, then take up to `wanted_bytes`.
 
         The bytes taken are this process's grant: it may write them without reading the file again. Call this
