@@ -92,8 +92,8 @@ class Admission:
                 sequence.restoring.references[-1].end if sequence.restoring and sequence.restoring.references else 0
             )
             depth = max(sequence.num_computed, restored)
-            self._prefixes.make_way(len(sequence.tokens) - depth)
-        self._prefixes.shed()
+            self._prefixes.read_out_for_prompt(len(sequence.tokens) - depth)
+        self._prefixes.free_saved_cells()
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
         """Restore blocks for about `budget_s` seconds. Return True if none remain, so that steps may begin.

@@ -200,7 +200,7 @@ class Engine:
             self._use_idle_moment()
             return outputs
         self._warmer.pause()
-        self._prefixes.shed()
+        self._prefixes.free_saved_cells()
         shape, min_tokens = self._costs.padded(works)
         expected_s = self.cost_model.predict(shape)
         started_s = self._clock()
@@ -250,7 +250,7 @@ class Engine:
         pause_s = self._itl_budget_s * _BUDGET_SHARE_TO_READ_OUT if has_streams else math.inf
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
         for prefixes in self._stores:
-            prefixes.run_beside(self._unsettled_s, self._unsettled_tokens, pause_s=pause_s, is_awaited=is_awaited)
+            prefixes.run_after_step(self._unsettled_s, self._unsettled_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     def close(self) -> None:
         """Cancel all sequences, and save their prefixes to disk if there is a disk cache. Call no method afterwards."""
@@ -312,7 +312,7 @@ class Engine:
             self._prefixes.wait_for_blocks(restorings, _LOAD_WAIT_S)
         else:
             for work in self._idle_work:
-                work.run_idle()
+                work.run_when_idle()
 
     def _verify_all(self, works: Items[Work], started_s: float) -> list[Output]:
         """Verify drafts and sample next tokens. Return the batch's outputs. `started_s`: when its decode began."""

@@ -75,7 +75,7 @@ class SequenceSpec:
     @property
     def cache_priority(self) -> CachePriority:
         """The importance of the request's cached prefix. It decides when the prefix is saved and evicted."""
-        kept = Importance.PINNED if self.pin else Importance.IDLE
+        kept = Importance.PINNED if self.pin else Importance.NORMAL
         # A request that repeats the prompt computes its last tokens again (see `Sequence.num_usable`).
         turn_end = min(max(self.boundaries, default=len(self.prompt)), len(self.prompt) - _NUM_COMPUTED_AGAIN)
         importance = kept if self.persist else Importance.VOLATILE

@@ -119,7 +119,7 @@ def test_instructions_are_written_at_once_and_matter_more(kind: MemoryKind) -> N
     ends = kept.importances()
     assert ends.pop(300) is Importance.SYSTEM
     assert ends.pop(256, Importance.SYSTEM) is Importance.SYSTEM
-    assert set(ends.values()) == {Importance.IDLE}
+    assert set(ends.values()) == {Importance.NORMAL}
 
 
 def test_instructions_that_must_not_be_written_are_not() -> None:

@@ -58,7 +58,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "edgeagent/engine/cache/disk/folder.py",
         "self._missing_bytes = 0  # the size of the block that found no room",
         "1",
-    ): "Set with `shortage`, and read only with it.",
+    ): "Set with `room_trouble`, and read only with it.",
     (
         "edgeagent/engine/cache/disk/folder.py",
         "self._seen_ns = 0  # time of the folder's last change that the index contains",
@@ -66,7 +66,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "`open` sets it before anything reads it.",
     (
         "edgeagent/engine/cache/disk/store.py",
-        "held.epoch = -1  # no epoch of a partition is negative, so the block is never found again",
+        "entry.epoch = -1  # no epoch of a partition is negative, so the block is never found again",
         "2",
     ): "No epoch is below 0.",
     (
@@ -161,7 +161,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "More than there are.",
     (
         "edgeagent/engine/cache/lookup.py",
-        "def extendable(self, references: Sequence[BlockReference], cut: int = 0) -> list[BlockReference]:",
+        "def extendable(self, references: Sequence[BlockReference], instructions_end: int = 0) -> list[BlockReference]:",
         "1",
     ): "No chain ends at one token.",
     (
@@ -186,8 +186,8 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "A worker says how much it is (`BlockStore.expect`) before anything is written.",
     (
         "edgeagent/engine/cache/disk/writer.py",
-        "while self._turns and self._ticks() <= by_s:",
-        "(self._ticks() < by_s)",
+        "while self._turns and self._clock() <= by_s:",
+        "(self._clock() < by_s)",
     ): "One instant of a clock.",
     (
         "edgeagent/engine/cache/disk/writer.py",

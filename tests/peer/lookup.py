@@ -13,7 +13,7 @@ from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Head, Importance, Key
 from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.folder import Limits
-from edgeagent.engine.cache.disk.retention import Held
+from edgeagent.engine.cache.disk.retention import IndexEntry
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.disk.write_budget import WriteBudget
 from edgeagent.engine.cache.host import HostTier
@@ -52,7 +52,7 @@ def _fill(store: BlockStore, keyring: Keyring, seed: int) -> array[int]:
     for start in range(0, len(tokens), MAX_BLOCK_TOKENS):
         key = keyring.key(parent, tokens[start : start + MAX_BLOCK_TOKENS])
         name = BlockName(root[:ROOT_BYTES], parent[:PARENT_BYTES], key, start, MAX_BLOCK_TOKENS, int(Importance.REUSED))
-        store._index.add(Held(name, BLOCK_BYTES, float(seed)))
+        store._index.add(IndexEntry(name, BLOCK_BYTES, float(seed)))
         own = tokens[start : start + MAX_BLOCK_TOKENS]
         store._writer.found[False].put(Head(root, parent, key, start, own))
         parent = key

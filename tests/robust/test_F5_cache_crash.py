@@ -39,7 +39,7 @@ def _work(folder: Path, files: FaultyFiles) -> None:
     store = make_store(folder, times, files=files, max_bytes=5 * 5200, bytes_per_hour=1 << 20)
     store.open()
     for block in BLOCKS:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
         store.work()
     store.offer(BLOCKS[0], Importance.SYSTEM)
     store.touch([BLOCKS[0].key])

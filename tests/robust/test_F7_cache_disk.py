@@ -20,7 +20,7 @@ CHAIN = make_chain(3)
 
 def _offer_all(store: BlockStore) -> None:
     for block in CHAIN:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
 
 
@@ -74,7 +74,7 @@ def test_what_is_there_is_still_read_while_nothing_can_be_written(tmp_path: Path
     store = make_store(folder, times, files=files)
     _offer_all(store)
     files.fault = lambda number, name: failing(errno.EROFS)(number, name) if name != "read" else None
-    store.offer(make_chain(1, seed=9)[0], Importance.IDLE)
+    store.offer(make_chain(1, seed=9)[0], Importance.NORMAL)
     store.work()
     assert "read-only" in (store.trouble or "")
     assert is_same(store.read(CHAIN[2].key), CHAIN[2])

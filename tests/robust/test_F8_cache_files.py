@@ -88,7 +88,7 @@ def test_another_block_under_this_name() -> None:
 def test_under_other_settings_the_same_prompt_has_other_keys(tmp_path: Path, other: Keyring) -> None:
     store = make_store(tmp_path / "cache")
     for block in CHAIN:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     theirs = make_chain(2, keys=other)
     assert [block.tokens for block in theirs] == [block.tokens for block in CHAIN]
@@ -97,7 +97,7 @@ def test_under_other_settings_the_same_prompt_has_other_keys(tmp_path: Path, oth
 
 def test_another_partition_has_other_keys(tmp_path: Path) -> None:
     store = make_store(tmp_path / "cache")
-    store.offer(BLOCK, Importance.IDLE)
+    store.offer(BLOCK, Importance.NORMAL)
     store.work()
     (theirs,) = make_chain(1, partition="another client")
     assert theirs.tokens == BLOCK.tokens
@@ -130,7 +130,7 @@ def _plant(tmp_path: Path, content: bytes) -> tuple[Path, Path]:
     """Write a block, put other content under its name, and return the folder and the file."""
     folder = tmp_path / "cache"
     store = make_store(folder)
-    store.offer(BLOCK, Importance.IDLE)
+    store.offer(BLOCK, Importance.NORMAL)
     store.work()
     (file,) = folder.glob("*.kv")
     file.write_bytes(content)
@@ -158,7 +158,7 @@ def test_a_planted_file_is_a_miss_and_is_replaced(tmp_path: Path, content: str) 
     assert file.exists() == (content != "cut"), "it may be another installation's, and does not count"
     assert not canary.exists()
     assert store.stats().num_misses == 1
-    store.offer(BLOCK, Importance.IDLE)  # and can be written again
+    store.offer(BLOCK, Importance.NORMAL)  # and can be written again
     store.work()
     assert is_same(store.read(BLOCK.key), BLOCK)
 
@@ -192,7 +192,7 @@ def test_the_folder_itself_may_not_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "cache").symlink_to(tmp_path / "elsewhere")
     store = make_store(tmp_path / "cache")
-    store.offer(BLOCK, Importance.IDLE)
+    store.offer(BLOCK, Importance.NORMAL)
     store.work()
     assert store.trouble is not None
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -206,8 +206,8 @@ def test_links_in_the_place_of_the_stores_own_files_are_not_followed(tmp_path: P
     for name in (cache_folder.STATE_FILE, cache_folder.LOCK_FILE, cache_folder.about_name(BLOCK.root)):
         (folder / name).symlink_to(outside)
     store = make_store(folder, bytes_per_hour=1 << 20)
-    store.introduce(BLOCK.root, cache_folder.About("model", "client"))
-    store.offer(BLOCK, Importance.IDLE)
+    store.describe_partition(BLOCK.root, cache_folder.About("model", "client"))
+    store.offer(BLOCK, Importance.NORMAL)
     store.work()
     close_now(store)
     assert outside.read_text() == "precious"
@@ -228,7 +228,7 @@ def test_names_that_are_none_are_left_alone(tmp_path: Path) -> None:
     for name in ("notes.txt", "x.kv", "..kv", "A" * 100 + ".kv"):
         (folder / name).write_text("mine")
     store = make_store(folder)
-    store.offer(BLOCK, Importance.IDLE)
+    store.offer(BLOCK, Importance.NORMAL)
     store.work()
     close_now(store)
     assert (folder / "notes.txt").read_text() == "mine"
@@ -240,7 +240,7 @@ def test_a_folder_in_the_place_of_the_stores_own_files_is_told_and_borne(tmp_pat
     folder, times = tmp_path / "cache", Times()
     (folder / name / "mine").mkdir(parents=True)
     store = make_store(folder, times, bytes_per_hour=1 << 20)
-    store.introduce(BLOCK.root, cache_folder.About("model", "client"))
+    store.describe_partition(BLOCK.root, cache_folder.About("model", "client"))
     others = make_chain(2, seed=1, payload_bytes=200_000)
     for block in others:
         store.offer(block, Importance.SYSTEM)
@@ -266,7 +266,7 @@ def test_a_folder_in_the_place_of_a_block_costs_that_block(tmp_path: Path) -> No
     file.mkdir()
     store, others = make_store(folder), make_chain(2, seed=1)
     for block in (BLOCK, *others):
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     assert str(file) in (store.stats().trouble or "")
     assert store.read(BLOCK.key) is None and not store.is_pending(BLOCK.key)
@@ -295,7 +295,7 @@ def _damaged_head(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("importance", [Importance.IDLE, Importance.SYSTEM])
+@pytest.mark.parametrize("importance", [Importance.NORMAL, Importance.SYSTEM])
 def test_a_block_whose_beginning_is_damaged_is_written_anew(tmp_path: Path, importance: Importance) -> None:
     folder, file = _plant(tmp_path, _content())
     assert _damaged_head(folder) == file

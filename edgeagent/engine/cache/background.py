@@ -21,7 +21,7 @@ _SHARE_OF_STEPS = 0.01  # of the time of steps
 _NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer, which does not change the 95th percentile
 # A smaller debt is no reason to pause: it may be rounding.
 _LEAST_S = 0.0001
-_IDLE_BUDGET_S = 0.003  # per call of `run_idle`; then commands are read
+_IDLE_BUDGET_S = 0.003  # per call of `run_when_idle`; then commands are read
 
 
 class BackgroundWork:
@@ -44,7 +44,7 @@ class BackgroundWork:
     def _is_saved(self) -> bool:
         return not self._saver.has_unsaved or self._saver.is_blocked_by_writes
 
-    def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
+    def run_after_step(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
         """Do the background work that is allowed after a step of `step_s` seconds with `num_tokens` tokens.
 
         `pause_s`: the most seconds by which the next step may be delayed to pay off the debt, which is the time lost to
@@ -56,7 +56,7 @@ class BackgroundWork:
             return
         self._num_steps += 1
         is_rare = self._num_steps >= _NUM_STEPS_BETWEEN
-        self._debt_s += self._saver.crowding_s(num_tokens)
+        self._debt_s += self._saver.idle_cells_s(num_tokens)
         # While a first token is awaited, a step has prompt tokens and is long anyway.
         if is_rare or is_awaited:
             self._pay(pause_s)
@@ -95,7 +95,7 @@ class BackgroundWork:
         self._saver.save_one()
         self._is_ready = False
 
-    def run_idle(self) -> None:
+    def run_when_idle(self) -> None:
         """Do background work for about 3 ms. Call it when there is no other work."""
         started_s = self._clock()
         while not self._is_saved and self._clock() - started_s < _IDLE_BUDGET_S:

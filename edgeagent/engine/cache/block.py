@@ -62,7 +62,7 @@ class Importance(IntEnum):
     """For memory only; never offered to a tier that outlives the process."""
     ONCE = 0
     """Used once. The engine gives no block this importance."""
-    IDLE = 1
+    NORMAL = 1
     """Part of a prompt or an answer. Most new blocks have this importance."""
     REUSED = 2
     """Used by a second request."""
@@ -83,7 +83,7 @@ class CachePriority:
     from the sequence; 0 if none is known. Only memory whose blocks cannot be cut needs a block that ends there.
     """
 
-    importance: Importance = Importance.IDLE
+    importance: Importance = Importance.NORMAL
     num_system: int = 0
     lane: str = ""
     turn_end: int = 0
@@ -147,7 +147,7 @@ class Block(Head):
 _FACTORS = {
     Importance.VOLATILE: 1.0,
     Importance.ONCE: 1.0,
-    Importance.IDLE: 1.5,
+    Importance.NORMAL: 1.5,
     Importance.REUSED: 2.0,
     Importance.SYSTEM: 4.0,
     Importance.PINNED: 1.0,  # is not evicted at all

@@ -125,7 +125,7 @@ class HostTier:
         self._num_bytes += block.num_bytes
         self._partition(block.root).num_bytes += block.num_bytes
         self._rank(entry)
-        if importance >= Importance.IDLE:
+        if importance >= Importance.NORMAL:
             self._hand_down(entry)
         if self._can_cut:
             self._drop_beginnings(block)
@@ -183,7 +183,7 @@ class HostTier:
         if importance > entry.importance:
             entry.importance, entry.is_offered = importance, False
         self._rank(entry)
-        if entry.importance >= Importance.IDLE:
+        if entry.importance >= Importance.NORMAL:
             self._hand_down(entry)
 
     def flush(self) -> None:

@@ -119,9 +119,9 @@ class PrefixStore:
     def save(self, seq_id: int, since: int, priority: CachePriority, *, is_boundary: bool = False) -> None:
         """Save what a later step would overwrite: a state, or the cells of a sliding window.
 
-        With full attention, only mark full blocks for `run_beside`. `since`: how many tokens the sequence had before
-        its last step. `is_boundary`: other prompts may diverge at the sequence's present end, so a block that is not
-        full is saved too. If `is_boundary` is False and no full block ends after `since`, do nothing.
+        With full attention, only mark full blocks for `run_after_step`. `since`: how many tokens the sequence had
+        before its last step. `is_boundary`: other prompts may diverge at the sequence's present end, so a block that is
+        not full is saved too. If `is_boundary` is False and no full block ends after `since`, do nothing.
         `Saver.save_live` describes what is read out of each kind of memory.
         """
         now = self._slots.length(seq_id)
@@ -195,13 +195,13 @@ class PrefixStore:
         """
         return self._saver.checkpoint_interval
 
-    def make_way(self, num_tokens: int) -> None:
+    def read_out_for_prompt(self, num_tokens: int) -> None:
         """Save idle prefixes in blocks if that costs less time than they would add to a prompt's next `num_tokens`."""
-        self._saver.make_way(num_tokens)
+        self._saver.read_out_for_prompt(num_tokens)
 
-    def shed(self) -> None:
+    def free_saved_cells(self) -> None:
         """Free the cells of idle prefixes that are saved in blocks."""
-        self._saver.shed()
+        self._saver.free_saved_cells()
 
     def forget_idle(self) -> None:
         """Free the cells of all idle prefixes without saving them. Blocks stay."""
@@ -217,13 +217,13 @@ class PrefixStore:
         """Whether there is no background work to do now."""
         return self._background.is_done
 
-    def run_idle(self) -> None:
+    def run_when_idle(self) -> None:
         """Do background work for about 3 ms. Call it when there is no other work."""
-        self._background.run_idle()
+        self._background.run_when_idle()
 
-    def run_beside(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
-        """Do the background work that is allowed after a step. `BackgroundWork.run_beside` describes the arguments."""
-        self._background.run_beside(step_s, num_tokens, pause_s=pause_s, is_awaited=is_awaited)
+    def run_after_step(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
+        """Do the background work that is allowed after a step. See `BackgroundWork.run_after_step`."""
+        self._background.run_after_step(step_s, num_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     # All prefixes.
 

@@ -20,7 +20,7 @@ class ReadOutPolicy:
        probability that the prefix is requested again. It is estimated as the recent share of prompt tokens that were
        found cached. For instructions and for the latest response of a lane, p is 1.
     2. A prompt is about to be computed, and there are enough free cells. The prefix is read out first if that takes no
-       longer than the time by which it would slow the prompt (`crowding_s`). Otherwise it stays until there is idle
+       longer than the time by which it would slow the prompt (`idle_cells_s`). Otherwise it stays until there is idle
        time, or until it has slowed steps by the time that a read-out takes (see `background`).
     3. A prefix that cannot be saved stays until it has slowed steps by p times the time to compute it again.
     4. Before the first measurement, the expected costs of a read-out and of leaving a prefix in the cells are 0.
@@ -44,9 +44,9 @@ class ReadOutPolicy:
         """Return the expected seconds to read out this many bytes."""
         return self._rate.seconds(num_bytes)
 
-    def crowding_s(self, num_tokens: int, num_idle: int) -> float:
+    def idle_cells_s(self, num_tokens: int, num_idle: int) -> float:
         """Return the expected seconds that `num_idle` idle cells add to a step of `num_tokens`; 0 if never measured."""
-        return self._costs.crowding_s(num_tokens, num_idle)
+        return self._costs.idle_cells_s(num_tokens, num_idle)
 
     def is_worth(self, seconds: float, start: int, end: int, priority: CachePriority) -> bool:
         """Whether to spend `seconds` to keep the tokens from `start` to `end` cached: rules 1 and 3 of this class."""

@@ -181,7 +181,7 @@ class Restorer:
         self._read_ahead(restoring)
         # A block that was purged meanwhile is used by this sequence only, and is not kept for others.
         if block is not None and restoring.epoch == self._blocks.epoch(self._slots.root(restoring.seq_id)):
-            self._blocks.add(block, Importance.IDLE)
+            self._blocks.add(block, Importance.NORMAL)
         return block
 
     def _read_ahead(self, restoring: Restoring) -> None:

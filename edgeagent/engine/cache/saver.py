@@ -85,10 +85,10 @@ class Saver:
         """Whether read-outs must wait until the tier below has written more blocks, to make room in host memory."""
         return self.has_work and self._blocks.host.needs_writes_below
 
-    def crowding_s(self, num_tokens: int) -> float:
+    def idle_cells_s(self, num_tokens: int) -> float:
         """Return the expected seconds that unsaved idle prefixes add to a step of this many tokens."""
         num_idle = sum(map(self._slots.num_unshared, self._unsaved))
-        return self._policy.crowding_s(num_tokens, num_idle) if num_idle else 0.0
+        return self._policy.idle_cells_s(num_tokens, num_idle) if num_idle else 0.0
 
     @property
     def next_save_s(self) -> float:
@@ -151,7 +151,7 @@ class Saver:
         When a prefix has cost too much time, its read-out is tried once more. If that fails, its cells are freed.
         """
         for seq_id in self._unsavable.keys() - self._unsaved.keys():
-            self._unsavable[seq_id] += self._policy.crowding_s(num_tokens, self._slots.num_unshared(seq_id))
+            self._unsavable[seq_id] += self._policy.idle_cells_s(num_tokens, self._slots.num_unshared(seq_id))
             if not self._is_worth(seq_id, self._unsavable[seq_id]):
                 self._unsaved[seq_id] = None
 
@@ -193,18 +193,18 @@ class Saver:
             case _:
                 pass
 
-    def make_way(self, num_tokens: int) -> None:
+    def read_out_for_prompt(self, num_tokens: int) -> None:
         """Save idle prefixes in blocks if that costs less time than they would add to a prompt's next `num_tokens`."""
         started_s, num_idle = self._clock(), 0
         for seq_id in tuple(self._unsaved):
             num_idle += self._slots.num_unshared(seq_id)
-            allowance_s = self._policy.crowding_s(num_tokens, num_idle)
+            allowance_s = self._policy.idle_cells_s(num_tokens, num_idle)
             while seq_id in self._unsaved and not self.is_blocked_by_writes:
                 if self._clock() - started_s + self._policy.read_s(self._unread_bytes(seq_id)) > allowance_s:
                     return
                 self.save_one()
 
-    def shed(self) -> None:
+    def free_saved_cells(self) -> None:
         """Free the cells of idle prefixes that are saved in blocks."""
         for seq_id in tuple(self._saved):
             self._drop(seq_id)

@@ -148,7 +148,7 @@ class CostModel:
         """At this position in a prompt, attention to earlier tokens takes as long as everything else for a token."""
         return self._fit.doubling_depth or _USUAL_DOUBLING_DEPTH
 
-    def crowding_s(self, num_tokens: int, num_idle: int) -> float:
+    def idle_cells_s(self, num_tokens: int, num_idle: int) -> float:
         """Return the expected seconds that `num_idle` cells of idle sequences add to a step of `num_tokens`."""
         return self._fit.cells_s(num_tokens, num_idle) * self._pace
 

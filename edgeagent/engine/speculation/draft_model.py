@@ -143,7 +143,7 @@ class DraftModel:
         the count is 0, or if the draft model lacks many tokens of a sequence, nothing is drafted for the sequence. The
         draft model then computes a chunk of the missing tokens. The result is empty if a batch fails or is interrupted.
         """
-        self.prefixes.shed()
+        self.prefixes.free_saved_cells()
         try:
             return self._draft_all(counts, endings)
         except (DecodeCancelled, OutOfCells):

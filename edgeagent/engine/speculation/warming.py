@@ -35,7 +35,7 @@ class PromptWarmer:
             self.pause()
             self._prompts.append(sequence)
 
-    def run_idle(self) -> None:
+    def run_when_idle(self) -> None:
         """Compute a chunk of the first prompt, or wait up to 5 ms for a block of its prefix.
 
         If the prompt is complete, was purged or makes no progress, remove it from the queue.

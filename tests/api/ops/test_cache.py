@@ -23,9 +23,9 @@ def fill(folder: Path, *clients: str) -> None:
     store = make_store(folder)
     for client in clients:
         chain = make_chain(2, partition=client)
-        store.introduce(chain[0].root, About("model", client))
+        store.describe_partition(chain[0].root, About("model", client))
         for block in chain:
-            store.offer(block, Importance.IDLE)
+            store.offer(block, Importance.NORMAL)
     store.work()
 
 

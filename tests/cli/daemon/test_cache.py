@@ -34,9 +34,9 @@ TIER = {
 def state_dir(tmp_path: Path) -> Path:
     for client in ("kiosk", ""):
         store, chain = make_store(tmp_path / "cache"), make_chain(2, partition=client)
-        store.introduce(chain[0].root, About("tiny", client))
+        store.describe_partition(chain[0].root, About("tiny", client))
         for block in chain:
-            store.offer(block, Importance.IDLE)
+            store.offer(block, Importance.NORMAL)
         close_now(store)
     return tmp_path
 

@@ -34,7 +34,7 @@ class FakeSaver:
     clock: FakeClock
     save_s: float = 2**-9
     num_blocks: int = 100
-    crowding: float = 0.0  # seconds that idle blocks add for each token of a step
+    idle_s_per_token: float = 0.0  # seconds that idle blocks add for each token of a step
     is_blocked_by_writes: bool = False
     num_saved: int = 0
     needs_memory: bool = False
@@ -49,8 +49,8 @@ class FakeSaver:
     def next_save_s(self) -> float:
         return self.save_s
 
-    def crowding_s(self, num_tokens: int) -> float:
-        return self.crowding * num_tokens
+    def idle_cells_s(self, num_tokens: int) -> float:
+        return self.idle_s_per_token * num_tokens
 
     def charge_unsavable(self, num_tokens: int) -> None:
         pass
@@ -64,9 +64,9 @@ def work_on(saver: FakeSaver) -> BackgroundWork:
     return BackgroundWork(cast("Saver", saver), saver.clock)
 
 
-def beside(work: BackgroundWork, num_steps: int, step_s: float, **options: int) -> None:
+def take_steps(work: BackgroundWork, num_steps: int, step_s: float, **options: int) -> None:
     for _ in range(num_steps):
-        work.run_beside(
+        work.run_after_step(
             step_s,
             options.get("num_tokens", 1),
             pause_s=PAUSE_S if options.get("num_streaming", 2) else math.inf,
@@ -76,56 +76,56 @@ def beside(work: BackgroundWork, num_steps: int, step_s: float, **options: int) 
 
 def test_cells_that_cost_nothing_are_read_for_a_hundredth_of_the_time() -> None:
     saver = FakeSaver(FakeClock(), save_s=2**-11)
-    beside(work_on(saver), 250, 0.004)
+    take_steps(work_on(saver), 250, 0.004)
     assert saver.num_saved == 20
 
 
 def test_nothing_is_read_while_a_client_waits_and_cells_cost_nothing() -> None:
     saver = FakeSaver(FakeClock())
-    beside(work_on(saver), 250, 0.1, num_tokens=64, is_awaited=1)
+    take_steps(work_on(saver), 250, 0.1, num_tokens=64, is_awaited=1)
     assert saver.num_saved == 0
 
 
 def test_what_slows_a_prompt_is_read_within_a_pause_of_each_step() -> None:
-    saver = FakeSaver(FakeClock(), crowding=2**-10)
+    saver = FakeSaver(FakeClock(), idle_s_per_token=2**-10)
     work = work_on(saver)
-    beside(work, 1, 0.1, num_tokens=64, is_awaited=1)
+    take_steps(work, 1, 0.1, num_tokens=64, is_awaited=1)
     assert saver.num_saved == PAUSE_S // saver.save_s
-    beside(work, 19, 0.1, num_tokens=64, is_awaited=1)
+    take_steps(work, 19, 0.1, num_tokens=64, is_awaited=1)
     assert saver.num_saved == saver.num_blocks
 
 
 def test_without_streams_the_pause_is_as_long_as_the_debt() -> None:
-    saver = FakeSaver(FakeClock(), crowding=2**-10)
-    beside(work_on(saver), 1, 0.1, num_tokens=64, is_awaited=1, num_streaming=0)
+    saver = FakeSaver(FakeClock(), idle_s_per_token=2**-10)
+    take_steps(work_on(saver), 1, 0.1, num_tokens=64, is_awaited=1, num_streaming=0)
     assert saver.num_saved == 32
 
 
 def test_no_more_is_spent_than_they_have_cost() -> None:
-    saver = FakeSaver(FakeClock(), crowding=0.000_01)
-    beside(work_on(saver), 10, 0.1, num_tokens=64, is_awaited=1)
+    saver = FakeSaver(FakeClock(), idle_s_per_token=0.000_01)
+    take_steps(work_on(saver), 10, 0.1, num_tokens=64, is_awaited=1)
     assert saver.num_saved == 3  # 6.4 ms
 
 
 def test_streams_are_paused_rarely() -> None:
-    saver = FakeSaver(FakeClock(), crowding=2**-10)
+    saver = FakeSaver(FakeClock(), idle_s_per_token=2**-10)
     work = work_on(saver)
-    beside(work, 24, 0.004, num_tokens=2)
+    take_steps(work, 24, 0.004, num_tokens=2)
     assert saver.num_saved == 0
-    beside(work, 1, 0.004, num_tokens=2)
+    take_steps(work, 1, 0.004, num_tokens=2)
     assert saver.num_saved == PAUSE_S // saver.save_s
 
 
 def test_a_block_that_takes_longer_than_a_pause_is_read_alone() -> None:
-    saver = FakeSaver(FakeClock(), save_s=0.03, crowding=2**-10)
-    beside(work_on(saver), 3, 0.1, num_tokens=64, is_awaited=1)
+    saver = FakeSaver(FakeClock(), save_s=0.03, idle_s_per_token=2**-10)
+    take_steps(work_on(saver), 3, 0.1, num_tokens=64, is_awaited=1)
     assert saver.num_saved == 3
 
 
 def test_nothing_is_read_that_could_not_be_kept() -> None:
-    saver = FakeSaver(FakeClock(), crowding=2**-10, is_blocked_by_writes=True)
-    beside(work_on(saver), 50, 0.1, num_tokens=64, is_awaited=1)
-    beside(work_on(saver), 50, 0.1)
+    saver = FakeSaver(FakeClock(), idle_s_per_token=2**-10, is_blocked_by_writes=True)
+    take_steps(work_on(saver), 50, 0.1, num_tokens=64, is_awaited=1)
+    take_steps(work_on(saver), 50, 0.1)
     assert saver.num_saved == 0
 
 

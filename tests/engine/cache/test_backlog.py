@@ -47,8 +47,8 @@ def below() -> SlowTier:
 @pytest.fixture
 def backlog(below: SlowTier) -> Backlog:
     made = Backlog(below)
-    assert made.offer(FIRST, Importance.IDLE)
-    assert made.offer(SECOND, Importance.IDLE)
+    assert made.offer(FIRST, Importance.NORMAL)
+    assert made.offer(SECOND, Importance.NORMAL)
     return made
 
 
@@ -66,7 +66,7 @@ def test_what_is_taken_counts_once_however_often_it_is_offered(backlog: Backlog)
 def test_what_is_not_taken_does_not_count(below: SlowTier) -> None:
     backlog = Backlog(below)
     below.is_full = True
-    assert not backlog.offer(FIRST, Importance.IDLE)
+    assert not backlog.offer(FIRST, Importance.NORMAL)
     assert (list(backlog), backlog.num_bytes) == ([], 0)
 
 
@@ -92,7 +92,7 @@ def test_what_is_taken_back_is_not_on_its_way(backlog: Backlog, below: SlowTier)
 
 
 def test_what_others_have_pending_is_taken_but_not_pending_here(below: SlowTier) -> None:
-    below.offer(FIRST, Importance.IDLE)
+    below.offer(FIRST, Importance.NORMAL)
     backlog = Backlog(below)
     assert backlog.is_below_or_pending(FIRST.key)
     assert not backlog.is_pending(FIRST.key)

@@ -51,7 +51,7 @@ def test_importances_are_the_same_in_every_version() -> None:
     assert {importance.name: importance.value for importance in Importance} == {
         "VOLATILE": -1,
         "ONCE": 0,
-        "IDLE": 1,
+        "NORMAL": 1,
         "REUSED": 2,
         "SYSTEM": 3,
         "PINNED": 4,
@@ -64,8 +64,8 @@ def test_a_block_counts_all_its_bytes() -> None:
 
 
 def test_instructions_count_as_such_up_to_their_end() -> None:
-    priority = CachePriority(Importance.IDLE, num_system=300)
-    assert [priority.at(end) for end in (256, 300, 301)] == [Importance.SYSTEM, Importance.SYSTEM, Importance.IDLE]
+    priority = CachePriority(Importance.NORMAL, num_system=300)
+    assert [priority.at(end) for end in (256, 300, 301)] == [Importance.SYSTEM, Importance.SYSTEM, Importance.NORMAL]
     assert CachePriority(Importance.PINNED, num_system=300).at(256) is Importance.PINNED
     assert CachePriority(Importance.VOLATILE, num_system=300).at(256) is Importance.VOLATILE
     assert CachePriority(Importance.ONCE).at(1) is Importance.ONCE

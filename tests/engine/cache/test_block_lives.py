@@ -69,7 +69,7 @@ class Lives(RuleBasedStateMachine):
         block = self.blocks.make(
             KEYS.root(partition), whole[-1].key if whole else None, start, own, memoryview(bytes(payload))
         )
-        if self.blocks.add(block, Importance.IDLE):
+        if self.blocks.add(block, Importance.NORMAL):
             self.known[block.key] = partition, tokens[: start + len(own)], start
 
     @rule(number=st.integers(0, 1 << 16))
@@ -83,7 +83,7 @@ class Lives(RuleBasedStateMachine):
         """Load a block from the tier below."""
         if self.below.blocks:
             block = self.below.blocks[sorted(self.below.blocks)[number % len(self.below.blocks)]]
-            self.blocks.add(block, Importance.IDLE)
+            self.blocks.add(block, Importance.NORMAL)
 
     @rule(partition=st.one_of(PARTITIONS, st.none()))
     def purge(self, partition: str | None) -> None:

@@ -195,11 +195,11 @@ def test_what_must_not_be_written_is_not_whoever_uses_it() -> None:
     child = block(secret, [3])
     offer(tier, secret, importance=Importance.VOLATILE)
     tier.promote((secret.key,), Importance.REUSED)
-    offer(tier, child, importance=Importance.IDLE)
+    offer(tier, child, importance=Importance.NORMAL)
     tier.flush()
     assert below.offered == []
     # Offered once a sequence with all these tokens may be written to disk.
-    tier.raise_importance((secret.key, child.key), Importance.IDLE)
+    tier.raise_importance((secret.key, child.key), Importance.NORMAL)
     assert [each for each, _ in below.offered] == [secret, child]
 
 
@@ -207,12 +207,12 @@ def test_a_longer_one_that_must_not_be_written_leaves_the_shorter_one_below() ->
     below = FakeTier()
     tier = HostTier(10 * SIZE, below=below)
     short, longer = block("", [1, 2]), block("", [1, 2, 3])
-    offer(tier, short, importance=Importance.IDLE)
+    offer(tier, short, importance=Importance.NORMAL)
     offer(tier, longer, importance=Importance.VOLATILE)
     assert held(tier, short, longer) == [False, True]
     assert list(below.blocks) == [short.key]
-    offer(tier, short, importance=Importance.IDLE)
-    offer(tier, block("", [1, 2, 3, 4]), importance=Importance.IDLE)
+    offer(tier, short, importance=Importance.NORMAL)
+    offer(tier, block("", [1, 2, 3, 4]), importance=Importance.NORMAL)
     assert short.key not in below.blocks
 
 

@@ -98,9 +98,9 @@ class Life:
 
 def live(folder: Path, token_bytes: int, host_bytes: int, *, block_tokens: int = 32) -> Life:
     store = make_store(folder, max_bytes=1 << 40, close_s=60)
-    store._ticks = store._writer._ticks = time.monotonic
+    store._clock = store._writer._clock = time.monotonic
     host = HostTier(host_bytes, below=store)
-    store.expect(block_tokens, int(host_bytes * PENDING_SHARE))
+    store.configure_writer(block_tokens, int(host_bytes * PENDING_SHARE))
     blocks = BlockCache(Keyring(b"fake", SECRET), host, store, can_cut=True, block_tokens=block_tokens)
     thread = threading.Thread(target=store.run, daemon=True)
     thread.start()

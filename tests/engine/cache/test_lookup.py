@@ -49,7 +49,7 @@ def make_cache(below: LowerTier | None) -> BlockCache:
     parent = None
     for start in (0, 32):
         block = blocks.make(ROOT, parent, start, TOKENS[start : start + 32], memoryview(bytes(100)))
-        assert blocks.add(block, Importance.IDLE)
+        assert blocks.add(block, Importance.NORMAL)
         parent = block.key
     return blocks
 
@@ -77,7 +77,7 @@ def test_of_blocks_that_go_equally_far_the_one_with_the_least_to_cut_off_is_take
     blocks = no_tier_below(MemoryKind.FULL_ATTENTION)
     for length in lengths:
         own = TOKENS[:20] + array("i", [100 + length]) * (length - 20)
-        assert blocks.add(blocks.make(ROOT, None, 0, own, memoryview(bytes(100))), Importance.IDLE)
+        assert blocks.add(blocks.make(ROOT, None, 0, own, memoryview(bytes(100))), Importance.NORMAL)
     (reference,) = find(blocks, TOKENS)
     assert (reference.end, reference.length) == (20, 24)
 
@@ -89,7 +89,7 @@ def test_of_chains_that_end_together_the_one_of_the_fewest_blocks_is_found(longe
         parent, start = None, 0
         for length in lengths:
             block = blocks.make(ROOT, parent, start, TOKENS[start : start + length], memoryview(bytes(100)))
-            assert blocks.add(block, Importance.IDLE)
+            assert blocks.add(block, Importance.NORMAL)
             parent, start = block.key, start + length
     assert [(reference.start, reference.end) for reference in find(blocks, TOKENS[:32])] == [(0, 32)]
 
@@ -105,7 +105,7 @@ def test_a_part_that_is_worth_restoring_is_found(num_before: int, shared: int) -
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_only_a_block_of_full_attention_is_cut(kind: MemoryKind) -> None:
     blocks = no_tier_below(kind)
-    assert blocks.add(blocks.make(ROOT, None, 0, TOKENS[:32], memoryview(bytes(100))), Importance.IDLE)
+    assert blocks.add(blocks.make(ROOT, None, 0, TOKENS[:32], memoryview(bytes(100))), Importance.NORMAL)
     assert [reference.end for reference in find(blocks, TOKENS[:32])] == [32]
     assert [reference.end for reference in find(blocks, TOKENS[:20])] == (
         [20] if kind is MemoryKind.FULL_ATTENTION else []
@@ -121,7 +121,7 @@ def offered_below(blocks: BlockCache, below: FakeTier, parent: Block | None, own
     """Put a block into the tier below alone, as another process would."""
     start = 0 if parent is None else parent.start + len(parent.tokens)
     block = blocks.make(ROOT, None if parent is None else parent.key, start, own, memoryview(bytes(100)))
-    below.offer(block, Importance.IDLE)
+    below.offer(block, Importance.NORMAL)
     return block
 
 
@@ -206,7 +206,7 @@ class TestContinuation:
     def test_a_block_that_has_all_of_the_tokens_is_complete_though_it_goes_on(self) -> None:
         blocks = no_tier_below(MemoryKind.FULL_ATTENTION)
         block = blocks.make(ROOT, None, 0, TOKENS[:32], memoryview(bytes(100)))
-        assert blocks.add(block, Importance.IDLE)
+        assert blocks.add(block, Importance.NORMAL)
         found = blocks.continuation(ROOT, None, 0, TOKENS[:24], 0)
         assert found.extendable is None
         assert found.complete is not None and (found.complete.key, found.complete.end) == (block.key, 24)

@@ -34,7 +34,7 @@ class Cached:
         for start in range(0, len(PROMPT), 32):
             own = PROMPT[start : start + 32]
             block = self.blocks.make(self.blocks.root(""), parent, start, own, memoryview(bytes(100)))
-            assert self.blocks.add(block, Importance.IDLE)
+            assert self.blocks.add(block, Importance.NORMAL)
             parent = block.key
 
     def compute(self, tokens: array[int]) -> int:
@@ -117,7 +117,7 @@ def test_without_memory_a_prefix_is_neither_saved_nor_restored() -> None:
     cached.blocks._codec = NoMemory()
     cached.prefixes.release(seq_id, None, keep=True, priority=CachePriority())
     while cached.prefixes.has_unsaved:
-        cached.prefixes.run_idle()
+        cached.prefixes.run_when_idle()
     assert cached.prefixes.match("", other, len(other)).cell_prefix.length == len(other), "it stays in the cells"
     restoring = cached.prefixes.claim(PROMPT, cached.find(PROMPT))
     assert restoring is not None

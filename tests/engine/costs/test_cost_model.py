@@ -88,8 +88,8 @@ def test_idle_cells_cost_what_they_add() -> None:
     by_cells, by_pairs = CostModel(512), CostModel(512)
     learn(by_cells, Machine(cell_s=2e-6), 300)
     learn(by_pairs, Machine(pair_s=2e-6), 300)
-    assert by_cells.crowding_s(100, 1000) == pytest.approx(0.2, rel=0.2)
-    assert by_pairs.crowding_s(100, 1000) < 0.03
+    assert by_cells.idle_cells_s(100, 1000) == pytest.approx(0.2, rel=0.2)
+    assert by_pairs.idle_cells_s(100, 1000) < 0.03
 
 
 @pytest.mark.parametrize("machine", [Machine(cell_s=2e-6), Machine(pair_s=2e-6)], ids=["by cells", "by pairs"])
@@ -99,11 +99,11 @@ def test_a_sequence_that_is_alone_does_not_tell_what_idle_cells_cost(machine: Ma
     for _ in range(4):
         for depth in range(0, 1500, 500):
             costs.observe(alone(480, depth), machine.seconds(alone(480, depth)))
-    assert costs.crowding_s(1000, 1000) < 0.1
+    assert costs.idle_cells_s(1000, 1000) < 0.1
     for depth in range(0, 1500, 500):
         beside = alone(480, depth)._replace(num_cells=depth + 1500)
         costs.observe(beside, machine.seconds(beside))
-    assert costs.crowding_s(1000, 1000) == pytest.approx(1e6 * machine.cell_s, rel=0.2, abs=0.1)
+    assert costs.idle_cells_s(1000, 1000) == pytest.approx(1e6 * machine.cell_s, rel=0.2, abs=0.1)
 
 
 def test_an_outlier_is_forgotten() -> None:

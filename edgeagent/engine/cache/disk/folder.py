@@ -27,7 +27,7 @@ from edgeagent.cache_folder import ROOT_BYTES, About, BlockName
 from edgeagent.engine.cache.block import BlockKey, Importance
 from edgeagent.engine.cache.disk.files import Buffer, Files, in_words
 from edgeagent.engine.cache.disk.index import Index
-from edgeagent.engine.cache.disk.retention import Held, choose_victims, is_worth_writing
+from edgeagent.engine.cache.disk.retention import IndexEntry, choose_victims, is_worth_writing
 from edgeagent.engine.cache.disk.write_budget import WriteBudget
 
 # Each eviction ranks all blocks. It frees this part of the room in addition, so that the next one is not needed soon.
@@ -73,13 +73,13 @@ class Folder:
         budget: WriteBudget,
         limits: Limits,
         *,
-        ticks: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = files
         self._index = index
         self._budget = budget
         self._limits = limits
-        self._ticks = ticks
+        self._clock = clock
         self._abouts: dict[bytes, About] = {}
         self._labelled: set[bytes] = set()
         self._used: set[bytes] = set()  # keys of blocks whose time of use is not in the folder yet
@@ -88,22 +88,22 @@ class Folder:
         self._due: dict[Callable[[], None], float] = {}
         self.trouble: str | None = None
         """The disk's error; None while writing works. Nothing is written until a retry succeeds."""
-        self.shortage: str | None = None
+        self.room_trouble: str | None = None
         """An error message if there was no room for the last block to write; else None."""
         self._missing_bytes = 0  # the size of the block that found no room
-        self._obstacle: str | None = None
+        self._name_trouble: str | None = None
         self._is_gone = False  # whether the folder was missing at the last failure
         self.num_evicted = 0
         self.has_found = False
         """Whether a scan may have found blocks of other processes. The writer looks for them and resets the flag."""
 
     @property
-    def obstacle(self) -> str | None:
+    def name_trouble(self) -> str | None:
         """An error message if a file cannot be written because a folder has its name; else None.
 
         Other files are still written.
         """
-        return self._budget.obstacle or self._obstacle
+        return self._budget.name_trouble or self._name_trouble
 
     def open(self) -> None:
         """Read the folder. Remove temporary files of processes that ended during a write."""
@@ -158,10 +158,10 @@ class Folder:
                     self._files.remove(temporary)
                 if not isinstance(error, IsADirectoryError):
                     raise
-                self._obstacle = self._files.in_the_way(name.file_name)
+                self._name_trouble = self._files.in_the_way(name.file_name)
                 return Outcome.LOST
             damaged = self._index.find_unreadable(name.key)
-            self._index.add(Held(name, num_bytes, used_s, epoch, is_draft=is_draft, is_announced=True))
+            self._index.add(IndexEntry(name, num_bytes, used_s, epoch, is_draft=is_draft, is_announced=True))
             if damaged is not None and damaged.name != name:
                 self._files.remove(damaged.name.file_name)
             self._is_unsynced = True
@@ -172,38 +172,38 @@ class Folder:
         """Note that blocks were used just now. `_stamp` later writes this to the folder."""
         now_s = self._budget.now_s
         for key in keys:
-            held = self._index.find(key)
-            if held is not None:
-                held.used_s = now_s
-                self._used.add(held.name.key)
+            entry = self._index.find(key)
+            if entry is not None:
+                entry.used_s = now_s
+                self._used.add(entry.name.key)
 
     def set_importance(self, key: BlockKey, importance: Importance) -> None:
         """Raise a block's importance; a lower one is ignored."""
-        held = self._index.find(key)
-        if held is None or held.importance >= importance:
+        entry = self._index.find(key)
+        if entry is None or entry.importance >= importance:
             return
         with self._guarded("rename in"):
-            # Copied first: a reader that misses the old name hides `held`, and must not hide the copy.
-            raised = replace(held, name=replace(held.name, importance=int(importance)))
+            # Copied first: a reader that misses the old name hides `entry`, and must not hide the copy.
+            raised = replace(entry, name=replace(entry.name, importance=int(importance)))
             try:
                 with self._changing():
-                    self._files.rename(held.name.file_name, raised.name.file_name)
+                    self._files.rename(entry.name.file_name, raised.name.file_name)
             except FileNotFoundError:
-                self._index.remove(held.name.key)
+                self._index.remove(entry.name.key)
                 return
             except IsADirectoryError:
-                self._obstacle = self._files.in_the_way(raised.name.file_name)
+                self._name_trouble = self._files.in_the_way(raised.name.file_name)
                 return
             self._index.add(raised)
 
     def discard(self, key: BlockKey) -> None:
         """Remove a block, if it is there."""
-        held = self._index.find(key)
-        if held is not None:
+        entry = self._index.find(key)
+        if entry is not None:
             with self._guarded("remove from"):
-                self._remove([held])
+                self._remove([entry])
 
-    def introduce(self, root: BlockKey, about: About) -> None:
+    def describe_partition(self, root: BlockKey, about: About) -> None:
         """Keep a partition's description. If the folder lacks it, `write` adds it with the partition's next block."""
         self._abouts[root[:ROOT_BYTES]] = about
 
@@ -237,7 +237,7 @@ class Folder:
             self._files.sync_folder()
 
     def _when_due(self, action: Callable[[], None], every_s: float) -> None:
-        now_s = self._ticks()
+        now_s = self._clock()
         due_s = self._due.setdefault(action, now_s + every_s)
         if now_s >= due_s:
             self._due[action] = now_s + every_s
@@ -255,9 +255,9 @@ class Folder:
                 # The blocks are gone too. The next tick creates the folder again, if this process may.
                 self._index.replace([], self._index.epochs())
                 self._labelled.clear()
-                self._due[self._retry] = self._ticks()
+                self._due[self._retry] = self._clock()
             else:
-                self._due[self._retry] = self._ticks() + _RETRY_EVERY_S
+                self._due[self._retry] = self._clock() + _RETRY_EVERY_S
             self._is_gone = is_gone
 
     def _retry(self) -> None:
@@ -304,37 +304,37 @@ class Folder:
         self._seen_ns = seen_ns
         self.has_found = True
         self._labelled = set(cache_folder.read_abouts(self._files.folder))
-        self._obstacle = None
+        self._name_trouble = None
 
     def _set_ages(self, *, is_time_known: bool) -> None:
         """Set future times of use to about now, but keep their order. If the store's time is unknown, set all times."""
         now_s = self._budget.now_s
-        wrong = [held for held in self._index.all() if not is_time_known or held.used_s > now_s]
-        for place, held in enumerate(sorted(wrong, key=lambda held: -held.used_s)):
-            held.used_s = now_s - place * 1e-3
+        wrong = [entry for entry in self._index.all() if not is_time_known or entry.used_s > now_s]
+        for place, entry in enumerate(sorted(wrong, key=lambda entry: -entry.used_s)):
+            entry.used_s = now_s - place * 1e-3
             with contextlib.suppress(FileNotFoundError):
-                self._files.stamp(held.name.file_name, held.used_s)
+                self._files.stamp(entry.name.file_name, entry.used_s)
 
     def _stamp(self) -> None:
         """Write changed times of use to the folder."""
         used, self._used = self._used, set()
         for key in used:
-            held = self._index.find(key)
-            if held is not None:
+            entry = self._index.find(key)
+            if entry is not None:
                 with contextlib.suppress(FileNotFoundError):
-                    self._files.stamp(held.name.file_name, held.used_s)
+                    self._files.stamp(entry.name.file_name, entry.used_s)
 
     def _yield_room(self) -> None:
         """Evict blocks if the disk is short of space.
 
-        If the last block found no room, check whether it would fit now, and update `shortage`.
+        If the last block found no room, check whether it would fit now, and update `room_trouble`.
         """
-        self._make_room(0 if self.shortage is None else self._missing_bytes)
+        self._make_room(0 if self.room_trouble is None else self._missing_bytes)
 
     def _tidy(self) -> None:
         """Remove expired and unreachable blocks, and other processes' descriptions of partitions without blocks."""
         self._evict(0)
-        roots = {held.name.root for held in self._index.all()}
+        roots = {entry.name.root for entry in self._index.all()}
         for root in self._labelled - roots - set(self._abouts):
             self._files.remove(cache_folder.about_name(root))
 
@@ -345,9 +345,9 @@ class Folder:
         if needed > 0 and num_bytes <= max(0, limit):
             self._evict(needed + int(max(0, limit) * _EVICT_PART))
         if self._index.num_bytes + num_bytes <= self._limit_bytes():
-            self.shortage = None
+            self.room_trouble = None
             return True
-        self.shortage, self._missing_bytes = self._why_no_room(num_bytes), num_bytes
+        self.room_trouble, self._missing_bytes = self._why_no_room(num_bytes), num_bytes
         return False
 
     def _why_no_room(self, num_bytes: int) -> str:
@@ -380,10 +380,10 @@ class Folder:
         self._remove(victims)
         self.num_evicted += len(victims)
 
-    def _remove(self, blocks: Iterable[Held]) -> None:
-        for held in blocks:
-            self._index.remove(held.name.key)  # first, so that no lookup finds a block whose file is gone
-            self._files.remove(held.name.file_name)
+    def _remove(self, blocks: Iterable[IndexEntry]) -> None:
+        for entry in blocks:
+            self._index.remove(entry.name.key)  # first, so that no lookup finds a block whose file is gone
+            self._files.remove(entry.name.file_name)
 
     def _label(self, root: bytes) -> None:
         """Write the description of a partition to the folder, if it is known and not written yet."""
@@ -396,5 +396,5 @@ class Folder:
             self._files.rename(temporary, cache_folder.about_name(root))
         except IsADirectoryError:
             self._files.remove(temporary)
-            self._obstacle = self._files.in_the_way(cache_folder.about_name(root))
+            self._name_trouble = self._files.in_the_way(cache_folder.about_name(root))
         self._labelled.add(root)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edgeagent.cache_folder import ROOT_BYTES, BlockFile, BlockName
 from edgeagent.engine.cache.block import BlockKey
-from edgeagent.engine.cache.disk.retention import Held
+from edgeagent.engine.cache.disk.retention import IndexEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Index:
     """The blocks of the folder by key, and the epochs of partitions."""
 
     def __init__(self) -> None:
-        self._blocks: dict[BlockKey, Held] = {}
+        self._blocks: dict[BlockKey, IndexEntry] = {}
         self._epochs: dict[bytes, int] = {}
         self._epoch = 0  # of all partitions
         self.num_bytes = 0
@@ -44,19 +44,19 @@ class Index:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def find(self, key: BlockKey) -> Held | None:
+    def find(self, key: BlockKey) -> IndexEntry | None:
         """Return a block; None if it is missing, forgotten or unreadable."""
-        held = self._blocks.get(key)
-        if held is None or held.is_unreadable:
+        entry = self._blocks.get(key)
+        if entry is None or entry.is_unreadable:
             return None
-        return held if held.epoch == self.epoch(held.name.root) else None
+        return entry if entry.epoch == self.epoch(entry.name.root) else None
 
-    def find_unreadable(self, key: BlockKey) -> Held | None:
+    def find_unreadable(self, key: BlockKey) -> IndexEntry | None:
         """Return a block if its file cannot be read; else return None."""
-        held = self._blocks.get(key)
-        return held if held is not None and held.is_unreadable else None
+        entry = self._blocks.get(key)
+        return entry if entry is not None and entry.is_unreadable else None
 
-    def all(self) -> list[Held]:
+    def all(self) -> list[IndexEntry]:
         """Return all blocks, forgotten ones included."""
         return list(self._blocks.values())
 
@@ -75,8 +75,8 @@ class Index:
         """Hide the present blocks of a partition (None: of all partitions) from lookups; return how many."""
         num_found = sum(
             1
-            for held in self.all()
-            if (root is None or held.name.root == root[:ROOT_BYTES]) and held.epoch == self.epoch(held.name.root)
+            for entry in self.all()
+            if (root is None or entry.name.root == root[:ROOT_BYTES]) and entry.epoch == self.epoch(entry.name.root)
         )
         if root is None:
             self._epoch += 1
@@ -84,21 +84,21 @@ class Index:
             self._epochs[root[:ROOT_BYTES]] = self._epochs.get(root[:ROOT_BYTES], 0) + 1
         return num_found
 
-    def forgotten(self) -> list[Held]:
+    def forgotten(self) -> list[IndexEntry]:
         """Return the forgotten blocks, whose files must be removed."""
-        return [held for held in self.all() if held.epoch != self.epoch(held.name.root)]
+        return [entry for entry in self.all() if entry.epoch != self.epoch(entry.name.root)]
 
-    def add(self, held: Held) -> None:
+    def add(self, entry: IndexEntry) -> None:
         """Add a block, or replace the one with the same key."""
-        former = self._blocks.get(held.name.key)
-        self._blocks[held.name.key] = held
-        self.num_bytes += held.num_bytes - (former.num_bytes if former else 0)
+        former = self._blocks.get(entry.name.key)
+        self._blocks[entry.name.key] = entry
+        self.num_bytes += entry.num_bytes - (former.num_bytes if former else 0)
 
     def remove(self, key: BlockKey) -> None:
         """Remove a block, if it is there."""
-        held = self._blocks.pop(key, None)
-        if held is not None:
-            self.num_bytes -= held.num_bytes
+        entry = self._blocks.pop(key, None)
+        if entry is not None:
+            self.num_bytes -= entry.num_bytes
 
     def replace(self, found: Iterable[BlockFile], epochs: Epochs) -> list[BlockName]:
         """Replace the index by the result of a scan. Return the names of duplicate files, which should be removed.
@@ -107,7 +107,7 @@ class Index:
         the later one of both times of use. A file that could not be read, and was replaced since, will be read again.
         """
         former, doubles = self._blocks, []
-        blocks: dict[BlockKey, Held] = {}
+        blocks: dict[BlockKey, IndexEntry] = {}
         for each in found:
             key, known, twin = each.name.key, former.get(each.name.key), blocks.get(each.name.key)
             if twin is not None:
@@ -119,12 +119,12 @@ class Index:
             # A negative epoch: a reader missed the file under its old name.
             is_new = known is None or (known.epoch < 0 and known.name != each.name)
             epoch = epochs.of(each.name.root) if known is None or is_new else known.epoch
-            held = Held(each.name, each.num_bytes, used_s, epoch)
-            held.is_draft = known is not None and known.is_draft
+            entry = IndexEntry(each.name, each.num_bytes, used_s, epoch)
+            entry.is_draft = known is not None and known.is_draft
             # A file that could not be read may have been replaced since.
             if known is not None and not (known.is_unreadable and each.used_s > known.used_s):
-                held.is_announced, held.is_unreadable = known.is_announced, known.is_unreadable
-            blocks[key] = held
+                entry.is_announced, entry.is_unreadable = known.is_announced, known.is_unreadable
+            blocks[key] = entry
         self._blocks = blocks
-        self.num_bytes = sum(held.num_bytes for held in blocks.values())
+        self.num_bytes = sum(entry.num_bytes for entry in blocks.values())
         return doubles

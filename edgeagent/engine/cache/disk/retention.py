@@ -9,12 +9,12 @@ from edgeagent.cache_folder import BlockName
 from edgeagent.engine.cache.block import Importance
 
 LITTLE_LEFT = 0.25
-"""If at most this part of the hour's allowance is left, blocks of importance IDLE wait, and the status says so."""
+"""If at most this part of the hour's allowance is left, blocks of importance NORMAL wait, and the status says so."""
 # A block is written only if more than this part of the hour's allowance is left. Less important blocks need more, so
 # that many prompts that are used once do not use up the allowance that a system prompt needs.
 _NEEDED_LEFT = {
     Importance.ONCE: 0.5,
-    Importance.IDLE: LITTLE_LEFT,
+    Importance.NORMAL: LITTLE_LEFT,
     Importance.REUSED: 0.1,
     Importance.SYSTEM: 0.0,
     Importance.PINNED: 0.0,
@@ -23,7 +23,7 @@ _NEEDED_LEFT = {
 _KEPT_LONGER = {
     Importance.VOLATILE: 1.0,
     Importance.ONCE: 1.0,
-    Importance.IDLE: 1.5,
+    Importance.NORMAL: 1.5,
     Importance.REUSED: 3.0,
     Importance.SYSTEM: 8.0,
 }
@@ -33,8 +33,8 @@ _RESERVED_KEPT_LONGER = 8.0
 
 
 @dataclass(slots=True)
-class Held:
-    """A block in the index. `used_s`: when it was last used, in the store's time."""
+class IndexEntry:
+    """What the index knows of a block. `used_s`: when it was last used, in the store's time."""
 
     name: BlockName
     num_bytes: int
@@ -57,8 +57,8 @@ def is_worth_writing(importance: Importance, *, allowance_left: float) -> bool:
 
 
 def choose_victims(
-    blocks: Collection[Held], *, num_bytes: int, max_bytes: int, now_s: float, ttl_s: float
-) -> list[Held]:
+    blocks: Collection[IndexEntry], *, num_bytes: int, max_bytes: int, now_s: float, ttl_s: float
+) -> list[IndexEntry]:
     """Return the blocks to remove, in this order:
 
     1. All blocks that cannot be reached, since an ancestor is gone.
@@ -72,47 +72,47 @@ def choose_victims(
     """
     reachable, uses, importances = _weigh(blocks)
     bytes_of: dict[bytes, int] = {}
-    for held in blocks:
-        bytes_of[held.name.root] = bytes_of.get(held.name.root, 0) + held.num_bytes
+    for entry in blocks:
+        bytes_of[entry.name.root] = bytes_of.get(entry.name.root, 0) + entry.num_bytes
     ranked = []
-    for held in blocks:
-        name, key = held.name, held.name.short_key
+    for entry in blocks:
+        name, key = entry.name, entry.name.short_key
         age_s = now_s - uses[key]
         if key not in reachable:
-            ranked.append((0, -age_s, -name.start, held))
+            ranked.append((0, -age_s, -name.start, entry))
         elif importances[key] is Importance.PINNED:
             continue
         elif age_s > ttl_s:
-            ranked.append((1, -age_s, -name.start, held))
+            ranked.append((1, -age_s, -name.start, entry))
         else:
-            is_small = not held.is_draft and bytes_of[name.root] <= RESERVED_SHARE * max_bytes
+            is_small = not entry.is_draft and bytes_of[name.root] <= RESERVED_SHARE * max_bytes
             kept_longer = _KEPT_LONGER[importances[key]] * (_RESERVED_KEPT_LONGER if is_small else 1.0)
-            ranked.append((2, -age_s / kept_longer, -name.start, held))
+            ranked.append((2, -age_s / kept_longer, -name.start, entry))
     ranked.sort(key=lambda item: item[:3])
-    victims: list[Held] = []
+    victims: list[IndexEntry] = []
     num_freed = 0
-    for rule, _, _, held in ranked:
+    for rule, _, _, entry in ranked:
         if rule == 2 and num_freed >= num_bytes:
             break
-        victims.append(held)
-        num_freed += held.num_bytes
+        victims.append(entry)
+        num_freed += entry.num_bytes
     return victims
 
 
-def _weigh(blocks: Collection[Held]) -> tuple[set[bytes], Mapping[bytes, float], Mapping[bytes, Importance]]:
+def _weigh(blocks: Collection[IndexEntry]) -> tuple[set[bytes], Mapping[bytes, float], Mapping[bytes, Importance]]:
     """Return the reachable blocks' keys, and the latest use and highest importance of each block by key.
 
     A block's latest use and importance include those of its descendants.
     """
-    by_depth = sorted(blocks, key=lambda held: held.name.start)
+    by_depth = sorted(blocks, key=lambda entry: entry.name.start)
     reachable: set[bytes] = set()
-    for held in by_depth:
-        if held.name.is_first or held.name.parent in reachable:
-            reachable.add(held.name.short_key)
-    uses = {held.name.short_key: held.used_s for held in blocks}
-    importances = {held.name.short_key: held.importance for held in blocks}
-    for held in reversed(by_depth):
-        parent, key = held.name.parent, held.name.short_key
+    for entry in by_depth:
+        if entry.name.is_first or entry.name.parent in reachable:
+            reachable.add(entry.name.short_key)
+    uses = {entry.name.short_key: entry.used_s for entry in blocks}
+    importances = {entry.name.short_key: entry.importance for entry in blocks}
+    for entry in reversed(by_depth):
+        parent, key = entry.name.parent, entry.name.short_key
         if parent in uses:
             uses[parent] = max(uses[parent], uses[key])
             importances[parent] = max(importances[parent], importances[key])

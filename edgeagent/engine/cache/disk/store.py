@@ -26,9 +26,9 @@ from edgeagent.engine.cache.disk.file_format import BadBlock, Seal
 from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.folder import Folder, Limits
 from edgeagent.engine.cache.disk.index import Index
-from edgeagent.engine.cache.disk.retention import Held, ReadRate
+from edgeagent.engine.cache.disk.retention import IndexEntry, ReadRate
 from edgeagent.engine.cache.disk.write_budget import WriteBudget
-from edgeagent.engine.cache.disk.writer import Close, Discard, DiskWriter, Introduce, Raise, Sweep, Touch, Write
+from edgeagent.engine.cache.disk.writer import Close, DescribePartition, Discard, DiskWriter, Raise, Sweep, Touch, Write
 from edgeagent.types import CacheStatus
 
 _POLL_S = 0.005
@@ -50,7 +50,7 @@ class BlockStore:
         limits: Limits,
         *,
         close_s: float,
-        ticks: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`close_s`: how long `close` may wait for pending writes, in seconds."""
         self._close_s = close_s
@@ -58,10 +58,10 @@ class BlockStore:
         self._seal = seal
         self._budget = budget
         self._limits = limits
-        self._ticks = ticks
+        self._clock = clock
         self._index = Index()
-        self._folder = Folder(files, self._index, budget, limits, ticks=ticks)
-        self._writer = DiskWriter(files, seal, self._index, self._folder, ticks=ticks)
+        self._folder = Folder(files, self._index, budget, limits, clock=clock)
+        self._writer = DiskWriter(files, seal, self._index, self._folder, clock=clock)
         self._rate = ReadRate()
         self._end_by_s = float("inf")
         self._is_closed = False
@@ -75,7 +75,7 @@ class BlockStore:
         """Pause between writes while `is_busy()`, that is, while tokens are computed."""
         self._writer.is_busy = is_busy
 
-    def expect(self, block_tokens: int, max_pending_bytes: int) -> None:
+    def configure_writer(self, block_tokens: int, max_pending_bytes: int) -> None:
         """Set how many tokens a full block has, and at how many pending bytes the writer makes no more pauses."""
         self._writer.block_tokens, self._writer.max_pending_bytes = block_tokens, max_pending_bytes
 
@@ -84,9 +84,9 @@ class BlockStore:
         with contextlib.suppress(Empty):
             self._writer.opened.get(timeout=timeout_s)
 
-    def introduce(self, root: BlockKey, about: About) -> None:
+    def describe_partition(self, root: BlockKey, about: About) -> None:
         """Set the description of a partition. Call it before the partition's first block is offered, on any thread."""
-        self._command(Introduce(root, about))
+        self._command(DescribePartition(root, about))
 
     # The engine's thread
 
@@ -98,8 +98,8 @@ class BlockStore:
 
     def num_bytes(self, key: BlockKey) -> int | None:
         """Return the size of a block's file; None if the block is not on disk. See BlockTier."""
-        held = self._index.find(key)
-        return None if held is None else held.num_bytes
+        entry = self._index.find(key)
+        return None if entry is None else entry.num_bytes
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that these blocks were used just now. See BlockTier."""
@@ -121,7 +121,7 @@ class BlockStore:
         self._writer.commands.put(Write(block.key, importance, self._index.epoch(block.root)))
         return True
 
-    def _command(self, command: Introduce | Touch | Raise | Discard | Sweep) -> None:
+    def _command(self, command: DescribePartition | Touch | Raise | Discard | Sweep) -> None:
         """Give the writer a command, unless it has ended with an error and would never read it."""
         if not self._writer.is_broken:
             self._writer.commands.put(command)
@@ -183,7 +183,10 @@ class BlockStore:
             num_dropped=self._num_refused + self._writer.num_lost,
             num_evicted=self._folder.num_evicted,
             read_bytes_per_s=self._rate.bytes_per_s or self._budget.read_bytes_per_s,
-            trouble=self.trouble or self._folder.shortage or self._folder.obstacle or self._budget.thrift,
+            trouble=self.trouble
+            or self._folder.room_trouble
+            or self._folder.name_trouble
+            or self._budget.allowance_trouble,
         )
 
     @property
@@ -207,7 +210,7 @@ class BlockStore:
         self._writer.commands.put(Close(self._end_by_s))
         # Do not wait for a disk that hangs. The process then ends and leaves only a temporary file.
         with contextlib.suppress(Empty):
-            self._writer.closed.get(timeout=max(0.0, self._end_by_s - self._ticks()) + 0.5)
+            self._writer.closed.get(timeout=max(0.0, self._end_by_s - self._clock()) + 0.5)
 
     @property
     def left_out_bytes(self) -> int:
@@ -217,53 +220,53 @@ class BlockStore:
     def _hurry(self) -> None:
         """Write without pauses from now on. At the first call, start the time limit `close_s`."""
         if not self._writer.is_hurried:
-            self._end_by_s = self._ticks() + self._close_s
+            self._end_by_s = self._clock() + self._close_s
             self._writer.is_hurried = True
 
     @property
     def _is_over(self) -> bool:
-        return self._ticks() > self._end_by_s
+        return self._clock() > self._end_by_s
 
     # The loader threads
 
     def read(self, key: BlockKey) -> Block | None:
         """Read and check a block's file; return None if it is gone, damaged or unreadable. See BlockTier."""
-        held = self._index.find(key)
-        if held is None:
+        entry = self._index.find(key)
+        if entry is None:
             self._num_misses += 1
             return None
-        started_s = self._ticks()
+        started_s = self._clock()
         try:
-            block = self._seal.decode(self._files.read(held.name.file_name, held.num_bytes), key)
-            is_bad = held.epoch != self._index.epoch(held.name.root)
+            block = self._seal.decode(self._files.read(entry.name.file_name, entry.num_bytes), key)
+            is_bad = entry.epoch != self._index.epoch(entry.name.root)
         except OSError as error:
             block, is_bad = None, error.errno in _NOT_THERE  # evicted or renamed; the next scan shows which
             if not is_bad and error.errno not in _PASSING:
-                self._note_failure(held)
+                self._note_failure(entry)
         except (ValueError, BadBlock):
             block, is_bad = None, True
         if is_bad:
-            held.epoch = -1  # no epoch of a partition is negative, so the block is never found again
+            entry.epoch = -1  # no epoch of a partition is negative, so the block is never found again
             self._command(Sweep())
         if block is None or is_bad:
             self._num_misses += 1
             return None
         self._failed.discard(key)
-        self._rate.observe(held.num_bytes, self._ticks() - started_s)
+        self._rate.observe(entry.num_bytes, self._clock() - started_s)
         self._budget.read_bytes_per_s = self._rate.bytes_per_s
         self._num_hits += 1
         return block
 
-    def _note_failure(self, held: Held) -> None:
+    def _note_failure(self, entry: IndexEntry) -> None:
         """Note that the disk failed to read a block. After two failures in a row, hide it, so that it is written again.
 
         Its file stays until then, since the disk may recover.
         """
-        if held.name.key in self._failed:
-            held.is_unreadable = True
-            self._failed.discard(held.name.key)
+        if entry.name.key in self._failed:
+            entry.is_unreadable = True
+            self._failed.discard(entry.name.key)
         else:
-            self._failed.add(held.name.key)
+            self._failed.add(entry.name.key)
 
     # The writer's thread
 

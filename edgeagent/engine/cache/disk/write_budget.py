@@ -30,7 +30,7 @@ _NO_TIME_S = 2.0**33
 _LOCK_TRIES, _LOCK_WAIT_S = 50, 0.01
 
 
-def ticks_s() -> float:
+def steady_clock_s() -> float:
     """Return the seconds of a clock that cannot be set. Where possible, it also runs while the machine sleeps."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
@@ -58,28 +58,28 @@ class WriteBudget:
         *,
         bytes_per_hour: int,
         max_gap_s: float,
-        ticks: Callable[[], float] = ticks_s,
+        clock: Callable[[], float] = steady_clock_s,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`bytes_per_hour`: 0 means no limit. `max_gap_s`: how many seconds blocks can age at most over a restart."""
         self._files = files
         self._bytes_per_hour = bytes_per_hour
         self._max_gap_s = max_gap_s
-        self._ticks = ticks
+        self._clock = clock
         self._wall = wall
-        self._base_s = wall() - ticks()
+        self._base_s = wall() - clock()
         self._granted_bytes = 0.0
         # The part of the hour's bytes that was left when the file was last read, and the store's time of that read.
         self._allowance_left, self._looked_at_s = 1.0, 0.0
         self._latest: _SharedState | None = None  # this process's latest, used if the file cannot be read
-        self.obstacle: str | None = None
+        self.name_trouble: str | None = None
         """An error message if a folder has the name of the state file or of the lock file; else None."""
         self.read_bytes_per_s = 0.0
 
     @property
     def now_s(self) -> float:
         """The store's time in seconds."""
-        return self._base_s + self._ticks()
+        return self._base_s + self._clock()
 
     @property
     def left_now(self) -> float:
@@ -89,7 +89,7 @@ class WriteBudget:
         return min(1.0, self._allowance_left + max(0.0, self.now_s - self._looked_at_s) / _HOUR_S)
 
     @property
-    def thrift(self) -> str | None:
+    def allowance_trouble(self) -> str | None:
         """A message for the status if at most LITTLE_LEFT of the hour's allowance is left; else None."""
         if self.left_now > LITTLE_LEFT:
             return None
@@ -107,7 +107,7 @@ class WriteBudget:
         if state is None:
             return False
         gap_s = min(max(0.0, self._wall() - state.wall_s), self._max_gap_s)
-        self._base_s = state.now_s + gap_s - self._ticks()
+        self._base_s = state.now_s + gap_s - self._clock()
         self.read_bytes_per_s = state.read_bytes_per_s
         return True
 
@@ -181,13 +181,13 @@ class WriteBudget:
             with file:
                 self._files.write(file, [json.dumps(asdict(state)).encode()])
             self._files.rename(name, cache_folder.STATE_FILE)
-            self.obstacle = None
+            self.name_trouble = None
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._files.remove(name)
             if not isinstance(error, IsADirectoryError):
                 raise
-            self.obstacle = self._files.in_the_way(cache_folder.STATE_FILE)
+            self.name_trouble = self._files.in_the_way(cache_folder.STATE_FILE)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
@@ -200,7 +200,7 @@ class WriteBudget:
             descriptor = self._files.open_lock()
         except IsADirectoryError:
             yield True
-            self.obstacle = self._files.in_the_way(cache_folder.LOCK_FILE)
+            self.name_trouble = self._files.in_the_way(cache_folder.LOCK_FILE)
             return
         try:
             for _ in range(_LOCK_TRIES):

@@ -25,7 +25,7 @@ from edgeagent.engine.cache.disk.folder import Folder, Outcome
 from edgeagent.engine.cache.disk.index import Index
 
 _TICK_S = 1.0
-_SETTLE_S = 5.0
+_PARTIAL_DELAY_S = 5.0
 _MAX_STALE = 1000  # about how many queued writes of withdrawn blocks are kept
 # The pause after a write while few bytes are pending, as a multiple of the write's CPU time. The writer then takes 1 %
 # of a busy CPU.
@@ -65,7 +65,7 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
-class Introduce:
+class DescribePartition:
     """Set the description of a partition."""
 
     root: BlockKey
@@ -84,7 +84,7 @@ class Close:
     by_s: float
 
 
-Command = Write | Touch | Raise | Discard | Introduce | Sweep | Close
+Command = Write | Touch | Raise | Discard | DescribePartition | Sweep | Close
 
 
 @dataclass(slots=True)
@@ -99,14 +99,14 @@ class _Waiting:
 class DiskWriter:
     """Carries out commands. One thread calls `run`. Other threads may use the public attributes."""
 
-    def __init__(self, files: Files, seal: Seal, index: Index, folder: Folder, *, ticks: Callable[[], float]) -> None:
+    def __init__(self, files: Files, seal: Seal, index: Index, folder: Folder, *, clock: Callable[[], float]) -> None:
         self._files = files
         self._seal = seal
         self._index = index
         self._folder = folder
-        self._ticks = ticks
+        self._clock = clock
         self._waiting: dict[BlockKey, _Waiting] = {}
-        self._settling: dict[BlockKey, None] = {}  # waiting blocks with a due time, in the order of these times
+        self._delayed: dict[BlockKey, None] = {}  # waiting blocks with a due time, in the order of these times
         self._turns: list[tuple[int, int, BlockKey]] = []  # a heap: the most important first, then the oldest
         self._order = itertools.count()
         self._is_open = False
@@ -122,7 +122,7 @@ class DiskWriter:
         """How many tokens make a block of the target model full.
 
         A block of a draft model counts as full here only at MAX_BLOCK_TOKENS, although full blocks of a draft model may
-        be smaller (`choose_block_tokens`). Such a block waits for _SETTLE_S.
+        be smaller (`choose_block_tokens`). Such a block waits for _PARTIAL_DELAY_S.
         """
         self.max_pending_bytes = 256 << 20
         """The writer makes no pauses while at least this many bytes are pending."""
@@ -167,19 +167,19 @@ class DiskWriter:
     def _announce(self) -> None:
         """Put the heads of blocks that a scan found into `found`, each head once."""
         self._folder.has_found = False
-        for held in sorted(self._index.all(), key=lambda held: held.name.start):
-            if held.is_announced:
+        for entry in sorted(self._index.all(), key=lambda entry: entry.name.start):
+            if entry.is_announced:
                 continue
             try:
-                content = self._files.read_head(held.name.file_name, head_bytes(held.name.length))
-                head = self._seal.decode_head(content, held.name)
-                held.is_draft = head.is_draft
+                content = self._files.read_head(entry.name.file_name, head_bytes(entry.name.length))
+                head = self._seal.decode_head(content, entry.name)
+                entry.is_draft = head.is_draft
                 self.found[head.is_draft].put(head)
             except OSError:
                 continue  # tried again after the next scan
             except (ValueError, BadBlock):
-                held.is_unreadable = True
-            held.is_announced = True
+                entry.is_unreadable = True
+            entry.is_announced = True
 
     def work(self) -> None:
         """Carry out the commands queued so far, on the caller's thread."""
@@ -209,7 +209,7 @@ class DiskWriter:
                 wait_s = 0.0
                 if not self._carry_out(command):
                     return False
-        self._end_settling(everything=False)
+        self._end_delays(everything=False)
         self._write_next()
         self._folder.tick(is_idle=self.commands.empty() and not self._can_write)
         if self._folder.has_found:
@@ -229,8 +229,8 @@ class DiskWriter:
                     self._end(key)
                 else:
                     self._folder.discard(key)
-            case Introduce(root, about):
-                self._folder.introduce(root, about)
+            case DescribePartition(root, about):
+                self._folder.describe_partition(root, about)
             case Sweep():
                 self._folder.sweep()
             case Close(by_s):
@@ -240,8 +240,8 @@ class DiskWriter:
 
     def _write_rest(self, by_s: float) -> None:
         """Write the queued blocks, but begin none after `by_s`. Then close the folder."""
-        self._end_settling(everything=True)
-        while self._turns and self._ticks() <= by_s:
+        self._end_delays(everything=True)
+        while self._turns and self._clock() <= by_s:
             self._write_next()
             if self.is_stalled:
                 break
@@ -252,37 +252,37 @@ class DiskWriter:
     def _await(self, command: Write, block: Block | None) -> None:
         """Queue a write. A full or important block may be written at once.
 
-        Any other block waits for _SETTLE_S, since a longer block may replace it.
+        Any other block waits for _PARTIAL_DELAY_S, since a longer block may replace it.
         """
         if block is None:
             return  # withdrawn
         if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:
             self._forget_withdrawn()
         is_full = len(block.tokens) >= (MAX_BLOCK_TOKENS if block.is_draft else self.block_tokens)
-        is_settled = is_full or command.importance > Importance.IDLE
-        due_s = None if is_settled else self._ticks() + _SETTLE_S
+        is_due_now = is_full or command.importance > Importance.NORMAL
+        due_s = None if is_due_now else self._clock() + _PARTIAL_DELAY_S
         self._waiting[block.key] = _Waiting(command.epoch, command.importance, due_s)
-        if is_settled:
+        if is_due_now:
             self._push(block.key, command.importance)
         else:
-            self._settling[block.key] = None
+            self._delayed[block.key] = None
 
     def _forget_withdrawn(self) -> None:
         """Drop the writes of withdrawn blocks. While writing is stalled, no other code would drop them."""
         for key in self._waiting.keys() - self.pending.keys():
-            self._settling.pop(key, None)
+            self._delayed.pop(key, None)
             del self._waiting[key]
         self._turns = [turn for turn in self._turns if turn[2] in self._waiting]
         heapq.heapify(self._turns)
 
     def _push(self, key: BlockKey, importance: Importance) -> None:
-        self._settling.pop(key, None)
+        self._delayed.pop(key, None)
         self._waiting[key].due_s = None
         heapq.heappush(self._turns, (-int(importance), next(self._order), key))
 
-    def _end_settling(self, *, everything: bool) -> None:
-        now_s = self._ticks()
-        for key in tuple(self._settling):
+    def _end_delays(self, *, everything: bool) -> None:
+        now_s = self._clock()
+        for key in tuple(self._delayed):
             waiting = self._waiting[key]
             if waiting.due_s is not None and waiting.due_s > now_s and not everything:
                 return
@@ -338,7 +338,7 @@ class DiskWriter:
         return outcome
 
     def _end(self, key: BlockKey) -> None:
-        self._settling.pop(key, None)
+        self._delayed.pop(key, None)
         self._waiting.pop(key, None)
         self.pending.pop(key, None)
 
@@ -366,6 +366,6 @@ class DiskWriter:
         The threads that compute wait for each other at every layer. If the writer takes CPU time from one, all wait.
         """
         spare = 1.0 - self.pending_bytes() / max(1, self.max_pending_bytes)
-        until_s = self._ticks() + worked_s * _REST_FOR_WORK * spare
-        while not self.is_hurried and self.is_busy() and (left_s := until_s - self._ticks()) > 0:
+        until_s = self._clock() + worked_s * _REST_FOR_WORK * spare
+        while not self.is_hurried and self.is_busy() and (left_s := until_s - self._clock()) > 0:
             time.sleep(min(left_s, _REST_STEP_S))

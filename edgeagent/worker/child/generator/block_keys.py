@@ -32,7 +32,7 @@ class BlockKeys:
         self._model: tuple[Keyring, Fingerprint] | None = None
         self._draft: tuple[Keyring, Fingerprint] | None = None
         self._draft_name = ""
-        self._introduced: set[str] = set()
+        self._described: set[str] = set()
 
     def make(self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int) -> Keyring | None:
         """Return the keyring of the model at `path`. A full block of the model has `block_tokens` tokens."""
@@ -55,23 +55,23 @@ class BlockKeys:
         keyring, fingerprint = self._model
         return describe_unused(Path(self._disk.folder), self._name, fingerprint, keyring)
 
-    def introduce(self, policy: CachePolicy, adapter: str, adapter_id: str) -> None:
+    def describe_partition(self, policy: CachePolicy, adapter: str, adapter_id: str) -> None:
         """Tell the store which client a cache partition belongs to, so that a client's blocks can be listed and purged.
 
         `adapter` and `adapter_id` are the name and the identity of the request's adapter, "" for none. Do nothing
         without a disk cache, before `make`, or if the policy writes no cache.
         """
         name = partition_of(policy.partition, adapter_id)
-        if self._store is None or self._model is None or not policy.write or name in self._introduced:
+        if self._store is None or self._model is None or not policy.write or name in self._described:
             return
-        self._introduced.add(name)
+        self._described.add(name)
         keyring, fingerprint = self._model
         model = f"{self._name}+{adapter}" if adapter else self._name
-        self._store.introduce(keyring.root(name), About(model, policy.partition, fingerprint.fields))
+        self._store.describe_partition(keyring.root(name), About(model, policy.partition, fingerprint.fields))
         if self._draft is not None:
             keyring, fingerprint = self._draft
             about = About(f"{self._draft_name} (draft)", policy.partition, fingerprint.fields)
-            self._store.introduce(keyring.root(policy.partition), about)
+            self._store.describe_partition(keyring.root(policy.partition), about)
 
     def _make(
         self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int, *, is_draft: bool

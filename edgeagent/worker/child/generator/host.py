@@ -222,7 +222,7 @@ class Host:
             is_scored = num_scored is not None
             echo = PromptEcho(self.model, prompt.tokens, prompt.text, num_added=prompt.num_added, is_scored=is_scored)
         adapter = self._adapters.identity(request.adapter)
-        self._block_keys.introduce(request.cache, request.adapter, adapter)
+        self._block_keys.describe_partition(request.cache, request.adapter, adapter)
         spec = make_spec(request, prompt, sampler, delivered, num_scored, adapter)
         if earlier is not None:
             spec = earlier.extend(spec)
@@ -295,7 +295,7 @@ class Host:
         )
         if self._store is not None:
             # Expect the draft's blocks too.
-            self._store.expect(self._block_tokens, int(prefixes.max_pending_bytes / share))
+            self._store.configure_writer(self._block_tokens, int(prefixes.max_pending_bytes / share))
         return prefixes
 
     def _make_drafters(self, load: Load, opened: Opened, costs: CostModel, on_try: Callable[[str], None]) -> Drafters:

@@ -39,11 +39,11 @@ class Clock:
 class Times:
     """A machine's clocks: a monotonic one, and the wall clock."""
 
-    ticks: Clock = field(default_factory=Clock)
+    clock: Clock = field(default_factory=Clock)
     wall: Clock = field(default_factory=lambda: Clock(1_700_000_000.0))
 
     def pass_s(self, seconds: float) -> None:
-        self.ticks.at_s += seconds
+        self.clock.at_s += seconds
         self.wall.at_s += seconds
 
 
@@ -138,9 +138,9 @@ def make_store(
 ) -> BlockStore:
     times = times or Times()
     files = files or Files(folder)
-    budget = WriteBudget(files, bytes_per_hour=bytes_per_hour, max_gap_s=ttl_s / 2, ticks=times.ticks, wall=times.wall)
+    budget = WriteBudget(files, bytes_per_hour=bytes_per_hour, max_gap_s=ttl_s / 2, clock=times.clock, wall=times.wall)
     limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, ttl_s=ttl_s)
-    return BlockStore(files, Seal(secret), budget, limits, close_s=close_s, ticks=times.ticks)
+    return BlockStore(files, Seal(secret), budget, limits, close_s=close_s, clock=times.clock)
 
 
 def close_now(store: BlockStore) -> None:

@@ -31,13 +31,13 @@ def test_names_are_synced_once_when_nothing_waits_any_more(tmp_path: Path) -> No
     store.work()
     assert operations.count("sync_folder") == 0, "nothing was written"
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     store.work()
     assert (operations.count("rename"), operations.count("sync_folder")) == (4, 1)
     last_block = len(operations) - operations[::-1].index("stamp")
     assert operations.index("sync_folder") > last_block
-    store.offer(make_chain(1, seed=1)[0], Importance.IDLE)
+    store.offer(make_chain(1, seed=1)[0], Importance.NORMAL)
     close_now(store)
     assert operations.count("sync_folder") == 2
     assert operations[-1] == "sync_folder"
@@ -70,7 +70,7 @@ def test_a_block_that_cannot_be_written_leaves_nothing(tmp_path: Path, operation
     store = make_store(tmp_path / "cache", files=FaultyFiles(tmp_path / "cache", fault))
     store.open()
     is_bad = True
-    store.offer(make_chain(1)[0], Importance.IDLE)
+    store.offer(make_chain(1)[0], Importance.NORMAL)
     store.work()
     assert store.stats().trouble is not None
     assert temporaries(tmp_path / "cache") == []
@@ -80,7 +80,7 @@ def test_uses_are_stamped_twice_a_minute_at_most(tmp_path: Path) -> None:
     times, stamped = Times(), list[str]()
     files = FaultyFiles(tmp_path / "cache", lambda number, name: stamped.append(name) if name == "stamp" else None)
     store, (block,) = make_store(tmp_path / "cache", times, files=files), make_chain(1)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     before = len(stamped)
     for _ in range(10):
@@ -117,7 +117,7 @@ def test_a_disk_that_still_takes_nothing_stays_in_trouble(tmp_path: Path, kind: 
     files, times = kind(tmp_path / "cache"), Times()
     store, (block,) = make_store(tmp_path / "cache", times, files=files), make_chain(1, payload_bytes=8000)
     store.open()
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     store.withdraw(block.key)  # only the probe remains to detect it
     for _ in range(3):
@@ -134,10 +134,10 @@ def test_a_disk_that_still_takes_nothing_stays_in_trouble(tmp_path: Path, kind: 
 
 def test_of_two_files_of_a_block_one_stays(tmp_path: Path) -> None:
     store, (block,) = make_store(tmp_path / "cache"), make_chain(1)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     (path,) = (tmp_path / "cache").glob("*.kv")
-    twin = path.with_name(path.name.replace(f"-{Importance.IDLE}.kv", f"-{Importance.SYSTEM}.kv"))
+    twin = path.with_name(path.name.replace(f"-{Importance.NORMAL}.kv", f"-{Importance.SYSTEM}.kv"))
     shutil.copyfile(path, twin)
     make_store(tmp_path / "cache").open()
     assert list((tmp_path / "cache").glob("*.kv")) == [twin]
@@ -148,7 +148,7 @@ def test_times_of_use_are_kept_where_the_time_is_known(tmp_path: Path, is_time_k
     times = Times()
     store, chain = make_store(tmp_path / "cache", times), make_chain(20)
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
         store.work()
         times.pass_s(100.0)
     close_now(store)
@@ -156,14 +156,14 @@ def test_times_of_use_are_kept_where_the_time_is_known(tmp_path: Path, is_time_k
         (tmp_path / "cache" / cache_folder.STATE_FILE).unlink()
     later = make_store(tmp_path / "cache", times)
     later.open()
-    ages_s = [later._writer._folder._budget.now_s - held.used_s for held in later._index.all()]
+    ages_s = [later._writer._folder._budget.now_s - entry.used_s for entry in later._index.all()]
     if is_time_known:
         assert max(ages_s) == pytest.approx(2000.0, abs=5.0)
         assert min(ages_s) == pytest.approx(100.0, abs=5.0)
     else:
         assert 0 <= min(ages_s) <= max(ages_s) <= 1.0
     in_folder = {found.name: found.used_s for found in cache_folder.scan(tmp_path / "cache")}
-    assert in_folder == pytest.approx({held.name: held.used_s for held in later._index.all()}, abs=0.001)
+    assert in_folder == pytest.approx({entry.name: entry.used_s for entry in later._index.all()}, abs=0.001)
 
 
 def test_an_importance_that_is_no_higher_renames_nothing(tmp_path: Path) -> None:
@@ -186,14 +186,14 @@ def test_room_is_made_for_a_few_blocks_at_once(tmp_path: Path) -> None:
     blocks = [make_chain(1, seed=seed)[0] for seed in range(65)]
     store = make_store(tmp_path / "cache", max_bytes=64 * file_bytes(blocks[0]))
     for block in blocks:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
         store.work()
     assert store.stats().num_blocks == 62, "a thirty-second part more than the one that came needs"
 
 
 def test_a_block_that_is_larger_than_all_may_be_is_named_so(tmp_path: Path) -> None:
     store, (block,) = make_store(tmp_path / "cache", max_bytes=1000), make_chain(1, payload_bytes=5000)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     assert "more than all may take" in (store.stats().trouble or "")
 
@@ -202,7 +202,7 @@ def test_a_full_disk_with_nothing_to_leave_free(tmp_path: Path, monkeypatch: pyt
     (block,) = make_chain(1)
     monkeypatch.setattr(Files, "free_bytes", lambda self: file_bytes(block) - 1)
     store = make_store(tmp_path / "cache", Times(), min_free_bytes=0)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     assert (store.stats().trouble or "").endswith("MiB free, less than a block; free some")
 
@@ -215,7 +215,7 @@ def test_it_stays_told_that_a_block_found_no_room_until_it_would_find_some(
     free = 10 * size
     monkeypatch.setattr(Files, "free_bytes", lambda self: free)
     store = make_store(tmp_path / "cache", times, min_free_bytes=10 * size)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     assert "must stay free" in (store.stats().trouble or "")
     free = 10 * size + size // 2
@@ -231,7 +231,7 @@ def test_it_stays_told_that_a_block_found_no_room_until_it_would_find_some(
 def test_what_is_expired_goes_though_nothing_is_written(tmp_path: Path) -> None:
     times, (block,) = Times(), make_chain(1)
     store = make_store(tmp_path / "cache", times, ttl_s=1000.0)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     times.pass_s(900.0)
     store.work()
@@ -245,7 +245,7 @@ def test_what_is_expired_goes_though_nothing_is_written(tmp_path: Path) -> None:
 def test_what_expired_while_no_process_ran_goes_at_the_start(tmp_path: Path) -> None:
     times, (block,) = Times(), make_chain(1)
     store = make_store(tmp_path / "cache", times, ttl_s=1000.0)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     times.pass_s(900.0)
     close_now(store)
@@ -258,7 +258,7 @@ def test_what_expired_while_no_process_ran_goes_at_the_start(tmp_path: Path) -> 
 def test_a_store_that_is_exactly_full_lacks_nothing(tmp_path: Path) -> None:
     times, (block,) = Times(), make_chain(1)
     store = make_store(tmp_path / "cache", times, max_bytes=file_bytes(block))
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     for _ in range(3):
         store.work()
         times.pass_s(61.0)
@@ -269,7 +269,7 @@ def test_a_block_that_lacks_one_byte_takes_the_place_of_another(tmp_path: Path) 
     (first,), (second,) = make_chain(1), make_chain(1, seed=1)
     store = make_store(tmp_path / "cache", max_bytes=2 * file_bytes(first) - 1)
     for block in (first, second):
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
         store.work()
     assert (store.num_bytes(first.key), store.num_bytes(second.key)) == (None, file_bytes(second))
 
@@ -278,7 +278,7 @@ def test_a_block_that_is_as_large_as_all_may_be_takes_the_place_of_another(tmp_p
     (first,), (second,) = make_chain(1), make_chain(1, seed=1)
     store = make_store(tmp_path / "cache", max_bytes=file_bytes(first))
     for block in (first, second):
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
         store.work()
     assert (store.num_bytes(first.key), store.num_bytes(second.key)) == (None, file_bytes(second))
     assert store.stats().trouble is None
@@ -289,10 +289,10 @@ def test_who_writes_without_a_pause_sees_what_another_process_wrote(tmp_path: Pa
     store, other = (make_store(tmp_path / "cache", times) for _ in range(2))
     store.open()
     (theirs,) = make_chain(1)
-    other.offer(theirs, Importance.IDLE)
+    other.offer(theirs, Importance.NORMAL)
     other.work()
     for seed in range(1, 4):
-        store.offer(make_chain(1, seed=seed)[0], Importance.IDLE)
+        store.offer(make_chain(1, seed=seed)[0], Importance.NORMAL)
     for _ in range(2):
         times.pass_s(module._SCAN_EVERY_S)
         store._writer._turn(0.0)
@@ -302,10 +302,10 @@ def test_who_writes_without_a_pause_sees_what_another_process_wrote(tmp_path: Pa
 
 def test_a_label_is_written_with_the_first_block_of_its_root_alone(tmp_path: Path) -> None:
     store, chain = make_store(tmp_path / "cache"), make_chain(3)
-    store.introduce(chain[0].root, About("model", "client"))
+    store.describe_partition(chain[0].root, About("model", "client"))
     files = []
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
         store.work()
         (label,) = (tmp_path / "cache").glob("*.about")
         files.append((label.stat().st_ino, label.stat().st_mtime_ns))
@@ -318,11 +318,11 @@ def test_a_label_goes_with_the_last_block_of_its_root(tmp_path: Path) -> None:
 
     times = Times()
     first, (block,) = make_store(tmp_path / "cache", times, ttl_s=10.0), make_chain(1)
-    first.introduce(block.root, About("model", "client"))
-    first.offer(block, Importance.IDLE)
+    first.describe_partition(block.root, About("model", "client"))
+    first.offer(block, Importance.NORMAL)
     close_now(first)
     assert labels() == 1
-    # A later process that never introduces this root.
+    # A later process that never describes this partition.
     later = make_store(tmp_path / "cache", times, ttl_s=10.0)
     later.open()
     later.work()
@@ -337,18 +337,18 @@ def test_a_folder_in_the_place_of_a_label_is_told_and_nothing_is_left_beside_it(
     store.open()
     label = tmp_path / "cache" / cache_folder.about_name(block.root)
     label.mkdir()
-    store.introduce(block.root, About("model", "client"))
-    store.offer(block, Importance.IDLE)
+    store.describe_partition(block.root, About("model", "client"))
+    store.offer(block, Importance.NORMAL)
     store.work()
     assert store.num_bytes(block.key) is not None
     assert str(label) in (store.stats().trouble or "")
     assert temporaries(tmp_path / "cache") == []
 
 
-@pytest.mark.parametrize("importance", [Importance.IDLE, Importance.SYSTEM])
+@pytest.mark.parametrize("importance", [Importance.NORMAL, Importance.SYSTEM])
 def test_a_block_takes_the_place_of_its_damaged_file(tmp_path: Path, importance: Importance) -> None:
     store, (block,) = make_store(tmp_path / "cache"), make_chain(1)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     (path,) = (tmp_path / "cache").glob("*.kv")
     path.write_bytes(bytes(path.stat().st_size))
@@ -370,7 +370,7 @@ def test_a_purge_while_a_block_is_written_leaves_nothing_of_it(tmp_path: Path) -
             store.purge(block.root)
 
     store = make_store(tmp_path / "cache", files=FaultyFiles(tmp_path / "cache", fault))
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     assert store.num_bytes(block.key) is None
     assert temporaries(tmp_path / "cache") == []
@@ -381,7 +381,7 @@ def test_a_file_that_another_process_deletes_while_ages_are_set(tmp_path: Path) 
     files, times = FaultyFiles(tmp_path / "cache"), Times()
     store, chain = make_store(tmp_path / "cache", times), make_chain(3)
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
         store.work()
     close_now(store)
     (tmp_path / "cache" / cache_folder.STATE_FILE).unlink()

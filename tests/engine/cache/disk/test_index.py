@@ -7,10 +7,10 @@ from dataclasses import replace
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockFile, BlockName
 from edgeagent.engine.cache.block import KEY_BYTES, Importance
 from edgeagent.engine.cache.disk.index import Index
-from edgeagent.engine.cache.disk.retention import Held
+from edgeagent.engine.cache.disk.retention import IndexEntry
 
 
-def name_of(number: int, root: int = 1, importance: Importance = Importance.IDLE) -> BlockName:
+def name_of(number: int, root: int = 1, importance: Importance = Importance.NORMAL) -> BlockName:
     return BlockName(
         bytes([root]) * ROOT_BYTES, bytes(PARENT_BYTES), bytes([number]) * KEY_BYTES, 0, 32, int(importance)
     )
@@ -19,7 +19,7 @@ def name_of(number: int, root: int = 1, importance: Importance = Importance.IDLE
 def filled(*names: BlockName) -> Index:
     index = Index()
     for name in names:
-        index.add(Held(name, 100, 50.0))
+        index.add(IndexEntry(name, 100, 50.0))
     return index
 
 
@@ -33,9 +33,9 @@ def test_a_partition_is_forgotten_and_others_are_not() -> None:
     assert index.forget(mine.root) == 2
     assert index.forget(mine.root) == 0, "once is enough"
     assert found(index, mine, also_mine, other) == [False, False, True]
-    assert [held.name for held in index.forgotten()] == [mine, also_mine]
+    assert [entry.name for entry in index.forgotten()] == [mine, also_mine]
     assert index.num_bytes == 300, "until their files are gone"
-    index.add(Held(mine, 100, 60.0, index.epoch(mine.root)))
+    index.add(IndexEntry(mine, 100, 60.0, index.epoch(mine.root)))
     assert found(index, mine, also_mine, other) == [True, False, True]
 
 
@@ -67,7 +67,7 @@ def test_of_two_files_of_a_block_the_more_important_stays() -> None:
     for names in ((low, high, other), (high, low, other)):
         index = Index()
         assert index.replace([BlockFile(name, 100, 50.0) for name in names], index.epochs()) == [low]
-        assert [held.name for held in index.all()] == [high, other]
+        assert [entry.name for entry in index.all()] == [high, other]
         assert index.num_bytes == 200
 
 
@@ -75,9 +75,9 @@ def test_a_block_whose_old_file_was_missed_is_found_under_its_new_name() -> None
     renamed, damaged, purged = name_of(1), name_of(2), name_of(3, root=2)
     index = filled(renamed, damaged, purged)
     for name in (renamed, damaged):
-        held = index.find(name.key)
-        assert held is not None
-        held.epoch = -1
+        entry = index.find(name.key)
+        assert entry is not None
+        entry.epoch = -1
     index.forget(purged.root)
     names = (name_of(1, importance=Importance.SYSTEM), damaged, name_of(3, root=2, importance=Importance.SYSTEM))
     index.replace([BlockFile(name, 100, 50.0) for name in names], index.epochs())
@@ -86,9 +86,9 @@ def test_a_block_whose_old_file_was_missed_is_found_under_its_new_name() -> None
 
 def test_a_scan_keeps_what_was_known_and_takes_out_what_is_gone() -> None:
     index = filled(name_of(1), name_of(2))
-    index.add(replace(Held(name_of(3), 100, 80.0), is_announced=True, is_draft=True))
+    index.add(replace(IndexEntry(name_of(3), 100, 80.0), is_announced=True, is_draft=True))
     index.replace([BlockFile(name_of(1), 100, 90.0), BlockFile(name_of(3), 100, 70.0)], index.epochs())
-    assert {held.name.key[0]: (held.used_s, held.is_announced, held.is_draft) for held in index.all()} == {
+    assert {entry.name.key[0]: (entry.used_s, entry.is_announced, entry.is_draft) for entry in index.all()} == {
         1: (90.0, False, False),
         3: (80.0, True, True),
     }
@@ -97,7 +97,7 @@ def test_a_scan_keeps_what_was_known_and_takes_out_what_is_gone() -> None:
 
 def test_what_cannot_be_read_is_not_found_until_its_file_is_newer() -> None:
     name, index = name_of(1), Index()
-    index.add(replace(Held(name, 100, 50.0), is_unreadable=True))
+    index.add(replace(IndexEntry(name, 100, 50.0), is_unreadable=True))
     assert found(index, name) == [False]
     index.replace([BlockFile(name, 100, 50.0)], index.epochs())
     assert found(index, name) == [False]
@@ -111,5 +111,5 @@ def test_a_block_that_is_removed_is_counted_once() -> None:
     for _ in range(2):
         index.remove(name_of(1).key)
     assert (len(index), index.num_bytes) == (1, 100)
-    index.add(Held(name_of(2), 70, 50.0))
+    index.add(IndexEntry(name_of(2), 70, 50.0))
     assert (len(index), index.num_bytes) == (1, 70)

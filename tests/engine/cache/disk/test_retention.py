@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgeagent.cache_folder import BlockName
 from edgeagent.engine.cache.block import Importance
 from edgeagent.engine.cache.disk.retention import (
-    Held,
+    IndexEntry,
     ReadRate,
     choose_victims,
     is_worth_writing,
@@ -22,16 +22,16 @@ DAY_S = 86400.0
 NOW_S = 100 * DAY_S
 
 
-def held(
-    key: int, parent: int = 0, *, age_s: float = 0.0, importance: Importance = Importance.IDLE, root: int = 0
-) -> Held:
+def entry(
+    key: int, parent: int = 0, *, age_s: float = 0.0, importance: Importance = Importance.NORMAL, root: int = 0
+) -> IndexEntry:
     """Return a block of 100 bytes; parent 0 is the root."""
     name_of = {True: bytes([root + 200] * 16)}.get(parent == 0, bytes([parent] * 16))
     name = BlockName(bytes([root + 200] * 8), name_of, bytes([key] * 32), key, 256, int(importance))
-    return Held(name, 100, NOW_S - age_s)
+    return IndexEntry(name, 100, NOW_S - age_s)
 
 
-def victims(*blocks: Held, num_bytes: int = 0, max_bytes: int = 1000, ttl_s: float = 7 * DAY_S) -> list[int]:
+def victims(*blocks: IndexEntry, num_bytes: int = 0, max_bytes: int = 1000, ttl_s: float = 7 * DAY_S) -> list[int]:
     chosen = choose_victims(blocks, num_bytes=num_bytes, max_bytes=max_bytes, now_s=NOW_S, ttl_s=ttl_s)
     return [block.name.key[0] for block in chosen]
 
@@ -39,8 +39,8 @@ def victims(*blocks: Held, num_bytes: int = 0, max_bytes: int = 1000, ttl_s: flo
 @pytest.mark.parametrize(
     ("left", "written"),
     [
-        (1.0, {"ONCE", "IDLE", "REUSED", "SYSTEM", "PINNED"}),
-        (0.4, {"IDLE", "REUSED", "SYSTEM", "PINNED"}),
+        (1.0, {"ONCE", "NORMAL", "REUSED", "SYSTEM", "PINNED"}),
+        (0.4, {"NORMAL", "REUSED", "SYSTEM", "PINNED"}),
         (0.2, {"REUSED", "SYSTEM", "PINNED"}),
         (0.05, {"SYSTEM", "PINNED"}),
         (0.0, set()),
@@ -52,17 +52,17 @@ def test_the_less_is_left_the_more_something_must_matter(left: float, written: s
 
 
 def test_nothing_goes_while_there_is_room() -> None:
-    assert victims(held(1), held(2, 1)) == []
+    assert victims(entry(1), entry(2, 1)) == []
 
 
 def test_the_longest_unused_goes_first_and_children_before_parents() -> None:
-    blocks = [held(1, age_s=50), held(2, 1, age_s=900), held(3, age_s=500), held(4, 3, age_s=500)]
+    blocks = [entry(1, age_s=50), entry(2, 1, age_s=900), entry(3, age_s=500), entry(4, 3, age_s=500)]
     assert victims(*blocks, num_bytes=250, max_bytes=400) == [2, 4, 3]
 
 
 def test_of_two_that_are_alike_either_goes() -> None:
     """The two blocks belong to different prompts, at the same position and with the same age."""
-    blocks = [held(1), held(2)]
+    blocks = [entry(1), entry(2)]
     for block in blocks:
         block.name = replace(block.name, start=0)
     assert len(victims(*blocks, num_bytes=100)) == 1
@@ -70,16 +70,16 @@ def test_of_two_that_are_alike_either_goes() -> None:
 
 @pytest.mark.parametrize(("num_bytes", "num_victims"), [(0, 0), (1, 1), (100, 1), (101, 2), (200, 2)])
 def test_no_more_goes_than_has_to(num_bytes: int, num_victims: int) -> None:
-    blocks = [held(number, age_s=number) for number in range(1, 5)]
+    blocks = [entry(number, age_s=number) for number in range(1, 5)]
     assert len(victims(*blocks, num_bytes=num_bytes)) == num_victims
 
 
 def test_a_block_is_as_young_as_what_stands_on_it() -> None:
-    assert victims(held(1, age_s=900), held(2, 1, age_s=5), held(3, age_s=100), num_bytes=100, max_bytes=300) == [3]
+    assert victims(entry(1, age_s=900), entry(2, 1, age_s=5), entry(3, age_s=100), num_bytes=100, max_bytes=300) == [3]
 
 
 def test_what_matters_stays_longer() -> None:
-    blocks = [held(1, age_s=500, importance=Importance.SYSTEM), held(2, age_s=100), held(3, age_s=80)]
+    blocks = [entry(1, age_s=500, importance=Importance.SYSTEM), entry(2, age_s=100), entry(3, age_s=80)]
     assert victims(*blocks, num_bytes=100, max_bytes=300) == [2]
     blocks[0].used_s = NOW_S - 900
     assert victims(*blocks, num_bytes=100, max_bytes=300) == [1]
@@ -87,52 +87,52 @@ def test_what_matters_stays_longer() -> None:
 
 @pytest.mark.parametrize(
     ("importance", "times"),
-    [(Importance.VOLATILE, 1.0), (Importance.IDLE, 1.5), (Importance.REUSED, 3.0), (Importance.SYSTEM, 8.0)],
+    [(Importance.VOLATILE, 1.0), (Importance.NORMAL, 1.5), (Importance.REUSED, 3.0), (Importance.SYSTEM, 8.0)],
 )
 def test_how_much_longer_what_matters_stays(importance: Importance, times: float) -> None:
-    once = held(1, age_s=1000, importance=Importance.ONCE)
+    once = entry(1, age_s=1000, importance=Importance.ONCE)
     for age_s, first in ((times * 1000 - 10, 1), (times * 1000 + 10, 2)):
-        blocks = [once, held(2, age_s=age_s, importance=importance)]
+        blocks = [once, entry(2, age_s=age_s, importance=importance)]
         assert victims(*blocks, num_bytes=100, max_bytes=300) == [first]
 
 
 @pytest.mark.parametrize(("age_s", "first"), [(7990, 1), (8010, 2)])
 def test_how_much_longer_a_small_share_stays(age_s: float, first: int) -> None:
-    large = [held(number, age_s=1000) for number in (1, 3, 4, 5)]
-    blocks = [*large, held(2, age_s=age_s, root=1)]
+    large = [entry(number, age_s=1000) for number in (1, 3, 4, 5)]
+    blocks = [*large, entry(2, age_s=age_s, root=1)]
     assert victims(*blocks, num_bytes=100, max_bytes=400)[0] in ((1, 3, 4, 5) if first == 1 else (2,))
 
 
 @pytest.mark.parametrize(("age_s", "first"), [(990, 1), (1010, 2)])
 def test_a_draft_has_no_share_of_its_own(age_s: float, first: int) -> None:
     """With a share of its own, a draft's blocks would outlive those of its model, which take eight times the space."""
-    large = [held(number, age_s=1000) for number in (1, 3, 4, 5)]
-    blocks = [*large, replace(held(2, age_s=age_s, root=1), is_draft=True)]
+    large = [entry(number, age_s=1000) for number in (1, 3, 4, 5)]
+    blocks = [*large, replace(entry(2, age_s=age_s, root=1), is_draft=True)]
     assert victims(*blocks, num_bytes=100, max_bytes=400)[0] in ((1, 3, 4, 5) if first == 1 else (2,))
 
 
 def test_pinned_ones_stay_with_what_they_stand_on() -> None:
-    blocks = [held(1, age_s=50 * DAY_S), held(2, 1, age_s=50 * DAY_S, importance=Importance.PINNED), held(3)]
+    blocks = [entry(1, age_s=50 * DAY_S), entry(2, 1, age_s=50 * DAY_S, importance=Importance.PINNED), entry(3)]
     assert victims(*blocks, num_bytes=10_000) == [3]
 
 
 def test_what_cannot_be_reached_goes_pinned_or_not() -> None:
-    blocks = [held(1), held(3, 2), held(4, 3, importance=Importance.PINNED)]
+    blocks = [entry(1), entry(3, 2), entry(4, 3, importance=Importance.PINNED)]
     assert sorted(victims(*blocks)) == [3, 4]
 
 
 def test_what_nobody_used_for_long_goes() -> None:
-    assert victims(held(1, age_s=8 * DAY_S), held(2, age_s=7 * DAY_S), held(3, age_s=6 * DAY_S)) == [1]
+    assert victims(entry(1, age_s=8 * DAY_S), entry(2, age_s=7 * DAY_S), entry(3, age_s=6 * DAY_S)) == [1]
 
 
 def test_what_cannot_be_reached_goes_before_what_is_expired_and_that_before_the_rest() -> None:
-    blocks = [held(1, age_s=1), held(2, age_s=8 * DAY_S), held(4, 3)]
+    blocks = [entry(1, age_s=1), entry(2, age_s=8 * DAY_S), entry(4, 3)]
     assert victims(*blocks, num_bytes=250) == [4, 2, 1]
 
 
 def test_a_flood_leaves_another_partition_its_share() -> None:
-    mine = [held(number, age_s=300) for number in range(1, 3)]
-    flood = [held(number, age_s=100, root=1) for number in range(10, 18)]
+    mine = [entry(number, age_s=300) for number in range(1, 3)]
+    flood = [entry(number, age_s=100, root=1) for number in range(10, 18)]
     assert set(victims(*mine, *flood, num_bytes=600)) <= set(range(10, 18))
     for age_s, block in enumerate(mine, 5000):
         block.used_s = NOW_S - age_s  # but not forever
@@ -148,11 +148,11 @@ def test_a_flood_leaves_another_partition_its_share() -> None:
     num_bytes=st.integers(0, 4000),
 )
 def test_what_is_left_can_be_reached(blocks: list[tuple[int, float, Importance, int]], num_bytes: int) -> None:
-    everything: list[Held] = []
+    everything: list[IndexEntry] = []
     for key, (parent, age_s, importance, root) in enumerate(blocks, 1):
         roots = {block.name.key[0]: block.name.root[0] - 200 for block in everything}
         parent = parent if parent < key else 0
-        everything.append(held(key, parent, age_s=age_s, importance=importance, root=roots.get(parent, root)))
+        everything.append(entry(key, parent, age_s=age_s, importance=importance, root=roots.get(parent, root)))
     gone = set(victims(*everything, num_bytes=num_bytes))
     left = {block.name.key[0] for block in everything} - gone
     for block in everything:

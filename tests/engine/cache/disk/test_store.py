@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 def test_what_is_offered_is_read_back(folder: Path, draft: bool) -> None:
     store, chain = make_store(folder), make_chain(3, draft=draft)
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     assert store.num_bytes(chain[0].key) is None  # only after it is published
     store.work()
     for block in chain:
@@ -64,9 +64,9 @@ def test_the_next_process_finds_them_without_reading_any(folder: Path) -> None:
 
 def test_files_are_private(folder: Path) -> None:
     store = make_store(folder)
-    store.introduce(keyring().root(""), About("model", "client"))
+    store.describe_partition(keyring().root(""), About("model", "client"))
     for block in make_chain(2):
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     close_now(store)
     names = [path.name for path in folder.iterdir()]
@@ -95,9 +95,9 @@ def test_a_block_whose_parent_is_not_kept_is_not(folder: Path) -> None:
 def test_a_block_is_written_once(folder: Path) -> None:
     store, (block,) = make_store(folder), make_chain(1)
     for _ in range(3):
-        assert store.offer(block, Importance.IDLE)
+        assert store.offer(block, Importance.NORMAL)
     store.work()
-    assert store.offer(block, Importance.IDLE)
+    assert store.offer(block, Importance.NORMAL)
     store.work()
     assert store.num_written == 1
 
@@ -120,7 +120,7 @@ def test_a_purge_forgets_at_once_and_files_follow(folder: Path) -> None:
     mine, others = make_chain(2, partition="me"), make_chain(2, partition="you")
     store = make_store(folder)
     for block in (*mine, *others):
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     assert store.purge(mine[0].root) == 2
     assert store.num_bytes(mine[0].key) is None
@@ -136,11 +136,11 @@ def test_a_purge_forgets_at_once_and_files_follow(folder: Path) -> None:
 def test_what_was_offered_before_a_purge_is_not_written_after_it(folder: Path) -> None:
     store, (block,) = make_store(folder), make_chain(1)
     store.work()
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.purge(block.root)
     store.work()
     assert list(cache_folder.scan(folder)) == []
-    store.offer(block, Importance.IDLE)  # offered again after the purge
+    store.offer(block, Importance.NORMAL)  # offered again after the purge
     store.work()
     assert is_same(store.read(block.key), block)
 
@@ -149,7 +149,7 @@ def test_a_purge_of_one_partition_leaves_what_waits_of_another(folder: Path) -> 
     store, (mine,), (other,) = make_store(folder), make_chain(1, partition="me"), make_chain(1, partition="you")
     store.work()
     for block in (mine, other):
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.purge(mine.root)
     assert (store.is_pending(mine.key), store.is_pending(other.key)) == (False, True)
     store.work()
@@ -160,7 +160,7 @@ def test_how_fast_reads_are_is_measured_and_outlives_the_process(folder: Path) -
     times, (block,) = Times(), make_chain(1)
     files = FaultyFiles(folder, lambda number, name: times.pass_s(0.01) if name == "read" else None)
     store = make_store(folder, times, files=files)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     assert store.stats().read_bytes_per_s == 0
     assert is_same(store.read(block.key), block)
@@ -179,13 +179,13 @@ def test_the_quota_is_kept_and_the_longest_unused_goes(folder: Path) -> None:
     store = make_store(folder, times, max_bytes=4 * size)
     for chain in chains[:4]:
         for block in chain:
-            store.offer(block, Importance.IDLE)
+            store.offer(block, Importance.NORMAL)
         store.work()
         times.pass_s(60)
     store.touch([block.key for block in chains[0]])
     times.pass_s(60)
     for block in chains[4]:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     assert store.stats().num_bytes <= 4 * size
     assert all(store.num_bytes(block.key) for block in (*chains[0], *chains[4]))
@@ -200,7 +200,7 @@ def test_the_disk_keeps_its_reserve(folder: Path, monkeypatch: pytest.MonkeyPatc
     free = 12 * size
     monkeypatch.setattr("edgeagent.engine.cache.disk.files.Files.free_bytes", lambda self: free)
     for block in chain[:2]:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     assert store.stats().num_blocks == 2
     free = 9 * size  # another program filled the disk
@@ -208,7 +208,7 @@ def test_the_disk_keeps_its_reserve(folder: Path, monkeypatch: pytest.MonkeyPatc
     store.work()
     assert store.stats().num_blocks < 2
     assert "must stay free" in (store.stats().trouble or ""), "whoever looks is told why"
-    store.offer(chain[0], Importance.IDLE)
+    store.offer(chain[0], Importance.NORMAL)
     store.work()
     assert "must stay free" in (store.stats().trouble or "")
     free = 100 * size
@@ -216,7 +216,7 @@ def test_the_disk_keeps_its_reserve(folder: Path, monkeypatch: pytest.MonkeyPatc
     store.work()
     assert store.stats().trouble is None
     for block in chain[:2]:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     assert store.stats().num_blocks == 2
 
@@ -225,7 +225,7 @@ def test_what_is_pinned_everywhere_is_said(folder: Path) -> None:
     (pinned,), (other,) = make_chain(1), make_chain(1, seed=1)
     store = make_store(folder, max_bytes=file_bytes(pinned))
     store.offer(pinned, Importance.PINNED)
-    store.offer(other, Importance.IDLE)
+    store.offer(other, Importance.NORMAL)
     store.work()
     assert store.num_bytes(other.key) is None
     assert "pinned" in (store.stats().trouble or "")
@@ -288,7 +288,7 @@ def test_the_first_lookup_waits_for_what_is_there_to_be_known(folder: Path) -> N
 
 def test_a_read_of_what_is_not_there_is_one_miss(folder: Path) -> None:
     store, (block, other) = make_store(folder), make_chain(2)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     assert store.read(other.key) is None
     assert (store.stats().num_hits, store.stats().num_misses) == (0, 1)
@@ -304,7 +304,7 @@ def test_a_read_of_what_is_not_there_is_one_miss(folder: Path) -> None:
 def test_a_read_that_fails_for_want_of_resources_keeps_the_block(folder: Path, code: int) -> None:
     files = FaultyFiles(folder)
     store, (block, _) = make_store(folder, files=files), make_chain(2)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     files.fault = failing(code)
     assert store.read(block.key) is None
@@ -318,7 +318,7 @@ def test_one_failed_read_keeps_the_block_and_those_after_it(folder: Path) -> Non
     files, chain = FaultyFiles(folder), make_chain(2)
     store = make_store(folder, files=files)
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     for _ in range(2):  # a read that succeeds ends the row of failures
         files.fault = failing(errno.EIO)
@@ -332,7 +332,7 @@ def test_one_failed_read_keeps_the_block_and_those_after_it(folder: Path) -> Non
 def test_a_block_that_fails_twice_in_a_row_is_written_again_and_not_deleted(folder: Path) -> None:
     files, (block,) = FaultyFiles(folder), make_chain(1)
     store = make_store(folder, files=files)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     files.fault = failing(errno.EIO)
     assert (store.read(block.key), store.read(block.key)) == (None, None)
@@ -348,7 +348,7 @@ def test_a_block_that_fails_twice_in_a_row_is_written_again_and_not_deleted(fold
 
 def test_a_file_that_is_gone_is_no_longer_found(folder: Path) -> None:
     store, (block,) = make_store(folder), make_chain(1)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     next(folder.glob("*.kv")).unlink()
     assert store.read(block.key) is None
@@ -358,7 +358,7 @@ def test_a_file_that_is_gone_is_no_longer_found(folder: Path) -> None:
 def test_a_reader_that_meets_a_change_of_name_does_not_delete_the_block(folder: Path) -> None:
     files, (block,) = FaultyFiles(folder), make_chain(1)
     store = make_store(folder, files=files)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     (path,) = folder.glob("*.kv")
     has_read = False
@@ -379,15 +379,15 @@ def test_a_reader_that_meets_a_change_of_name_does_not_delete_the_block(folder: 
 
 def test_a_writer_that_broke_gets_no_more_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, (block, other) = make_store(folder), make_chain(2)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     monkeypatch.setattr(store._writer, "_turn", lambda wait_s: 1 // 0)
     store.run()
     store.touch([block.key])
     store.discard(block.key)
     store.offer(block, Importance.PINNED)
-    assert not store.offer(other, Importance.IDLE)
-    store.introduce(block.root, About("m", ""))
+    assert not store.offer(other, Importance.NORMAL)
+    store.describe_partition(block.root, About("m", ""))
     store.purge()
     assert store._writer.commands.empty()
 
@@ -398,7 +398,7 @@ def test_a_purge_deletes_the_files_although_the_writer_broke(
 ) -> None:
     store, (mine,), (other,) = make_store(folder), make_chain(1), make_chain(1, partition="other")
     for block in (mine, other):
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     monkeypatch.setattr(store._writer, "_turn", lambda wait_s: 1 // 0)
     if is_before:  # its command is in the queue when the writer breaks
@@ -414,7 +414,7 @@ def test_a_purge_deletes_the_files_although_the_writer_broke(
 
 def test_a_purge_after_the_writer_broke_may_fail_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, (block,) = make_store(folder), make_chain(1)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     monkeypatch.setattr(store._writer, "_turn", lambda wait_s: 1 // 0)
     monkeypatch.setattr(store._index, "forgotten", lambda: 1 // 0)
@@ -426,7 +426,7 @@ def test_a_purge_after_the_writer_broke_may_fail_too(folder: Path, monkeypatch: 
 def test_close_writes_down_uses(folder: Path) -> None:
     times, (block,) = Times(), make_chain(1)
     store = make_store(folder, times)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     before = next(cache_folder.scan(folder)).used_s
     times.pass_s(20)  # too soon for the next stamp
@@ -441,9 +441,9 @@ def test_a_folder_that_is_deleted_is_made_anew_with_all_that_belongs_in_it(tmp_p
     times, folder = Times(), tmp_path / "cache"
     store = make_store(folder, times)
     chain = make_chain(2)
-    store.introduce(chain[0].root, About("m", ""))
+    store.describe_partition(chain[0].root, About("m", ""))
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     assert store.stats().num_blocks == 2
     shutil.rmtree(folder)
@@ -455,7 +455,7 @@ def test_a_folder_that_is_deleted_is_made_anew_with_all_that_belongs_in_it(tmp_p
     if os.name == "posix":
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.work()
     assert (store.trouble, store.stats().num_blocks) == (None, 2)
     assert is_same(store.read(chain[1].key), chain[1])
@@ -467,7 +467,7 @@ def test_a_folder_that_cannot_be_made_anew_is_told(tmp_path: Path, monkeypatch: 
     times, folder = Times(), tmp_path / "cache"
     store = make_store(folder, times)
     (block,) = make_chain(1)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     store.work()
     shutil.rmtree(folder)
 
@@ -492,7 +492,7 @@ def test_two_processes_on_one_folder_find_what_the_other_wrote(folder: Path) -> 
     first.open()
     second.open()
     for block in chain:
-        first.offer(block, Importance.IDLE)
+        first.offer(block, Importance.NORMAL)
     first.work()
     assert list(second.take_found(9)) == []
     for _ in range(2):
@@ -509,7 +509,7 @@ def test_a_model_and_its_draft_are_each_told_of_their_own_blocks(folder: Path) -
     chain, drafts = make_chain(2), make_chain(3, draft=True, keys=keyring(fingerprint=b"draft"))
     first = make_store(folder)
     for block in (*chain, *drafts):
-        assert first.offer(block, Importance.IDLE)
+        assert first.offer(block, Importance.NORMAL)
     first.work()
     second = make_store(folder)
     second.open()
@@ -518,7 +518,7 @@ def test_a_model_and_its_draft_are_each_told_of_their_own_blocks(folder: Path) -
     assert all(is_same(second.read(block.key), block) for block in (*chain, *drafts))
     assert second.stats().num_bytes == sum(path.stat().st_size for path in folder.glob("*.kv"))
     for store in (first, second):  # one wrote the blocks, the other read their headers
-        assert {held.name.key for held in store._index.all() if held.is_draft} == {block.key for block in drafts}
+        assert {entry.name.key for entry in store._index.all() if entry.is_draft} == {block.key for block in drafts}
     assert second.purge(drafts[0].root) == 3
     assert all(is_same(second.read(block.key), block) for block in chain)
 
@@ -527,7 +527,7 @@ def test_only_heads_are_read_at_the_start(folder: Path) -> None:
     chain = make_chain(50, payload_bytes=100_000)
     first = make_store(folder)
     for block in chain:
-        first.offer(block, Importance.IDLE)
+        first.offer(block, Importance.NORMAL)
     first.work()
     files = FaultyFiles(folder)
     operations: list[str] = []
@@ -543,7 +543,7 @@ def test_a_head_that_was_changed_or_is_anothers_is_not_found(folder: Path) -> No
     chain = make_chain(3)
     first = make_store(folder)
     for block in chain:
-        first.offer(block, Importance.IDLE)
+        first.offer(block, Importance.NORMAL)
     first.work()
     (victim,) = [path for path in folder.glob("*.kv") if chain[1].key.hex() in path.name]
     content = bytearray(victim.read_bytes())

@@ -14,7 +14,7 @@ from edgeagent.cache_folder import LOCK_FILE, STATE_FILE
 from edgeagent.engine.cache.block import Importance
 from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.retention import LITTLE_LEFT, is_worth_writing
-from edgeagent.engine.cache.disk.write_budget import WriteBudget, ticks_s
+from edgeagent.engine.cache.disk.write_budget import WriteBudget, steady_clock_s
 from edgeagent.file_lock import try_lock
 from edgeagent.runtime_file import write_private
 from tests.engine.cache.disk.stores import FaultyFiles, Times
@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> Files:
 
 
 def make_budget(files: Files, times: Times, bytes_per_hour: int = LIMIT, max_gap_s: float = 1000.0) -> WriteBudget:
-    return WriteBudget(files, bytes_per_hour=bytes_per_hour, max_gap_s=max_gap_s, ticks=times.ticks, wall=times.wall)
+    return WriteBudget(files, bytes_per_hour=bytes_per_hour, max_gap_s=max_gap_s, clock=times.clock, wall=times.wall)
 
 
 def test_what_is_left_refills_within_an_hour_and_no_further(files: Files) -> None:
@@ -45,7 +45,7 @@ def test_what_is_left_refills_within_an_hour_and_no_further(files: Files) -> Non
     assert budget.left_now == pytest.approx(0.25)
     times.pass_s(10 * HOUR_S)
     assert budget.left_now == 1.0
-    times.ticks.at_s -= 10 * HOUR_S
+    times.clock.at_s -= 10 * HOUR_S
     assert budget.left_now == pytest.approx(0.25), "a clock that steps back refills nothing"
 
 
@@ -85,14 +85,14 @@ def test_thrift_is_told_exactly_while_idle_conversations_wait(files: Files, left
     budget = make_budget(files, times)
     budget.open()
     budget._allowance_left, budget._looked_at_s = left, budget.now_s
-    assert (budget.thrift is None) == is_worth_writing(Importance.IDLE, allowance_left=budget.left_now)
+    assert (budget.allowance_trouble is None) == is_worth_writing(Importance.NORMAL, allowance_left=budget.left_now)
 
 
 def test_without_a_limit_there_is_always_all_of_it(files: Files) -> None:
     budget = make_budget(files, Times(), bytes_per_hour=0)
     budget.open()
     assert all(budget.take(1 << 40) for _ in range(3))
-    assert (budget.left_now, budget.thrift, budget.is_possible(1 << 60)) == (1.0, None, True)
+    assert (budget.left_now, budget.allowance_trouble, budget.is_possible(1 << 60)) == (1.0, None, True)
 
 
 @pytest.mark.parametrize(("wall_s", "passed_s"), [(500.0, 500.0), (5000.0, 1000.0), (-5000.0, 0.0)])
@@ -105,7 +105,7 @@ def test_a_restart_ages_by_the_wall_clock_within_a_bound(files: Files, wall_s: f
     budget.save()
     before_s = budget.now_s
     times.wall.at_s += wall_s
-    times.ticks.at_s = 3.0  # the machine was restarted
+    times.clock.at_s = 3.0  # the machine was restarted
     after = make_budget(files, times)
     assert after.open()
     assert after.now_s == pytest.approx(before_s + passed_s)
@@ -188,13 +188,13 @@ def test_a_folder_in_the_place_of_the_lock_stops_no_write_and_is_told(files: Fil
     budget = make_budget(files, Times())
     budget.open()
     assert budget.take(1000)
-    assert str(files.folder / LOCK_FILE) in (budget.obstacle or "")
+    assert str(files.folder / LOCK_FILE) in (budget.name_trouble or "")
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has this clock")
-def test_ticks_go_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_goes_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.setattr(time, "monotonic", lambda: -1.0)
-    assert before_s <= ticks_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before_s <= steady_clock_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
     monkeypatch.delattr(time, "CLOCK_BOOTTIME")
-    assert ticks_s() == -1.0
+    assert steady_clock_s() == -1.0

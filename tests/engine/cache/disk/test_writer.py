@@ -43,16 +43,16 @@ def store(tmp_path: Path, times: Times) -> BlockStore:
     return opened
 
 
-def held(store: BlockStore, *blocks: Block) -> list[bool]:
+def are_on_disk(store: BlockStore, *blocks: Block) -> list[bool]:
     return [store.num_bytes(block.key) is not None for block in blocks]
 
 
 def test_a_block_that_is_not_full_waits_until_it_is_quiet(store: BlockStore, times: Times) -> None:
     (full,), (tail,) = make_chain(1), make_chain(1, num_tokens=20, seed=1)
-    store.offer(full, Importance.IDLE)
-    store.offer(tail, Importance.IDLE)
+    store.offer(full, Importance.NORMAL)
+    store.offer(tail, Importance.NORMAL)
     store.work()
-    assert held(store, full, tail) == [True, False]
+    assert are_on_disk(store, full, tail) == [True, False]
     times.pass_s(6)
     store.work()
     assert is_same(store.read(tail.key), tail)
@@ -61,7 +61,7 @@ def test_a_block_that_is_not_full_waits_until_it_is_quiet(store: BlockStore, tim
 def test_a_second_offer_of_no_more_importance_hurries_nothing(store: BlockStore, times: Times) -> None:
     (block,) = make_chain(1, num_tokens=100)
     for _ in range(2):
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
         store.work()
     assert store.num_bytes(block.key) is None
     times.pass_s(6)
@@ -71,42 +71,42 @@ def test_a_second_offer_of_no_more_importance_hurries_nothing(store: BlockStore,
 
 def test_one_that_a_longer_one_replaced_is_never_written(store: BlockStore, times: Times) -> None:
     (tail,), (longer,) = make_chain(1, num_tokens=20), make_chain(1, num_tokens=40)
-    store.offer(tail, Importance.IDLE)
+    store.offer(tail, Importance.NORMAL)
     store.work()
-    store.offer(longer, Importance.IDLE)
+    store.offer(longer, Importance.NORMAL)
     store.discard(tail.key)
     store.work()
     times.pass_s(6)
     store.work()
-    assert held(store, tail, longer) == [False, True]
+    assert are_on_disk(store, tail, longer) == [False, True]
     assert store.num_written == 1
     store.discard(longer.key)  # and it is removed if it was already written
     store.work()
-    assert held(store, longer) == [False]
+    assert are_on_disk(store, longer) == [False]
 
 
 def test_one_that_matters_does_not_wait(store: BlockStore) -> None:
     tails = [make_chain(1, num_tokens=20, seed=seed)[0] for seed in range(2)]
     store.offer(tails[0], Importance.SYSTEM)
-    store.offer(tails[1], Importance.IDLE)
+    store.offer(tails[1], Importance.NORMAL)
     store.work()
-    assert held(store, *tails) == [True, False]
+    assert are_on_disk(store, *tails) == [True, False]
     store.offer(tails[1], Importance.REUSED)
     store.work()
-    assert held(store, *tails) == [True, True]
+    assert are_on_disk(store, *tails) == [True, True]
 
 
 def test_a_parent_that_waits_is_written_with_its_child(store: BlockStore) -> None:
     chain = make_chain(2, num_tokens=20)
-    store.offer(chain[0], Importance.IDLE)
+    store.offer(chain[0], Importance.NORMAL)
     store.offer(chain[1], Importance.SYSTEM)
     store.work()
-    assert held(store, *chain) == [True, True]
+    assert are_on_disk(store, *chain) == [True, True]
 
 
 def test_what_waits_is_written_at_the_end(tmp_path: Path, store: BlockStore) -> None:
     (tail,) = make_chain(1, num_tokens=20)
-    store.offer(tail, Importance.IDLE)
+    store.offer(tail, Importance.NORMAL)
     close_now(store)
     later = make_store(tmp_path / "cache")
     later.open()
@@ -123,7 +123,7 @@ def test_what_matters_most_is_written_first(store: BlockStore, monkeypatch: pyte
 
     monkeypatch.setattr(store._folder, "write", noted)
     chains = [make_chain(2, seed=seed) for seed in range(3)]
-    for chain, importance in zip(chains, (Importance.ONCE, Importance.IDLE, Importance.SYSTEM), strict=True):
+    for chain, importance in zip(chains, (Importance.ONCE, Importance.NORMAL, Importance.SYSTEM), strict=True):
         for block in chain:
             store.offer(block, importance)
     store.work()
@@ -134,14 +134,14 @@ def test_what_the_allowance_does_not_cover_waits_until_it_renews(tmp_path: Path,
     chain = make_chain(12)
     store = make_store(tmp_path / "cache", times, bytes_per_hour=8 * file_bytes(chain[0]))
     for block in chain:
-        assert store.offer(block, Importance.IDLE)
+        assert store.offer(block, Importance.NORMAL)
     store.work()
-    assert 0 < sum(held(store, *chain)) < 8
+    assert 0 < sum(are_on_disk(store, *chain)) < 8
     assert store.is_stalled
     for _ in range(180):
         times.pass_s(60)
         store.work()
-    assert all(held(store, *chain))
+    assert all(are_on_disk(store, *chain))
     assert store.stats().num_dropped == 0
     assert not store.is_pending(chain[-1].key)
 
@@ -152,7 +152,7 @@ def test_what_is_offered_while_the_disk_refuses_is_written_when_it_takes_it_agai
     store.open()
     files.fault = failing(NO_SPACE)
     for block in chain:
-        assert store.offer(block, Importance.IDLE)
+        assert store.offer(block, Importance.NORMAL)
     store.work()
     assert store.trouble is not None
     assert store.is_stalled
@@ -160,29 +160,29 @@ def test_what_is_offered_while_the_disk_refuses_is_written_when_it_takes_it_agai
     times.pass_s(60)
     store.work()
     store.work()
-    assert all(held(store, *chain))
+    assert all(are_on_disk(store, *chain))
 
 
 def test_one_that_is_taken_back_is_not_written_and_may_be_offered_again(store: BlockStore) -> None:
     chain = make_chain(2)
     for block in chain:
-        assert store.offer(block, Importance.IDLE)
+        assert store.offer(block, Importance.NORMAL)
     store.withdraw(chain[1].key)
     assert not store.is_pending(chain[1].key)
     store.work()
-    assert held(store, *chain) == [True, False]
-    assert store.offer(chain[1], Importance.IDLE)
+    assert are_on_disk(store, *chain) == [True, False]
+    assert store.offer(chain[1], Importance.NORMAL)
     store.work()
-    assert held(store, *chain) == [True, True]
+    assert are_on_disk(store, *chain) == [True, True]
 
 
 def test_a_block_whose_parent_is_gone_is_not_written_and_counts_as_dropped_once(store: BlockStore) -> None:
     chain = make_chain(2)
     for block in chain:
-        assert store.offer(block, Importance.IDLE)
+        assert store.offer(block, Importance.NORMAL)
     store.discard(chain[0].key)
     store.work()
-    assert held(store, *chain) == [False, False]
+    assert are_on_disk(store, *chain) == [False, False]
     stats = store.stats()
     assert (stats.num_blocks, stats.num_dropped) == (0, 1)
     assert not store.is_pending(chain[1].key)
@@ -194,7 +194,7 @@ def test_what_had_to_be_left_out_at_the_end_is_told(tmp_path: Path, times: Times
     store.open()
     files.fault = failing(NO_SPACE)
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     close_now(store)
     assert store.left_out_bytes == sum(block.num_bytes for block in chain)
     assert store.stats().num_dropped == 3
@@ -210,20 +210,20 @@ def test_the_end_waits_until_less_is_to_be_written(store: BlockStore, monkeypatc
     monkeypatch.setattr(time, "sleep", sleep)
     assert not store.wait_written(), "nothing is to be written"
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     assert store.wait_written()
-    assert held(store, *chain) == [True, True]
+    assert are_on_disk(store, *chain) == [True, True]
     assert not store.wait_written()
 
 
 def test_the_end_waits_no_longer_than_it_may(store: BlockStore, times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
-    began_s = times.ticks.at_s
+    began_s = times.clock.at_s
     monkeypatch.setattr(time, "sleep", lambda seconds: times.pass_s(0.25))
-    store.offer(make_chain(1)[0], Importance.IDLE)
+    store.offer(make_chain(1)[0], Importance.NORMAL)
     assert not store.wait_written()
-    assert times.ticks.at_s == began_s + 1.25  # `close_s` allows one second
+    assert times.clock.at_s == began_s + 1.25  # `close_s` allows one second
     assert not store.wait_written()
-    assert times.ticks.at_s == began_s + 1.25, "the second is counted once"
+    assert times.clock.at_s == began_s + 1.25, "the second is counted once"
 
 
 def test_the_end_does_not_wait_for_a_disk_that_takes_nothing(
@@ -233,7 +233,7 @@ def test_the_end_does_not_wait_for_a_disk_that_takes_nothing(
     store = make_store(tmp_path / "cache", times, files=files)
     store.open()
     files.fault = failing(NO_SPACE)
-    store.offer(make_chain(1)[0], Importance.IDLE)
+    store.offer(make_chain(1)[0], Importance.NORMAL)
     store.work()
     sleeps: list[float] = []
     monkeypatch.setattr(time, "sleep", sleeps.append)
@@ -265,9 +265,9 @@ def test_it_waits_for_a_command_only_while_nothing_can_be_written(store: BlockSt
     writer, chain = store._writer, make_chain(3)
     commands = writer.commands = _Commands()
     for block in chain:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
     store.run()
-    assert held(store, *chain) == [True] * 3
+    assert are_on_disk(store, *chain) == [True] * 3
     # One wait before the first command, and one when everything is written.
     assert commands.waits == [writer_module._TICK_S] * 2
     assert not writer.is_broken
@@ -281,7 +281,7 @@ def test_it_waits_too_while_the_allowance_does_not_cover_the_next_block(tmp_path
     for block in chain:
         store.offer(block, Importance.SYSTEM)
     store.run()
-    assert held(store, *chain) == [True, False]
+    assert are_on_disk(store, *chain) == [True, False]
     assert store.left_out_bytes == chain[1].num_bytes
     assert len(commands.waits) == 2
     assert not store._writer.is_broken
@@ -299,19 +299,19 @@ def test_what_is_forgotten_or_there_already_is_not_written_again(tmp_path: Path,
     files = FaultyFiles(tmp_path / "cache", lambda number, name: operations.append(name))
     store, other = make_store(tmp_path / "cache", times, files=files), make_store(tmp_path / "cache", times)
     (theirs,) = make_chain(1, num_tokens=BLOCK_TOKENS // 2)
-    store.offer(theirs, Importance.IDLE)
+    store.offer(theirs, Importance.NORMAL)
     store.work()
     other.offer(theirs, Importance.SYSTEM)
     other.work()
     times.pass_s(1.0)
     store._folder._scan()
     operations.clear()
-    times.pass_s(writer_module._SETTLE_S)
+    times.pass_s(writer_module._PARTIAL_DELAY_S)
     store.work()
-    assert (store.num_written, store.is_pending(theirs.key), held(store, theirs)) == (0, False, [True])
+    assert (store.num_written, store.is_pending(theirs.key), are_on_disk(store, theirs)) == (0, False, [True])
     assert "create" not in operations
     (forgotten,) = make_chain(1, seed=1)
-    store.offer(forgotten, Importance.IDLE)
+    store.offer(forgotten, Importance.NORMAL)
     store._index.forget(None)
     store.work()
     assert (store.num_written, store.is_pending(forgotten.key)) == (0, False)
@@ -336,7 +336,7 @@ class _Threaded:
 
     def __init__(self, folder: Path, files: FaultyFiles | None = None) -> None:
         self.store = make_store(folder, files=files)
-        self.store._ticks = self.store._writer._ticks = time.monotonic
+        self.store._clock = self.store._writer._clock = time.monotonic
         self.thread = threading.Thread(target=self.store.run)
         self.thread.start()
         self.store.wait_until_open(10)
@@ -346,7 +346,7 @@ def test_on_its_thread(tmp_path: Path) -> None:
     threaded = _Threaded(tmp_path / "cache")
     chain = make_chain(3)
     for block in chain:
-        threaded.store.offer(block, Importance.IDLE)
+        threaded.store.offer(block, Importance.NORMAL)
     threaded.store.close()
     threaded.thread.join(10)
     assert not threaded.thread.is_alive()
@@ -383,12 +383,12 @@ def test_it_rests_after_each_block_while_tokens_are_computed(
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(time, "thread_time", lambda: next(worked_s))
     blocks = [make_chain(1, seed=seed)[0] for seed in range(3)]
-    store.offer(blocks[0], Importance.IDLE)
+    store.offer(blocks[0], Importance.NORMAL)
     store.work()
     assert sleeps == [], "none are computed"
     store.yield_to(lambda: True)
     for block in blocks[1:]:
-        store.offer(block, Importance.IDLE)
+        store.offer(block, Importance.NORMAL)
         store.work()
     assert sum(sleeps) == pytest.approx(2.0, rel=0.01), "a hundred times as long as it worked"
 
@@ -409,7 +409,7 @@ def test_it_rests_in_short_steps_and_less_the_more_waits(
     assert max(sleeps) <= 0.05
     assert sum(sleeps) == pytest.approx(1.0), "a hundred times as long as it worked"
     (block,) = make_chain(1)
-    store.offer(block, Importance.IDLE)
+    store.offer(block, Importance.NORMAL)
     writer.max_pending_bytes = 2 * writer.pending_bytes()
     sleeps.clear()
     writer._rest(0.01)
@@ -434,7 +434,7 @@ def test_a_bug_ends_the_store_and_nothing_else(tmp_path: Path, capsys: pytest.Ca
     assert "RuntimeError" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("importance", [Importance.SYSTEM, Importance.IDLE])
+@pytest.mark.parametrize("importance", [Importance.SYSTEM, Importance.NORMAL])
 def test_blocks_that_a_full_disk_never_took_leave_nothing_behind(
     tmp_path: Path, times: Times, monkeypatch: pytest.MonkeyPatch, importance: Importance
 ) -> None:
@@ -449,7 +449,7 @@ def test_blocks_that_a_full_disk_never_took_leave_nothing_behind(
         store.work()
         store.withdraw(block.key)
     writer = store._writer
-    assert len(writer._waiting) < 20 and len(writer._turns) < 20 and len(writer._settling) < 20
+    assert len(writer._waiting) < 20 and len(writer._turns) < 20 and len(writer._delayed) < 20
     assert kept.key in writer._waiting and store.is_pending(kept.key)
     times.pass_s(6)
     for _ in range(30):
@@ -459,7 +459,7 @@ def test_blocks_that_a_full_disk_never_took_leave_nothing_behind(
     times.pass_s(31)
     store.work()
     store.work()
-    assert held(store, kept, others[-1]) == [True, False]
+    assert are_on_disk(store, kept, others[-1]) == [True, False]
 
 
 def test_what_matters_most_is_still_first_after_others_were_taken_back(
@@ -470,7 +470,7 @@ def test_what_matters_most_is_still_first_after_others_were_taken_back(
     store = make_store(tmp_path / "cache", times, files=files)
     store.open()
     files.fault = failing(NO_SPACE)
-    *pinned, once, system, idle = (make_chain(1, seed=seed)[0] for seed in range(15))
+    *pinned, once, system, normal = (make_chain(1, seed=seed)[0] for seed in range(15))
     for block in (*pinned, once, system):
         store.offer(
             block, Importance.ONCE if block is once else Importance.SYSTEM if block is system else Importance.PINNED
@@ -478,7 +478,7 @@ def test_what_matters_most_is_still_first_after_others_were_taken_back(
     store.work()
     for block in pinned:
         store.withdraw(block.key)
-    store.offer(idle, Importance.IDLE)
+    store.offer(normal, Importance.NORMAL)
     store.work()
     files.fault = lambda number, name: None
     write = store._folder.write
@@ -491,7 +491,7 @@ def test_what_matters_most_is_still_first_after_others_were_taken_back(
     times.pass_s(31)
     store.work()
     store.work()
-    assert written == [system.key, idle.key, once.key]
+    assert written == [system.key, normal.key, once.key]
 
 
 def test_each_block_of_another_process_is_announced_once_and_none_of_its_own(tmp_path: Path, times: Times) -> None:
@@ -499,10 +499,10 @@ def test_each_block_of_another_process_is_announced_once_and_none_of_its_own(tmp
     mine, foreign = make_chain(2), make_chain(2, seed=1)
     seen = []
     for number in range(2):
-        ours.offer(mine[number], Importance.IDLE)
+        ours.offer(mine[number], Importance.NORMAL)
         ours.work()
         ours.offer(mine[number], Importance.SYSTEM)  # this renames its file
-        theirs.offer(foreign[number], Importance.IDLE)
+        theirs.offer(foreign[number], Importance.NORMAL)
         theirs.work()
         for _ in range(3):
             times.pass_s(20)

@@ -67,18 +67,18 @@ def calibrated(*, behind_s: float, beside_s: float) -> Kept:
 
 
 @pytest.mark.parametrize(
-    ("kept", "crowding_s"),
+    ("kept", "idle_cells_s"),
     [
         pytest.param(calibrated(behind_s=0.2, beside_s=0.1), 0.0, id="own cells are dear"),
         pytest.param(calibrated(behind_s=0.2, beside_s=0.2), 0.4, id="all cells are dear"),
     ],
 )
-def test_a_calibration_tells_what_idle_cells_cost_before_the_first_request(kept: Kept, crowding_s: float) -> None:
+def test_a_calibration_tells_what_idle_cells_cost_before_the_first_request(kept: Kept, idle_cells_s: float) -> None:
     costs = CostModel(512)
     Lessons(kept, Learned(), num_layers=8).teach(costs)
     assert costs.predict(StepShape.alone(128, 0)) == pytest.approx(0.4, rel=0.1)
     assert costs.predict(StepShape.alone(128, 512)) == pytest.approx(0.8, rel=0.1)
-    assert costs.crowding_s(128, 512) == pytest.approx(crowding_s, abs=0.05)
+    assert costs.idle_cells_s(128, 512) == pytest.approx(idle_cells_s, abs=0.05)
 
 
 def test_a_calibration_tells_what_attention_of_a_short_turn_costs() -> None:
