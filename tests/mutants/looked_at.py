@@ -161,7 +161,8 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "More than there are.",
     (
         "edgeagent/engine/cache/lookup.py",
-        "def extendable(self, references: Sequence[BlockReference], instructions_end: int = 0) -> list[BlockReference]:",
+        "def extendable(self, references: Sequence[BlockReference], instructions_end: int = 0) "
+        "-> list[BlockReference]:",
         "1",
     ): "No chain ends at one token.",
     (
