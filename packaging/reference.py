@@ -25,7 +25,7 @@ from edgeagent.cli.machine.config import options_table
 from edgeagent.config_sources import declared_options
 from edgeagent.daemon.transport import REFUSALS
 from edgeagent.metrics.exposition import Snapshot, gauges
-from edgeagent.metrics.tally import Tally
+from edgeagent.metrics.fast_histogram import FastHistogram
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE_BY = "<!-- Made from the code by `make documents`. Do not edit. -->"
@@ -278,9 +278,9 @@ def metrics_page() -> str:
     """Return the page of metrics."""
     rows: list[tuple[str, str, tuple[str, ...], str]] = []
     for metric in vars(metrics).values():
-        if isinstance(metric, MetricWrapperBase | Tally):
+        if isinstance(metric, MetricWrapperBase | FastHistogram):
             (family,) = metric.collect()
-            labels = metric.label_names if isinstance(metric, Tally) else metric._labelnames
+            labels = metric.label_names if isinstance(metric, FastHistogram) else metric._labelnames
             rows.append((family.name, family.type, labels, family.documentation))
     for family in gauges(Snapshot([], 0)):
         rows.append((family.name, family.type, vars(family)["_labelnames"], family.documentation))

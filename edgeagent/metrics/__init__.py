@@ -15,7 +15,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from edgeagent.metrics.tally import Tally
+from edgeagent.metrics.fast_histogram import FastHistogram
 
 # Do not export a second series with each counter's creation time, which is not used.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ first_token_seconds = Histogram(
     buckets=_SECONDS,
     registry=REGISTRY,
 )
-inter_token_seconds = Tally(
+inter_token_seconds = FastHistogram(
     "edgeagent_inter_token_seconds",
     "Time from one output of a stream to the next. An output may have several tokens.",
     "model",
@@ -106,7 +106,7 @@ slow_clients_cut_total = Counter(
 # Create both series at the start, with 0. If a cut created its series, a rate would not show that cut.
 for _transport in ("http", "websocket"):
     slow_clients_cut_total.labels(_transport)
-loop_lag_seconds = Tally(
+loop_lag_seconds = FastHistogram(
     "edgeagent_loop_lag_seconds",
     "How late the daemon's event loop ran a timer, ten times a second.",
     None,

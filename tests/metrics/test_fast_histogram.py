@@ -6,18 +6,18 @@ import random
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from edgeagent.metrics.tally import Tally
+from edgeagent.metrics.fast_histogram import FastHistogram
 
 BOUNDS = (0.001, 0.01, 0.5, 2.5)
 
 
 def test_it_exports_what_the_library_s_histogram_would() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    tally = Tally("edgeagent_x_seconds", "Said.", "model", bounds=BOUNDS, registry=ours)
+    fast = FastHistogram("edgeagent_x_seconds", "Said.", "model", bounds=BOUNDS, registry=ours)
     histogram = Histogram("edgeagent_x_seconds", "Said.", ["model"], buckets=BOUNDS, registry=theirs)
     values = random.Random(0)
     for model in ("a", "b"):
-        series = tally.labels(model)
+        series = fast.labels(model)
         for value in (*BOUNDS, 0.0, -1.0, 99.0, *(values.expovariate(2.0) for _ in range(100))):
             series.observe(value)
             histogram.labels(model).observe(value)
@@ -26,7 +26,7 @@ def test_it_exports_what_the_library_s_histogram_would() -> None:
 
 def test_without_a_label() -> None:
     registry = CollectorRegistry()
-    Tally("edgeagent_y_seconds", "Said.", None, bounds=BOUNDS, registry=registry).labels().observe(0.2)
+    FastHistogram("edgeagent_y_seconds", "Said.", None, bounds=BOUNDS, registry=registry).labels().observe(0.2)
     assert registry.get_sample_value("edgeagent_y_seconds_count") == 1.0
     assert registry.get_sample_value("edgeagent_y_seconds_bucket", {"le": "0.01"}) == 0.0
     assert registry.get_sample_value("edgeagent_y_seconds_bucket", {"le": "0.5"}) == 1.0

@@ -43,7 +43,7 @@ class Series:
         return self._sum
 
 
-class Tally(Collector):
+class FastHistogram(Collector):
     """A histogram with at most one label. Call `labels` once for each stream, and `observe` on the result."""
 
     def __init__(
