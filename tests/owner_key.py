@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeagent.credentials.keys import OWNER, Client, Shown, Standing, digest
+from edgeagent.credentials.keys import OWNER, CheckedKeys, Client, KeyStatus, digest
 
 
 class OwnerKey:
@@ -16,14 +16,14 @@ class OwnerKey:
     def __init__(self, token: str) -> None:
         self._token = token.encode()
 
-    def judge(self, tokens: Sequence[bytes]) -> Shown:
+    def judge(self, tokens: Sequence[bytes]) -> CheckedKeys:
         if not tokens:
-            return Shown(Standing.NOTHING)
+            return CheckedKeys(KeyStatus.NONE)
         if len(tokens) > 1:
-            return Shown(Standing.SEVERAL if self._token in tokens else Standing.FOREIGN)
-        held = digest(tokens[0])
-        client = self.holder(held)
-        return Shown(Standing.FOREIGN) if client is None else Shown(Standing.HELD, client, held)
+            return CheckedKeys(KeyStatus.SEVERAL if self._token in tokens else KeyStatus.FOREIGN)
+        token_digest = digest(tokens[0])
+        client = self.holder(token_digest)
+        return CheckedKeys(KeyStatus.FOREIGN) if client is None else CheckedKeys(KeyStatus.KNOWN, client, token_digest)
 
-    def holder(self, held: bytes) -> Client | None:
-        return OWNER if held == digest(self._token) else None
+    def holder(self, token_digest: bytes) -> Client | None:
+        return OWNER if token_digest == digest(self._token) else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from edgeagent.credentials.keys import OWNER, Client, Scope, Shown, Standing
+from edgeagent.credentials.keys import OWNER, CheckedKeys, Client, KeyStatus, Scope
 from edgeagent.errors import EdgeAgentError, Forbidden, Overloaded, Unauthorized
 
 MAX_FAILURES = 20
@@ -57,23 +57,23 @@ class Peer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Sender:
     """What is known about the sender of a request. `is_page`: a web page may have made a browser send the request."""
 
     listener: Listener
     user: User
-    shown: Shown
+    keys: CheckedKeys
     is_page: bool = False
 
     def described(self) -> str:
         """Return a description of the sender for the log. It has names, but no keys."""
-        client = self.shown.client
-        key = f"the token of {client.name or 'the owner'!r}" if client is not None else str(self.shown.standing)
+        client = self.keys.client
+        key = f"the token of {client.name or 'the owner'!r}" if client is not None else str(self.keys.status)
         user = "" if self.user.uid is None else f" of the user {self.user.uid}"
         return f"{key}{user} over {_IN_WORDS[self.listener]}{', from a web page' if self.is_page else ''}"
 
 
-def decide(need: Scope | None, asker: Asker) -> Client | EdgeAgentError:
+def decide(need: Scope | None, sender: Sender) -> Client | EdgeAgentError:
     """Return the sender as a client with its scopes, or the error that refuses the request.
 
     `need` is the scope that the request needs; None if it needs none. The first rule that applies decides:
@@ -89,21 +89,21 @@ def decide(need: Scope | None, asker: Asker) -> Client | EdgeAgentError:
     """
     if need is None:
         return Client("", frozenset())
-    match asker.shown.standing:
-        case Standing.UNUSABLE:
-            return Unauthorized(f"no token can be checked, so none is accepted: {asker.shown.reason}")
-        case Standing.UNKNOWN:
+    match sender.keys.status:
+        case KeyStatus.UNUSABLE:
+            return Unauthorized(f"no token can be checked, so none is accepted: {sender.keys.reason}")
+        case KeyStatus.UNKNOWN:
             return Unauthorized(_UNKNOWN)
-        case Standing.SEVERAL:
+        case KeyStatus.SEVERAL:
             return Unauthorized("the request shows several keys; show one token, and nothing beside it")
-        case Standing.HELD:
-            assert asker.shown.client is not None, "a token that is held has a holder"
-            return _opened(need, asker.shown.client)
-    if asker.listener is Listener.LOCKED:
-        return Unauthorized(_MISSING if asker.shown.standing is Standing.NOTHING else _WRONG)
-    if asker.listener is Listener.UNIX and not asker.user.is_own:
+        case KeyStatus.KNOWN:
+            assert sender.keys.client is not None, "a known token has a holder"
+            return _opened(need, sender.keys.client)
+    if sender.listener is Listener.LOCKED:
+        return Unauthorized(_MISSING if sender.keys.status is KeyStatus.NONE else _WRONG)
+    if sender.listener is Listener.UNIX and not sender.user.is_own:
         return Forbidden("this socket is another user's; only the daemon's own user may use it")
-    client = _local_client(asker)
+    client = _local_client(sender)
     return client if need in client.scopes else Unauthorized(f"{_OWNERS}, with the scope {need}")
 
 
@@ -129,11 +129,11 @@ def _opened(need: Scope, client: Client) -> Client | EdgeAgentError:
     return Forbidden(f"the token of {client.name!r} does not open this: it lacks the scope {need}")
 
 
-def _local_client(asker: Asker) -> Client:
-    if asker.user.is_own:
-        return Client(OWNER.name, _INFER_ONLY) if asker.is_page else OWNER
+def _local_client(sender: Sender) -> Client:
+    if sender.user.is_own:
+        return Client(OWNER.name, _INFER_ONLY) if sender.is_page else OWNER
     # No client's name has a colon, so no client has the name of another user's partition.
-    return Client("uid:unknown" if asker.user.uid is None else f"uid:{asker.user.uid}", _INFER_ONLY)
+    return Client("uid:unknown" if sender.user.uid is None else f"uid:{sender.user.uid}", _INFER_ONLY)
 
 
 class Failures:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from edgeagent.credentials.keys import Client, Keys, Shown
+from edgeagent.credentials.keys import CheckedKeys, Client, Keys
 from edgeagent.errors import Unauthorized
 
 End = Callable[[], None]
@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 
 class Grant:
-    """The right of one request or socket to run, which a token gave. `held` is the digest of this token.
+    """The right of one request or socket to run, which a token gave. `token_digest` is the digest of this token.
 
     It ends when its token is removed or replaced, when the token's scopes or route change, or when the token can no
     longer be checked.
     """
 
-    def __init__(self, grants: Grants, client: Client, held: bytes) -> None:
+    def __init__(self, grants: Grants, client: Client, token_digest: bytes) -> None:
         self.client = client
-        self.held = held
+        self.token_digest = token_digest
         self.is_revoked = False
         self._grants = grants
         self._ends: list[End] = []
@@ -71,9 +71,9 @@ class Grants:
         self._live: set[Grant] = set()
         self._checked: object = None
 
-    def open(self, shown: Shown) -> Grant | None:
+    def open(self, keys: CheckedKeys) -> Grant | None:
         """Return a new grant for the result of `Keys.judge`; None if the request has no known token."""
-        return None if shown.client is None else Grant(self, shown.client, shown.digest)
+        return None if keys.client is None else Grant(self, keys.client, keys.digest)
 
     def add(self, grant: Grant) -> None:
         """Watch the token of a grant. The next `check` examines the token, even if no file has changed."""
@@ -86,7 +86,7 @@ class Grants:
 
     def is_held(self, grant: Grant) -> bool:
         """Whether the token of a grant still belongs to the same client, with the same scopes and route."""
-        return self._keys.holder(grant.held) == grant.client
+        return self._keys.holder(grant.token_digest) == grant.client
 
     def check(self) -> None:
         """End the grants of tokens that were removed, or whose holder, scopes or route have changed."""
@@ -94,9 +94,12 @@ class Grants:
         if not self._live or revision == self._checked:
             return
         self._checked = revision
-        holders = {held: self._keys.holder(held) for held in {grant.held for grant in self._live}}
+        holders = {
+            token_digest: self._keys.holder(token_digest)
+            for token_digest in {grant.token_digest for grant in self._live}
+        }
         for grant in list(self._live):
-            if holders[grant.held] != grant.client:
+            if holders[grant.token_digest] != grant.client:
                 self._live.discard(grant)
                 grant.revoke()
 

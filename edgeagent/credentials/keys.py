@@ -57,31 +57,31 @@ class Client:
 OWNER = Client("", frozenset(Scope))
 
 
-class Standing(StrEnum):
+class KeyStatus(StrEnum):
     """What was found out about a request's keys."""
 
-    NOTHING = "no key"
+    NONE = "no key"
     FOREIGN = "another key"
-    HELD = "a known token"
+    KNOWN = "a known token"
     UNKNOWN = "an unknown or removed token"
     UNUSABLE = "a token that cannot be checked"
     SEVERAL = "several keys"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class CheckedKeys:
     """The result of checking a request's keys.
 
     `client` and `digest` are set for a known token. `reason`: why a token cannot be checked; otherwise empty.
     """
 
-    standing: Standing
+    status: KeyStatus
     client: Client | None = None
     digest: bytes = b""
     reason: str = ""
 
 
-NOTHING_SHOWN = Shown(Standing.NOTHING)
+NO_KEYS = CheckedKeys(KeyStatus.NONE)
 
 
 class Keys(Protocol):
@@ -97,11 +97,11 @@ class Keys(Protocol):
         """A value that differs after every change of tokens, holders, scopes or routes."""
         ...
 
-    def judge(self, tokens: Sequence[bytes]) -> Shown:
+    def judge(self, tokens: Sequence[bytes]) -> CheckedKeys:
         """Check the keys of one request. Tokens are compared in constant time, so timing reveals nothing about them."""
         ...
 
-    def holder(self, held: bytes) -> Client | None:
+    def holder(self, token_digest: bytes) -> Client | None:
         """Return the holder of the token with this digest; None if no valid token has it."""
         ...
 
@@ -132,42 +132,42 @@ class KeyRing:
         self._refresh()
         return self._trouble
 
-    def judge(self, tokens: Sequence[bytes]) -> Shown:
+    def judge(self, tokens: Sequence[bytes]) -> CheckedKeys:
         """Check the keys of one request. Tokens are compared in constant time, so timing reveals nothing about them."""
         self._refresh()
         if not tokens:
-            return NOTHING_SHOWN
+            return NO_KEYS
         if len(tokens) > 1:
             each = [self._judge_one(token) for token in tokens]
-            is_one_ours = any(shown.standing is not Standing.FOREIGN for shown in each)
-            return Shown(Standing.SEVERAL if is_one_ours else Standing.FOREIGN)
+            is_one_ours = any(checked.status is not KeyStatus.FOREIGN for checked in each)
+            return CheckedKeys(KeyStatus.SEVERAL if is_one_ours else KeyStatus.FOREIGN)
         return self._judge_one(tokens[0])
 
-    def holder(self, held: bytes) -> Client | None:
+    def holder(self, token_digest: bytes) -> Client | None:
         """Return the holder of the token with this digest; None if it is unknown, or while a file cannot be trusted."""
         self._refresh()
-        return self._find(held)
+        return self._find(token_digest)
 
-    def _judge_one(self, token: bytes) -> Shown:
+    def _judge_one(self, token: bytes) -> CheckedKeys:
         wanted = digest(token)
         client = self._find(wanted)
         if client is not None:
-            return Shown(Standing.HELD, client, wanted)
+            return CheckedKeys(KeyStatus.KNOWN, client, wanted)
         is_former = False
         for former in self._former:
             is_former |= hmac.compare_digest(wanted, former)
         if not is_former and not token.startswith(TOKEN_PREFIX.encode()):
-            return Shown(Standing.FOREIGN)
+            return CheckedKeys(KeyStatus.FOREIGN)
         if self._trouble:
             # Do not reveal the path of the folder to clients.
             reason = self._trouble.replace(f"{self._state_dir}/", "").replace(str(self._state_dir), "the state folder")
-            return Shown(Standing.UNUSABLE, reason=reason)
-        return Shown(Standing.UNKNOWN)
+            return CheckedKeys(KeyStatus.UNUSABLE, reason=reason)
+        return CheckedKeys(KeyStatus.UNKNOWN)
 
     def _find(self, wanted: bytes) -> Client | None:
         found = None
-        for held, client in self._holders:
-            if hmac.compare_digest(wanted, held):
+        for token_digest, client in self._holders:
+            if hmac.compare_digest(wanted, token_digest):
                 found = client
         return found
 
@@ -196,7 +196,7 @@ class KeyRing:
     def _read(self) -> tuple[tuple[bytes, Client], ...]:
         check_folder(self._state_dir)
         owner = read_token(self._state_dir)
-        holders = [(bytes.fromhex(held), client) for client, held in _read_clients(self._state_dir)]
+        holders = [(bytes.fromhex(token_digest), client) for client, token_digest in _read_clients(self._state_dir)]
         return (((digest(owner.encode()), OWNER),) if owner else ()) + tuple(holders)
 
 
@@ -246,7 +246,7 @@ def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: Route
         raise ConfigError(f"a client's name must be 1 to 64 letters, digits, _ . or -, not {name!r:.80}")
     token = _new_token()
     with changing(state_dir / _LOCK_FILE, "edgeagent token"):
-        others = [(client, held) for client, held in _read_clients(state_dir) if client.name != name]
+        others = [(client, token_digest) for client, token_digest in _read_clients(state_dir) if client.name != name]
         if len(others) >= MAX_CLIENTS:
             raise ConfigError(f"there are {MAX_CLIENTS} clients; remove one with `edgeagent token remove`")
         _write_clients(state_dir, [*others, (Client(name, frozenset(scopes), route), digest(token.encode()).hex())])
@@ -260,7 +260,7 @@ def remove_client(state_dir: Path, name: str) -> None:
     """
     with changing(state_dir / _LOCK_FILE, "edgeagent token"):
         known = _read_clients(state_dir)
-        others = [(client, held) for client, held in known if client.name != name]
+        others = [(client, token_digest) for client, token_digest in known if client.name != name]
         if len(others) == len(known):
             names = ", ".join(client.name for client, _ in known)
             raise ConfigError(f"no client is named {name!r:.80}; known clients: {names or 'none'}")
@@ -273,9 +273,9 @@ def _new_token() -> str:
 
 def _write_clients(state_dir: Path, entries: Iterable[tuple[Client, str]]) -> None:
     rows = [
-        {"name": client.name, "scopes": sorted(client.scopes), "sha256": held}
+        {"name": client.name, "scopes": sorted(client.scopes), "sha256": token_digest}
         | ({} if client.route is None else {"route": client.route})
-        for client, held in entries
+        for client, token_digest in entries
     ]
     write_private(state_dir / CLIENTS_FILE, json.dumps({"clients": rows}, indent=1).encode() + b"\n")
 
@@ -295,10 +295,10 @@ def _read_clients(state_dir: Path) -> list[tuple[Client, str]]:
 
 def _read_client(row: object) -> tuple[Client, str]:
     match row:
-        case {"name": str(name), "scopes": list(scopes), "sha256": str(held), **more} if _DIGEST.fullmatch(
-            held
+        case {"name": str(name), "scopes": list(scopes), "sha256": str(token_digest), **more} if _DIGEST.fullmatch(
+            token_digest
         ) and _NAME.fullmatch(name):
             # An unknown mode, even null, is an error: if it were ignored, requests could leave the machine.
             route = RouteMode(str(more["route"])) if "route" in more else None
-            return Client(name, frozenset(Scope(scope) for scope in scopes), route), held
+            return Client(name, frozenset(Scope(scope) for scope in scopes), route), token_digest
     raise ValueError("a client has a name, scopes and a sha256")

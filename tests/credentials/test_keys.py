@@ -19,12 +19,12 @@ from edgeagent.credentials import keys
 from edgeagent.credentials.keys import (
     CLIENTS_FILE,
     MAX_CLIENTS,
-    NOTHING_SHOWN,
+    NO_KEYS,
     OWNER,
     Client,
     KeyRing,
+    KeyStatus,
     Scope,
-    Standing,
     add_client,
     check_files,
     clients,
@@ -42,8 +42,8 @@ from tests.fakes import FakeClock
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX modes")
 
 
-def standing(ring: KeyRing, *tokens: str) -> Standing:
-    return ring.judge([token.encode() for token in tokens]).standing
+def key_status(ring: KeyRing, *tokens: str) -> KeyStatus:
+    return ring.judge([token.encode() for token in tokens]).status
 
 
 def test_tokens_have_256_random_bits_and_a_prefix(tmp_path: Path) -> None:
@@ -62,15 +62,15 @@ def test_the_owners_token_is_made_once(tmp_path: Path) -> None:
 def test_what_keys_are_worth(tmp_path: Path) -> None:
     mine, ring = ensure_token(tmp_path), KeyRing(tmp_path)
     theirs = add_client(tmp_path, "kiosk", [Scope.INFER])
-    assert ring.judge([]) == NOTHING_SHOWN
+    assert ring.judge([]) == NO_KEYS
     owner, client = ring.judge([mine.encode()]), ring.judge([theirs.encode()])
-    assert (owner.standing, owner.client, owner.digest) == (Standing.HELD, OWNER, digest(mine.encode()))
-    assert (client.standing, client.client) == (Standing.HELD, Client("kiosk", frozenset({Scope.INFER})))
-    assert standing(ring, "sk-anything") is Standing.FOREIGN
-    assert standing(ring, "edge_made_up") is Standing.UNKNOWN
-    assert standing(ring, mine, "sk-anything") is standing(ring, "sk-anything", mine) is Standing.SEVERAL
-    assert standing(ring, "edge_made_up", "sk-anything") is Standing.SEVERAL
-    assert standing(ring, "sk-one", "sk-two") is Standing.FOREIGN
+    assert (owner.status, owner.client, owner.digest) == (KeyStatus.KNOWN, OWNER, digest(mine.encode()))
+    assert (client.status, client.client) == (KeyStatus.KNOWN, Client("kiosk", frozenset({Scope.INFER})))
+    assert key_status(ring, "sk-anything") is KeyStatus.FOREIGN
+    assert key_status(ring, "edge_made_up") is KeyStatus.UNKNOWN
+    assert key_status(ring, mine, "sk-anything") is key_status(ring, "sk-anything", mine) is KeyStatus.SEVERAL
+    assert key_status(ring, "edge_made_up", "sk-anything") is KeyStatus.SEVERAL
+    assert key_status(ring, "sk-one", "sk-two") is KeyStatus.FOREIGN
     assert ring.holder(digest(theirs.encode())) == client.client
     assert ring.holder(digest(b"edge_made_up")) is None
 
@@ -78,10 +78,10 @@ def test_what_keys_are_worth(tmp_path: Path) -> None:
 def test_a_former_token_without_the_prefix_is_unknown_and_no_strangers_key(tmp_path: Path) -> None:
     write_private(tmp_path / TOKEN_FILE, b"x" * 43)
     ring = KeyRing(tmp_path)
-    assert standing(ring, "x" * 43) is Standing.HELD
+    assert key_status(ring, "x" * 43) is KeyStatus.KNOWN
     rotate_token(tmp_path)
-    assert standing(ring, "x" * 43) is Standing.UNKNOWN
-    assert standing(ring, "x" * 42) is Standing.FOREIGN
+    assert key_status(ring, "x" * 43) is KeyStatus.UNKNOWN
+    assert key_status(ring, "x" * 42) is KeyStatus.FOREIGN
 
 
 def test_former_tokens_are_kept_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +89,9 @@ def test_former_tokens_are_kept_up_to_a_bound(tmp_path: Path, monkeypatch: pytes
     ring, former = KeyRing(tmp_path), ["x" * 43, "y" * 43, "z" * 43]
     for token in [*former, "w" * 43]:
         write_private(tmp_path / TOKEN_FILE, token.encode())
-        assert standing(ring, token) is Standing.HELD
-    unknown, foreign = Standing.UNKNOWN, Standing.FOREIGN
-    assert [standing(ring, token) for token in former] == [unknown, unknown, foreign]
+        assert key_status(ring, token) is KeyStatus.KNOWN
+    unknown, foreign = KeyStatus.UNKNOWN, KeyStatus.FOREIGN
+    assert [key_status(ring, token) for token in former] == [unknown, unknown, foreign]
 
 
 def test_a_change_counts_once_and_nothing_else_does(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_trouble_is_told_once_and_so_is_its_end(tmp_path: Path, caplog: pytest.L
     write_private(tmp_path / CLIENTS_FILE, b"null")
     with caplog.at_level(logging.WARNING):
         assert CLIENTS_FILE in ring.trouble
-        assert [standing(ring, token) for _ in range(3)] == [Standing.UNUSABLE] * 3
+        assert [key_status(ring, token) for _ in range(3)] == [KeyStatus.UNUSABLE] * 3
         assert str(tmp_path) in ring.trouble
         reason = ring.judge([token.encode()]).reason
         assert str(tmp_path) not in reason and CLIENTS_FILE in reason
-        assert standing(ring, "sk-anything") is Standing.FOREIGN
+        assert key_status(ring, "sk-anything") is KeyStatus.FOREIGN
         (tmp_path / CLIENTS_FILE).unlink()
-        assert [standing(ring, token) for _ in range(3)] == [Standing.HELD] * 3
+        assert [key_status(ring, token) for _ in range(3)] == [KeyStatus.KNOWN] * 3
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "every token is refused",
         "tokens are accepted again",
@@ -131,7 +131,7 @@ def test_clients_are_added_replaced_and_removed(tmp_path: Path) -> None:
     add_client(tmp_path, "screen", [Scope.MODELS, Scope.ADMIN])
     second = add_client(tmp_path, "kiosk", [Scope.MODELS])
     ring = KeyRing(tmp_path)
-    assert [standing(ring, token) for token in (first, second)] == [Standing.UNKNOWN, Standing.HELD]
+    assert [key_status(ring, token) for token in (first, second)] == [KeyStatus.UNKNOWN, KeyStatus.KNOWN]
     assert clients(tmp_path) == [
         Client("screen", frozenset({Scope.MODELS, Scope.ADMIN})),
         Client("kiosk", frozenset({Scope.MODELS})),
@@ -147,13 +147,13 @@ def test_clients_are_added_replaced_and_removed(tmp_path: Path) -> None:
 
 def test_a_route_is_kept_with_the_token_and_its_change_is_a_change(tmp_path: Path) -> None:
     token, ring = add_client(tmp_path, "kiosk", [Scope.INFER], RouteMode.LOCAL_ONLY), KeyRing(tmp_path)
-    held = digest(token.encode())
+    token_digest = digest(token.encode())
     assert clients(tmp_path) == [Client("kiosk", frozenset({Scope.INFER}), RouteMode.LOCAL_ONLY)]
     before = ring.revision
-    assert ring.holder(held) == clients(tmp_path)[0]
+    assert ring.holder(token_digest) == clients(tmp_path)[0]
     path = tmp_path / CLIENTS_FILE
     write_private(path, path.read_bytes().replace(b"local_only", b"prefer_local"))
-    assert ring.holder(held) == Client("kiosk", frozenset({Scope.INFER}), RouteMode.PREFER_LOCAL)
+    assert ring.holder(token_digest) == Client("kiosk", frozenset({Scope.INFER}), RouteMode.PREFER_LOCAL)
     assert ring.revision != before
 
 
@@ -162,7 +162,7 @@ def test_a_token_with_a_route_that_is_not_known_opens_nothing(route: bytes, tmp_
     token, ring = add_client(tmp_path, "kiosk", [Scope.INFER], RouteMode.LOCAL_ONLY), KeyRing(tmp_path)
     path = tmp_path / CLIENTS_FILE
     write_private(path, path.read_bytes().replace(b'"local_only"', route))
-    assert standing(ring, token) is Standing.UNUSABLE
+    assert key_status(ring, token) is KeyStatus.UNUSABLE
 
 
 def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,10 +219,10 @@ def test_a_thousand_clients_and_no_more(tmp_path: Path) -> None:
 
 
 def test_a_token_that_was_removed_has_no_holder_whoever_asks_first(tmp_path: Path) -> None:
-    held, ring = digest(add_client(tmp_path, "kiosk", [Scope.INFER]).encode()), KeyRing(tmp_path)
-    assert ring.holder(held) == Client("kiosk", frozenset({Scope.INFER}))
+    token_digest, ring = digest(add_client(tmp_path, "kiosk", [Scope.INFER]).encode()), KeyRing(tmp_path)
+    assert ring.holder(token_digest) == Client("kiosk", frozenset({Scope.INFER}))
     remove_client(tmp_path, "kiosk")
-    assert ring.holder(held) is None
+    assert ring.holder(token_digest) is None
 
 
 @POSIX

@@ -16,14 +16,14 @@ from edgeagent.api.app import create_app
 from edgeagent.api.gate.access import NEEDS, PEER_KEY, Access
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials import decision
-from edgeagent.credentials.decision import Asker, Listener, User, decide
+from edgeagent.credentials.decision import Listener, Sender, User, decide
 from edgeagent.credentials.keys import (
     CLIENTS_FILE,
+    CheckedKeys,
     Client,
     KeyRing,
+    KeyStatus,
     Scope,
-    Shown,
-    Standing,
     add_client,
     ensure_token,
     remove_client,
@@ -62,23 +62,23 @@ class Case:
 
     listener: Listener
     user: User
-    standing: Standing
+    key_status: KeyStatus
     scopes: frozenset[Scope]
     is_page: bool
 
 
 def cases() -> Iterator[Case]:
-    for listener, user, standing, is_page in product(Listener, (OWN, OTHER, UNTOLD), Standing, (False, True)):
-        for scopes in SCOPES if standing is Standing.HELD else [frozenset()]:
-            yield Case(listener, user, standing, scopes, is_page)
+    for listener, user, key_status, is_page in product(Listener, (OWN, OTHER, UNTOLD), KeyStatus, (False, True)):
+        for scopes in SCOPES if key_status is KeyStatus.KNOWN else [frozenset()]:
+            yield Case(listener, user, key_status, scopes, is_page)
 
 
 def row_of(case: Case, need: Scope | None) -> int:
     """Return the index of the document's row for a case."""
-    ours = {Standing.UNKNOWN: 3, Standing.UNUSABLE: 4, Standing.SEVERAL: 5}
-    if case.standing in ours:
-        return ours[case.standing]
-    if case.standing is Standing.HELD:
+    ours = {KeyStatus.UNKNOWN: 3, KeyStatus.UNUSABLE: 4, KeyStatus.SEVERAL: 5}
+    if case.key_status in ours:
+        return ours[case.key_status]
+    if case.key_status is KeyStatus.KNOWN:
         return 1 if need in case.scopes else 2
     if case.listener is Listener.LOCKED:
         return 6
@@ -96,12 +96,12 @@ def test_the_decision_is_the_documents_table() -> None:
     """All of 4 needs × 3 listeners × 3 users × what is shown × page or not."""
     num = 0
     for case in cases():
-        client = Client("kiosk", case.scopes) if case.standing is Standing.HELD else None
-        asker = Asker(case.listener, case.user, Shown(case.standing, client, reason="why"), case.is_page)
+        client = Client("kiosk", case.scopes) if case.key_status is KeyStatus.KNOWN else None
+        sender = Sender(case.listener, case.user, CheckedKeys(case.key_status, client, reason="why"), case.is_page)
         for need in (None, *Scope):
             health, infer, owner = WHO[row_of(case, need)]
             expected = health if need is None else infer if need is Scope.INFER else owner
-            verdict = decide(need, asker)
+            verdict = decide(need, sender)
             num += 1
             if not expected.startswith("yes"):
                 assert type(verdict) is {"401": Unauthorized, "403": Forbidden}[expected], (case, need)
@@ -116,7 +116,7 @@ def test_the_decision_is_the_documents_table() -> None:
                 assert verdict.name == NAMES[expected.partition(", ")[2]], (case, need)
             if row_of(case, need) in (8, 9, 10):
                 assert verdict.scopes == {Scope.INFER}
-    assert num == 4 * 3 * 3 * 2 * (len(Standing) - 1 + len(SCOPES))
+    assert num == 4 * 3 * 3 * 2 * (len(KeyStatus) - 1 + len(SCOPES))
 
 
 class FixedPeer:
@@ -179,25 +179,25 @@ async def test_the_user_is_looked_up_only_where_the_decision_needs_it(tmp_path: 
     assert await num_asked("/v1/models", "", is_token_required=True) == 0
 
 
-def make_keys(folder: Path) -> dict[str, tuple[list[str], Standing, frozenset[Scope]]]:
-    """Return the credentials that a request may show, by name: its keys, their standing and their scopes."""
+def make_keys(folder: Path) -> dict[str, tuple[list[str], KeyStatus, frozenset[Scope]]]:
+    """Return the credentials that a request may show, by name: its keys, their status and their scopes."""
     every = frozenset(Scope)
     held = {"owner": (ensure_token(folder), every)}
     for scope in Scope:
         held[scope.value] = (add_client(folder, f"c-{scope}", [scope]), frozenset({scope}))
     removed = add_client(folder, "gone", every)
     remove_client(folder, "gone")
-    shown: dict[str, tuple[list[str], Standing, frozenset[Scope]]] = {
-        name: ([token], Standing.HELD, scopes) for name, (token, scopes) in held.items()
+    shown: dict[str, tuple[list[str], KeyStatus, frozenset[Scope]]] = {
+        name: ([token], KeyStatus.KNOWN, scopes) for name, (token, scopes) in held.items()
     }
     return shown | {
-        "nothing": ([], Standing.NOTHING, frozenset()),
-        "another key": (["sk-unused"], Standing.FOREIGN, frozenset()),
-        "empty": ([""], Standing.FOREIGN, frozenset()),
-        "removed": ([removed], Standing.UNKNOWN, frozenset()),
-        "unknown": (["edge_" + "x" * 43], Standing.UNKNOWN, frozenset()),
-        "two": ([held["owner"][0], "sk-unused"], Standing.SEVERAL, frozenset()),
-        "two others": (["sk-a", "sk-b"], Standing.FOREIGN, frozenset()),
+        "nothing": ([], KeyStatus.NONE, frozenset()),
+        "another key": (["sk-unused"], KeyStatus.FOREIGN, frozenset()),
+        "empty": ([""], KeyStatus.FOREIGN, frozenset()),
+        "removed": ([removed], KeyStatus.UNKNOWN, frozenset()),
+        "unknown": (["edge_" + "x" * 43], KeyStatus.UNKNOWN, frozenset()),
+        "two": ([held["owner"][0], "sk-unused"], KeyStatus.SEVERAL, frozenset()),
+        "two others": (["sk-a", "sk-b"], KeyStatus.FOREIGN, frozenset()),
     }
 
 
@@ -248,22 +248,22 @@ async def test_every_route_of_the_live_app(
     monkeypatch.setattr(decision, "MAX_FAILURES", 10**9)
     keys = make_keys(tmp_path)
     ring = KeyRing(tmp_path)
-    assert ring.judge([b"x"]).standing is Standing.FOREIGN
+    assert ring.judge([b"x"]).status is KeyStatus.FOREIGN
     if not are_files_sound:
         (tmp_path / CLIENTS_FILE).chmod(0o644)
     for setting in SETTINGS:
         # Without the documents, which take half a second to build: a 404 also shows that a request got through.
         server = ServerConfig(token_required=setting.listener is Listener.LOCKED)
         app = create_app(Config(state_dir=tmp_path, server=server), FakeBackend(), keys=ring)
-        for (path, methods), (name, (shown, standing, scopes)), is_page in product(
+        for (path, methods), (name, (shown, key_status, scopes)), is_page in product(
             [*every_route(), ("/nothing", {"GET"})], keys.items(), (False, True)
         ):
-            if is_page and standing not in (Standing.NOTHING, Standing.HELD):
+            if is_page and key_status not in (KeyStatus.NONE, KeyStatus.KNOWN):
                 continue
             need = NEEDS.get(path, Scope.ADMIN)
-            if not are_files_sound and standing in (Standing.HELD, Standing.UNKNOWN):
-                standing, scopes = Standing.UNUSABLE, frozenset()
-            row = WHO[row_of(Case(setting.listener, setting.user, standing, scopes, is_page), need)]
+            if not are_files_sound and key_status in (KeyStatus.KNOWN, KeyStatus.UNKNOWN):
+                key_status, scopes = KeyStatus.UNUSABLE, frozenset()
+            row = WHO[row_of(Case(setting.listener, setting.user, key_status, scopes, is_page), need)]
             expected = row[0] if need is None else row[1] if need is Scope.INFER else row[2]
             for method in sorted(methods):
                 status = await status_of(app, concrete(path), method, setting, shown, is_page=is_page)

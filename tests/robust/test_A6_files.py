@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.credentials.keys import CLIENTS_FILE, KeyRing, Scope, Standing, add_client, check_files, ensure_token
+from edgeagent.credentials.keys import CLIENTS_FILE, KeyRing, KeyStatus, Scope, add_client, check_files, ensure_token
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, write_private
 from tests.robust.fake_serve import serving
@@ -69,27 +69,27 @@ BROKEN_TOKENS = [
 ]
 
 
-def check_untrusted(folder: Path, ring: KeyRing, keys: dict[Standing, str], reason: str) -> None:
+def check_untrusted(folder: Path, ring: KeyRing, keys: dict[KeyStatus, str], reason: str) -> None:
     """Check that tokens with our prefix are refused, other keys are judged as before, and the reason is reported."""
-    for standing, key in keys.items():
-        shown = ring.judge([key.encode()])
-        is_ours = standing in (Standing.HELD, Standing.UNKNOWN)
-        assert shown.standing is (Standing.UNUSABLE if is_ours else standing), (standing, shown)
-        assert shown.client is None
-        assert (reason in shown.reason) is is_ours and str(folder) not in shown.reason
-    assert ring.judge([]).standing is Standing.NOTHING
+    for key_status, key in keys.items():
+        checked = ring.judge([key.encode()])
+        is_ours = key_status in (KeyStatus.KNOWN, KeyStatus.UNKNOWN)
+        assert checked.status is (KeyStatus.UNUSABLE if is_ours else key_status), (key_status, checked)
+        assert checked.client is None
+        assert (reason in checked.reason) is is_ours and str(folder) not in checked.reason
+    assert ring.judge([]).status is KeyStatus.NONE
     assert reason in ring.trouble
     with pytest.raises(ConfigError) as refused:
         check_files(folder)
     assert refused.value.message == ring.trouble
 
 
-def make(folder: Path) -> tuple[KeyRing, dict[Standing, str]]:
+def make(folder: Path) -> tuple[KeyRing, dict[KeyStatus, str]]:
     owner, kiosk = ensure_token(folder), add_client(folder, "kiosk", [Scope.INFER])
     ring = KeyRing(folder)
     for token in (owner, kiosk):
-        assert ring.judge([token.encode()]).standing is Standing.HELD
-    keys = {Standing.HELD: owner, Standing.UNKNOWN: "edge_" + "x" * 43, Standing.FOREIGN: "sk-unused"}
+        assert ring.judge([token.encode()]).status is KeyStatus.KNOWN
+    keys = {KeyStatus.KNOWN: owner, KeyStatus.UNKNOWN: "edge_" + "x" * 43, KeyStatus.FOREIGN: "sk-unused"}
     return ring, keys
 
 
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_trusted(tmp_path: Path, name: str, state: str) ->
     if (tmp_path / name).is_dir():
         (tmp_path / name).rmdir()
     write_private(tmp_path / name, sound)
-    assert ring.judge([keys[Standing.HELD].encode()]).standing is Standing.HELD
+    assert ring.judge([keys[KeyStatus.KNOWN].encode()]).status is KeyStatus.KNOWN
     assert ring.trouble == ""
 
 
@@ -133,7 +133,7 @@ def test_a_folder_that_others_can_write_into(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     check_untrusted(tmp_path, ring, keys, "chmod 700")
     tmp_path.chmod(0o700)
-    assert ring.judge([keys[Standing.HELD].encode()]).standing is Standing.HELD
+    assert ring.judge([keys[KeyStatus.KNOWN].encode()]).status is KeyStatus.KNOWN
 
 
 @POSIX
@@ -148,19 +148,19 @@ def test_a_folder_of_another_user(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_at_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that failed for another reason than the file is repeated, although the file has not changed."""
     ring, keys = make(tmp_path)
-    owner = keys[Standing.HELD].encode()
+    owner = keys[KeyStatus.KNOWN].encode()
     add_client(tmp_path, "more", [Scope.INFER])
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", lambda *_, **__: (_ for _ in ()).throw(OSError(24, "Too many open files")))
-        assert ring.judge([owner]).standing is Standing.UNUSABLE
+        assert ring.judge([owner]).status is KeyStatus.UNUSABLE
         assert "Too many open files" in ring.trouble
-    assert ring.judge([owner]).standing is Standing.HELD
+    assert ring.judge([owner]).status is KeyStatus.KNOWN
 
 
 def test_a_missing_file_is_no_fault(tmp_path: Path) -> None:
     ring, keys = make(tmp_path)
     (tmp_path / TOKEN_FILE).unlink()
-    assert ring.judge([keys[Standing.HELD].encode()]).standing is Standing.UNKNOWN
+    assert ring.judge([keys[KeyStatus.KNOWN].encode()]).status is KeyStatus.UNKNOWN
     assert ring.trouble == ""
     check_files(tmp_path)
 

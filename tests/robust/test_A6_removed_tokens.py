@@ -22,8 +22,8 @@ from edgeagent.credentials.keys import (
     OWNER,
     Client,
     KeyRing,
+    KeyStatus,
     Scope,
-    Standing,
     add_client,
     ensure_token,
     remove_client,
@@ -251,10 +251,10 @@ def test_a_token_of_an_older_edgeagent(tmp_path: Path) -> None:
     assert ring.judge([old.encode()]).client == OWNER
     new = rotate_token(tmp_path)
     assert new.startswith("edge_")
-    assert ring.judge([old.encode()]).standing is Standing.UNKNOWN
+    assert ring.judge([old.encode()]).status is KeyStatus.UNKNOWN
     (tmp_path / TOKEN_FILE).chmod(0o644)
-    assert ring.judge([old.encode()]).standing is Standing.UNUSABLE
+    assert ring.judge([old.encode()]).status is KeyStatus.UNUSABLE
     (tmp_path / TOKEN_FILE).chmod(0o600)
     # A daemon that never knew the token cannot tell it from a foreign key.
-    assert KeyRing(tmp_path).judge([old.encode()]).standing is Standing.FOREIGN
+    assert KeyRing(tmp_path).judge([old.encode()]).status is KeyStatus.FOREIGN
     assert ring.holder(ring.judge([new.encode()]).digest) == Client("", frozenset(Scope))

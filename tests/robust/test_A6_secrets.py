@@ -15,8 +15,8 @@ from edgeagent.credentials.keys import (
     CLIENTS_FILE,
     Client,
     KeyRing,
+    KeyStatus,
     Scope,
-    Standing,
     add_client,
     ensure_token,
     remove_client,
@@ -82,15 +82,15 @@ def test_the_files_are_private_and_made_anew(tmp_path: Path) -> None:
 def test_clients_tokens_are_not_kept(tmp_path: Path) -> None:
     token = add_client(tmp_path, "kiosk", [Scope.INFER])
     assert token not in (tmp_path / CLIENTS_FILE).read_text()
-    shown = KeyRing(tmp_path).judge([token.encode()])
-    assert shown.client == Client("kiosk", frozenset({Scope.INFER}))
-    assert KeyRing(tmp_path).judge([b""]).standing is Standing.FOREIGN
+    checked = KeyRing(tmp_path).judge([token.encode()])
+    assert checked.client == Client("kiosk", frozenset({Scope.INFER}))
+    assert KeyRing(tmp_path).judge([b""]).status is KeyStatus.FOREIGN
     again = add_client(tmp_path, "kiosk", [Scope.MODELS])
     ring = KeyRing(tmp_path)
-    standings = [ring.judge([each.encode()]).standing for each in (token, again)]
-    assert standings == [Standing.UNKNOWN, Standing.HELD]
+    key_statuses = [ring.judge([each.encode()]).status for each in (token, again)]
+    assert key_statuses == [KeyStatus.UNKNOWN, KeyStatus.KNOWN]
     remove_client(tmp_path, "kiosk")
-    assert ring.judge([again.encode()]).standing is Standing.UNKNOWN
+    assert ring.judge([again.encode()]).status is KeyStatus.UNKNOWN
     with pytest.raises(ConfigError, match="known clients: none"):
         remove_client(tmp_path, "kiosk")
 
@@ -117,8 +117,8 @@ def test_names_of_clients(tmp_path: Path, name: str) -> None:
 def test_a_broken_file_opens_nothing(tmp_path: Path, content: str) -> None:
     token = ensure_token(tmp_path)
     write_private(tmp_path / CLIENTS_FILE, content.encode())
-    shown = KeyRing(tmp_path).judge([token.encode()])
-    assert shown.standing is (Standing.HELD if content == '{"clients": {}}' else Standing.UNUSABLE)
+    checked = KeyRing(tmp_path).judge([token.encode()])
+    assert checked.status is (KeyStatus.KNOWN if content == '{"clients": {}}' else KeyStatus.UNUSABLE)
     if content != '{"clients": {}}':
         with pytest.raises(ConfigError, match="delete it"):
             add_client(tmp_path, "kiosk", [Scope.INFER])

@@ -15,8 +15,8 @@ from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 from starlette.types import Scope as AsgiScope
 
-from edgeagent.credentials.decision import OWN_USER, UNKNOWN_USER, Asker, Failures, Listener, Peer, decide
-from edgeagent.credentials.keys import OWNER, TOKEN_PREFIX, Client, Keys, Scope, Standing
+from edgeagent.credentials.decision import OWN_USER, UNKNOWN_USER, Failures, Listener, Peer, Sender, decide
+from edgeagent.credentials.keys import OWNER, TOKEN_PREFIX, Client, Keys, KeyStatus, Scope
 from edgeagent.errors import EdgeAgentError
 
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key
@@ -119,36 +119,36 @@ def is_owners(connection: HTTPConnection) -> bool:
 
 
 class Access:
-    """Gathers the facts about the asker, and decides whether the asker may use the path."""
+    """Gathers the facts about the sender, and decides whether the sender may use the path."""
 
     def __init__(self, keys: Keys, *, is_token_required: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
         self._is_token_required = is_token_required
         self._failures = Failures(clock)
 
-    async def judge(self, scope: AsgiScope) -> tuple[Client | EdgeAgentError, Asker]:
-        """Return two values: the client or the error that refuses it, and the asker.
+    async def judge(self, scope: AsgiScope) -> tuple[Client | EdgeAgentError, Sender]:
+        """Return two values: the client or the error that refuses it, and the sender.
 
         After many wrong tokens, the error for a wrong token is Overloaded.
         """
         need = need_of(scope["path"])
-        asker = await self._asker(scope, is_user_asked=need is not None)
-        verdict = decide(need, asker)
-        is_wrong = asker.shown.standing in (Standing.FOREIGN, Standing.UNKNOWN, Standing.SEVERAL)
+        sender = await self._sender(scope, is_user_asked=need is not None)
+        verdict = decide(need, sender)
+        is_wrong = sender.keys.status in (KeyStatus.FOREIGN, KeyStatus.UNKNOWN, KeyStatus.SEVERAL)
         if is_wrong and not isinstance(verdict, Client):
             verdict = self._failures.count(verdict)
-        return verdict, asker
+        return verdict, sender
 
-    async def _asker(self, scope: AsgiScope, *, is_user_asked: bool) -> Asker:
-        shown = self._keys.judge(bearer_tokens(scope) + subprotocol_tokens(scope))
+    async def _sender(self, scope: AsgiScope, *, is_user_asked: bool) -> Sender:
+        keys = self._keys.judge(bearer_tokens(scope) + subprotocol_tokens(scope))
         listener = self._listener(scope)
         user = UNKNOWN_USER
         if listener is Listener.UNIX:
             user = OWN_USER  # the transport has refused all other users
-        elif listener is Listener.LOOPBACK and is_user_asked and shown.standing is not Standing.HELD:
+        elif listener is Listener.LOOPBACK and is_user_asked and keys.status is not KeyStatus.KNOWN:
             peer: Peer | None = scope.get(PEER_KEY)
             user = await peer.user() if peer is not None else UNKNOWN_USER
-        return Asker(listener, user, shown, is_page=is_page(scope))
+        return Sender(listener, user, keys, is_page=is_page(scope))
 
     def _listener(self, scope: AsgiScope) -> Listener:
         if is_unix(scope):

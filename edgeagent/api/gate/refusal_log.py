@@ -25,7 +25,7 @@ class RefusalLog:
         self._num_left_out = 0
 
     def note(self, code: str, subject: str, place: str) -> None:
-        """Log a refusal: the error's code, the asker or header that was refused, and the route."""
+        """Log a refusal: the error's code, the sender or header that was refused, and the route."""
         now_s = self._clock()
         left_out = ""
         if now_s - self._since_s >= WINDOW_S:

@@ -27,7 +27,7 @@ from edgeagent.api.gate.refusal_log import RefusalLog
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, TELLS_PATHS, error_body, error_headers, http_status, refusal
 from edgeagent.config import ServerConfig
 from edgeagent.credentials.grants import GRANT, Grant, Grants
-from edgeagent.credentials.keys import NOTHING_SHOWN, OWNER, Client, Keys, Shown
+from edgeagent.credentials.keys import NO_KEYS, OWNER, CheckedKeys, Client, Keys
 from edgeagent.credentials.keys import Scope as KeyScope
 from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest
 
@@ -46,11 +46,11 @@ Headers = list[tuple[bytes, bytes]]
 class Admission:
     """What the rules found in an admitted request: its client, and the allow-listed page it came from, if any.
 
-    `shown` is the result of checking its keys. If `is_preflight`, only `origin` is known: `client` was not checked.
+    `keys` is the result of checking its keys. If `is_preflight`, only `origin` is known: `client` was not checked.
     """
 
     client: Client = OWNER
-    shown: Shown = NOTHING_SHOWN
+    keys: CheckedKeys = NO_KEYS
     origin: bytes | None = None
     is_preflight: bool = False
 
@@ -89,15 +89,15 @@ class Policy:
         origin = self._check_page(scope, self._check_host(scope))
         if origin is not None and _is_preflight(scope):
             return Admission(origin=origin, is_preflight=True)
-        verdict, asker = await self._access.judge(scope)
+        verdict, sender = await self._access.judge(scope)
         if not isinstance(verdict, Client):
-            raise RefusalError(verdict, origin=origin, subject=asker.described())
+            raise RefusalError(verdict, origin=origin, subject=sender.described())
         try:
             _check_media_type(scope)
         except RefusalError as refused:
             refused.origin = origin
             raise
-        return Admission(verdict, asker.shown, origin)
+        return Admission(verdict, sender.keys, origin)
 
     def _check_host(self, scope: Scope) -> bytes | None:
         """Check the Host header, and return the origin of the daemon's own pages at this Host.
@@ -205,7 +205,7 @@ class Security:
             await _answer_preflight(send, admission.origin)
             return
         # Set for every request, also to None: a connection's next request starts in the context of the request before.
-        grant = self._grants.open(admission.shown)
+        grant = self._grants.open(admission.keys)
         GRANT.set(grant)
         TELLS_PATHS.set(bool(admission.client.scopes & {KeyScope.MODELS, KeyScope.ADMIN}))
         if grant is not None and scope["type"] == "http" and has_body(scope):

@@ -19,14 +19,14 @@ from edgeagent import metrics
 from edgeagent.api.gate.access import CLIENT_KEY, PEER_KEY, Access, client_of, is_page
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.config import ServerConfig
-from edgeagent.credentials.decision import FAILURES_WINDOW_S, MAX_FAILURES, UNKNOWN_USER, Asker, Listener, User
+from edgeagent.credentials.decision import FAILURES_WINDOW_S, MAX_FAILURES, UNKNOWN_USER, Listener, Sender, User
 from edgeagent.credentials.grants import GRANT, Grant, Grants
 from edgeagent.credentials.keys import (
     OWNER,
+    CheckedKeys,
     Client,
     KeyRing,
-    Shown,
-    Standing,
+    KeyStatus,
     add_client,
     ensure_token,
     remove_client,
@@ -343,12 +343,12 @@ async def test_where_all_need_a_token_it_is_said_what_is_wrong(tmp_path: Path, k
 
 def test_who_asked_is_described_without_a_key() -> None:
     described = {
-        Asker(Listener.UNIX, UNKNOWN_USER, Shown(Standing.NOTHING)): "no key over the Unix socket",
-        Asker(Listener.LOOPBACK, STRANGER.found, Shown(Standing.FOREIGN), is_page=True): (
+        Sender(Listener.UNIX, UNKNOWN_USER, CheckedKeys(KeyStatus.NONE)): "no key over the Unix socket",
+        Sender(Listener.LOOPBACK, STRANGER.found, CheckedKeys(KeyStatus.FOREIGN), is_page=True): (
             "another key of the user 1001 over loopback, from a web page"
         ),
-        Asker(Listener.LOCKED, UNKNOWN_USER, Shown(Standing.HELD, OWNER)): "the token of 'the owner' over TCP",
-        Asker(Listener.LOCKED, UNKNOWN_USER, Shown(Standing.HELD, Client("kiosk", frozenset()))): (
+        Sender(Listener.LOCKED, UNKNOWN_USER, CheckedKeys(KeyStatus.KNOWN, OWNER)): "the token of 'the owner' over TCP",
+        Sender(Listener.LOCKED, UNKNOWN_USER, CheckedKeys(KeyStatus.KNOWN, Client("kiosk", frozenset()))): (
             "the token of 'kiosk' over TCP"
         ),
     }
@@ -462,8 +462,8 @@ async def test_in_which_forms_a_token_counts_as_shown(tmp_path: Path) -> None:
     token = add_client(tmp_path, "kiosk", [Right.INFER])
     access = Access(KeyRing(tmp_path), is_token_required=False)
 
-    async def standing(*headers: tuple[str, str]) -> Standing:
-        return (await access.judge(request(*headers)))[1].shown.standing
+    async def key_status(*headers: tuple[str, str]) -> KeyStatus:
+        return (await access.judge(request(*headers)))[1].keys.status
 
     for value in (
         f"Bearer {token}",
@@ -473,19 +473,19 @@ async def test_in_which_forms_a_token_counts_as_shown(tmp_path: Path) -> None:
         f"Token {token}",
         f"edge_x {token}",
     ):
-        assert await standing(("authorization", value)) is Standing.HELD, value
+        assert await key_status(("authorization", value)) is KeyStatus.KNOWN, value
     for shown in (basic(f"{token}:"), basic(f"user:{token}"), basic(token)):
-        assert await standing(shown) is Standing.HELD, shown
+        assert await key_status(shown) is KeyStatus.KNOWN, shown
     # A second word makes it a different key.
-    assert await standing(("authorization", f"Bearer {token} x")) is Standing.UNKNOWN
+    assert await key_status(("authorization", f"Bearer {token} x")) is KeyStatus.UNKNOWN
     for shown in (
         basic("user:password"),
         basic(f"user:x:{token}"),
         ("authorization", "Basic &"),
         ("authorization", ""),
     ):
-        assert await standing(shown) is Standing.NOTHING, shown
-    assert await standing(bearer(token), basic(f"{token}:")) is Standing.SEVERAL
+        assert await key_status(shown) is KeyStatus.NONE, shown
+    assert await key_status(bearer(token), basic(f"{token}:")) is KeyStatus.SEVERAL
 
 
 @pytest.mark.parametrize("header", ["cookie", "sec-fetch-mode", "Sec-Fetch-Dest"])

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundEr
 from websockets.asyncio.client import connect
 
 from edgeagent.api.responses.socket.session import MAX_ACTIVE
-from edgeagent.credentials.keys import Client, Scope, Shown, Standing
+from edgeagent.credentials.keys import CheckedKeys, Client, KeyStatus, Scope
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
 from edgeagent.types import (
     ChatPrompt,
@@ -37,11 +37,11 @@ class NamedKeys:
     trouble = ""
     revision = 0
 
-    def judge(self, tokens: Sequence[bytes]) -> Shown:
-        return Shown(Standing.HELD, self.holder(tokens[0]), tokens[0])
+    def judge(self, tokens: Sequence[bytes]) -> CheckedKeys:
+        return CheckedKeys(KeyStatus.KNOWN, self.holder(tokens[0]), tokens[0])
 
-    def holder(self, held: bytes) -> Client:
-        return Client(held.decode(), frozenset({Scope.INFER}))
+    def holder(self, token_digest: bytes) -> Client:
+        return Client(token_digest.decode(), frozenset({Scope.INFER}))
 
 
 @pytest.fixture
