@@ -8,7 +8,7 @@ from typing import Literal
 
 from edgeagent.types import DeviceInfo
 
-Gpu = Literal["nvidia", "amd", "intel", "apple"]
+GpuVendor = Literal["nvidia", "amd", "intel", "apple"]
 # "ours": this state folder's daemon listens on the port. "not ours": the host is not an address of this machine.
 PortState = Literal["free", "ours", "edgeagent", "taken", "not allowed", "not ours"]
 
@@ -123,7 +123,7 @@ class Facts:
     machine: str
     processor: str
     cpu_flags: frozenset[str]
-    gpus: frozenset[Gpu]
+    gpus: frozenset[GpuVendor]
     native: Native
     memory: Memory
     models: Folder

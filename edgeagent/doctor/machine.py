@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from edgeagent.doctor.facts import Facts, Gpu
+from edgeagent.doctor.facts import Facts, GpuVendor
 from edgeagent.doctor.findings import Finding, fail, ok, warn
 from edgeagent.doctor.rebuild import gpu_flags, rebuild_command
 from edgeagent.sizes import size_text
@@ -28,7 +28,7 @@ INSTRUCTIONS: dict[str, frozenset[str]] = {
     "SVE": frozenset({"sve"}),
 }
 # The names of llama.cpp's backends that support a GPU, by the GPU's maker.
-BACKENDS: dict[Gpu, tuple[str, ...]] = {
+BACKENDS: dict[GpuVendor, tuple[str, ...]] = {
     "nvidia": ("CUDA", "Vulkan"),
     "amd": ("ROCm", "HIP", "Vulkan"),
     "intel": ("SYCL", "Vulkan", "OpenVINO"),
@@ -94,7 +94,7 @@ def check_gpu(facts: Facts) -> list[Finding]:
     return found or ok("GPU", "none found: models run on the CPU")
 
 
-def _check_one_gpu(gpu: Gpu, facts: Facts) -> list[Finding]:
+def _check_one_gpu(gpu: GpuVendor, facts: Facts) -> list[Finding]:
     """Return a list with one finding about a GPU that llama.cpp does not find; an empty list if llama.cpp finds it."""
     native, what = facts.native, _GPU_NAMES[gpu]
     if any(device.name.startswith(BACKENDS[gpu]) for device in native.devices):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 
-from edgeagent.doctor.facts import Facts, Gpu
+from edgeagent.doctor.facts import Facts, GpuVendor
 
 # Vision is not served, and its library doubles the compile time.
 _WITHOUT_VISION = "-DMTMD_BUILD=OFF"
 # GCC before 13 miscompiles AMX (llama.cpp issue 20824); without it the same CPUs use AVX-512.
 _WITHOUT_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
-FLAGS: dict[Gpu, str] = {
+FLAGS: dict[GpuVendor, str] = {
     "nvidia": "-DGGML_CUDA=on",
     "apple": "-DGGML_METAL=on",
     "amd": "-DGGML_VULKAN=on",
@@ -19,7 +19,7 @@ FLAGS: dict[Gpu, str] = {
 _ROCM = "-DGGML_HIP=on"
 
 
-def gpu_flags(gpu: Gpu, facts: Facts) -> str:
+def gpu_flags(gpu: GpuVendor, facts: Facts) -> str:
     """Return CMake's flags for a GPU's backend. AMD gets ROCm if ROCm's compiler is installed, else Vulkan."""
     return _ROCM if gpu == "amd" and facts.tools.has_rocm else FLAGS[gpu]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from edgeagent.doctor.facts import Gpu, Memory, Tools
+from edgeagent.doctor.facts import GpuVendor, Memory, Tools
 
 _PROGRAM_TIMEOUT_S = 5.0
 # PCI vendor ids.
-_VENDORS: dict[str, Gpu] = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
+_VENDORS: dict[str, GpuVendor] = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 _CPU_ROWS = ("flags", "Features", "isa")
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,9 +71,9 @@ def processor_name(root: Path = Path("/")) -> str:
     return platform_names.processor() or platform_names.machine() or "an unknown processor"
 
 
-def gpus(root: Path = Path("/"), platform: str = sys.platform, machine: str | None = None) -> frozenset[Gpu]:
+def gpus(root: Path = Path("/"), platform: str = sys.platform, machine: str | None = None) -> frozenset[GpuVendor]:
     """Return the vendors of this machine's GPUs. No driver's library is loaded for this."""
-    found: set[Gpu] = set()
+    found: set[GpuVendor] = set()
     if platform == "darwin":
         return frozenset({"apple"} if (machine or platform_names.machine()) == "arm64" else ())
     if platform == "win32":

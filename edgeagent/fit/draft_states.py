@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from edgeagent.config import EngineConfig
 from edgeagent.fit.need import num_states
-from edgeagent.fit.placement import Room
+from edgeagent.fit.placement import FreeMemory
 from edgeagent.sizes import memory_text
 from edgeagent.types import Choice, FileShape
 
 _STATE_BYTES = 4  # for each value
 # Three limits on the memory of the states: a share of the free memory; a share of the model's size, or _LITTLE_BYTES if
 # that is more; and _MAX_BYTES.
-_ROOM_SHARE, _WEIGHTS_SHARE, _LITTLE_BYTES, _MAX_BYTES = 1 / 8, 1 / 2, 64 << 20, 1 << 30
+_FREE_MEMORY_SHARE, _WEIGHTS_SHARE, _LITTLE_BYTES, _MAX_BYTES = 1 / 8, 1 / 2, 64 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class DraftStates:
     token_bytes: int
 
 
-def draft_states(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> DraftStates | None:
+def draft_states(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory) -> DraftStates | None:
     """Return how many earlier states the model keeps; `num_tokens` is 0 if they would take too much memory.
 
     The first shape is the model, the others its draft model. Return None if drafts are off, if the model has no
@@ -39,13 +39,13 @@ def draft_states(shapes: Sequence[FileShape], config: EngineConfig, room: Room) 
         return None
     # A step also needs a buffer for the states of one layer.
     token_bytes = num_states(config) * (sum(values) + max(values)) * _STATE_BYTES
-    on_gpus = sum(gpu.free_bytes for gpu in room.gpus) if config.gpu_layers else 0
+    on_gpus = sum(gpu.free_bytes for gpu in free_memory.gpus) if config.gpu_layers else 0
     most = float(_LITTLE_BYTES)
     # Without a draft model and without n-grams, only tokens that a grammar forces are drafted. Then the limit is
     # _LITTLE_BYTES.
     if config.draft_ngrams or len(shapes) > 1:
         most = min(max(most, _WEIGHTS_SHARE * shapes[0].num_bytes), _MAX_BYTES)
-    most = min(most, _ROOM_SHARE * (on_gpus or room.ram_bytes))
+    most = min(most, _FREE_MEMORY_SHARE * (on_gpus or free_memory.ram_bytes))
     return DraftStates(min(config.draft_tokens, int(most // token_bytes)), token_bytes)
 
 

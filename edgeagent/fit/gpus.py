@@ -11,7 +11,7 @@ _UNKNOWN = 1 << 60  # for a device that does not report its memory: the load is 
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuDevice:
     """A GPU and its memory. `shares_memory`: its memory is the machine's RAM."""
 
     name: str
@@ -20,7 +20,7 @@ class Gpu:
     shares_memory: bool = False
 
 
-def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[Gpu, ...]:
+def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[GpuDevice, ...]:
     """Return the devices of a model as llama.cpp chooses them (llama.cpp, llama_prepare_model_devices).
 
     A device that two backends report counts once. Integrated devices count only if there is no discrete one, and only
@@ -44,9 +44,9 @@ def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[Gpu, ...
     if main_gpu >= 0:
         chosen = chosen[main_gpu : main_gpu + 1]
     return tuple(
-        Gpu(each.name, each.memory_free_bytes, each.memory_total_bytes, _shares_memory(each))
+        GpuDevice(each.name, each.memory_free_bytes, each.memory_total_bytes, _shares_memory(each))
         if each.memory_total_bytes
-        else Gpu(each.name, _UNKNOWN, _UNKNOWN)
+        else GpuDevice(each.name, _UNKNOWN, _UNKNOWN)
         for each in chosen
     )
 

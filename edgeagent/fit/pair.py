@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from edgeagent.config import EngineConfig
 from edgeagent.fit.need import predict
-from edgeagent.fit.placement import Layout, Room
-from edgeagent.fit.plan import Plan, make_plan
+from edgeagent.fit.placement import FreeMemory, Layout
+from edgeagent.fit.plan import RunPlan, make_plan
 from edgeagent.sizes import memory_text
 from edgeagent.types import FileShape
 
 
-def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> str:
+def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory) -> str:
     """Return why a model is loaded without its draft model; "" if both fit, or if there is no draft model.
 
     The first shape is the model, the others its draft model. Both fit if there is memory for both, and if the model
@@ -25,7 +25,7 @@ def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, room: Room) 
     """
     if len(shapes) == 1:
         return ""
-    pair, alone = make_plan(shapes, config, room), make_plan(shapes[:1], config, room)
+    pair, alone = make_plan(shapes, config, free_memory), make_plan(shapes[:1], config, free_memory)
     keeps_states = pair.layout.num_back >= alone.layout.num_back
     if pair.fits and keeps_states and pair.config == alone.config and _of_model(pair) == _of_model(alone):
         return ""
@@ -36,5 +36,5 @@ def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, room: Room) 
     )
 
 
-def _of_model(plan: Plan) -> Layout:
+def _of_model(plan: RunPlan) -> Layout:
     return replace(plan.layout, num_draft_gpu_layers=0, num_back=0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from edgeagent.config import EngineConfig
-from edgeagent.fit.gpus import Gpu
+from edgeagent.fit.gpus import GpuDevice
 from edgeagent.fit.need import WORKER_BYTES, blocks_bytes, compute_bytes, layer_kv_bytes, outputs_bytes, repacked_bytes
 from edgeagent.types import FileShape
 
@@ -18,11 +18,11 @@ _GPU_MARGIN = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeMemory:
     """The memory that a model may take: RAM, and memory of each GPU that it may use."""
 
     ram_bytes: int
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[GpuDevice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +40,28 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class MemoryUse:
     """The memory that a model takes in RAM and on each GPU, in the order of the GPUs."""
 
     ram_bytes: int
     gpu_bytes: tuple[int, ...] = ()
 
-    def fits(self, room: Room) -> bool:
+    def fits(self, free_memory: FreeMemory) -> bool:
         """Whether the RAM and each GPU have this much free memory.
 
         Memory taken on a GPU that shares the machine's RAM also counts as RAM.
         """
-        shared = sum(taken for taken, gpu in zip(self.gpu_bytes, room.gpus, strict=True) if gpu.shares_memory)
-        return self.ram_bytes + shared <= room.ram_bytes and self.fits_gpus(room)
+        shared = sum(taken for taken, gpu in zip(self.gpu_bytes, free_memory.gpus, strict=True) if gpu.shares_memory)
+        return self.ram_bytes + shared <= free_memory.ram_bytes and self.fits_gpus(free_memory)
 
-    def fits_gpus(self, room: Room) -> bool:
+    def fits_gpus(self, free_memory: FreeMemory) -> bool:
         """Whether each GPU has this much free memory."""
-        return all(taken <= gpu.free_bytes for taken, gpu in zip(self.gpu_bytes, room.gpus, strict=True))
+        return all(taken <= gpu.free_bytes for taken, gpu in zip(self.gpu_bytes, free_memory.gpus, strict=True))
 
 
-def layouts(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_back: int = 0) -> Iterator[Layout]:
+def layouts(
+    shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, num_back: int = 0
+) -> Iterator[Layout]:
     """Yield the layouts that a model may have with `num_back` earlier states, the best one first.
 
     The first shape is the model, the last one its draft model, if there is one.
@@ -74,7 +76,7 @@ def layouts(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_b
     """
     num_all, num_draft = (len(shape.layers) + 1 for shape in (shapes[0], shapes[-1]))
     has_draft = len(shapes) > 1
-    if not room.gpus or config.gpu_layers == 0:
+    if not free_memory.gpus or config.gpu_layers == 0:
         yield Layout(num_back=num_back)
         return
     has_experts = any(layer.num_expert_bytes for layer in shapes[0].layers)
@@ -88,15 +90,15 @@ def layouts(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_b
         yield from (Layout(count, 0, max(experts), num_back) for count in range(num_all - 1, -1, -1))
 
 
-def take(
+def predict_use(
     shapes: Sequence[FileShape],
     config: EngineConfig,
     num_cells: int,
     layout: Layout,
-    gpus: Sequence[Gpu],
+    gpus: Sequence[GpuDevice],
     *,
     with_reserve: bool = True,
-) -> Taken:
+) -> MemoryUse:
     """Return the memory that a model and its draft model take in a layout, with a context of `num_cells` tokens.
 
     The first shape is the model, the others its draft model. If `with_reserve`, a reserve for the driver and for other
@@ -106,21 +108,21 @@ def take(
     on_gpus = [0] * len(gpus)
     for index, shape in enumerate(shapes):
         own = Layout(layout.num_draft_gpu_layers) if index else layout
-        taken = _take_file(shape, config, num_cells, own, _shares(gpus, on_gpus, config))
-        ram += taken.ram_bytes
-        on_gpus = [sum(both) for both in zip(on_gpus, taken.gpu_bytes, strict=True)]
+        use = _predict_file_use(shape, config, num_cells, own, _shares(gpus, on_gpus, config))
+        ram += use.ram_bytes
+        on_gpus = [sum(both) for both in zip(on_gpus, use.gpu_bytes, strict=True)]
     for index, gpu in enumerate(gpus if with_reserve else ()):
         on_gpus[index] += _DRIVER_BYTES + int(_GPU_MARGIN * gpu.total_bytes) if on_gpus[index] else 0
-    return Taken(ram, tuple(on_gpus))
+    return MemoryUse(ram, tuple(on_gpus))
 
 
-def _take_file(
+def _predict_file_use(
     shape: FileShape,
     config: EngineConfig,
     num_cells: int,
     layout: Layout,
     shares: Sequence[float],
-) -> Taken:
+) -> MemoryUse:
     """Return the memory that one file takes, without the worker, the cache blocks and the drivers.
 
     `layout.num_gpu_layers` counts the layers of this file, even if it is the draft model's. `shares` are the GPUs'
@@ -142,12 +144,12 @@ def _take_file(
     gone = sum(weights[first:]) + (shape.output_bytes if num_there else 0)
     share = 1 - gone / max(1, sum(layer.num_bytes for layer in shape.layers) + shape.output_bytes)
     here = shape.num_bytes - gone + int(share * repacked_bytes(shape)) + sum(cells[:first])
-    return Taken(
+    return MemoryUse(
         here + outputs_bytes(shape, config) + compute // 2, tuple(taken + there if taken else 0 for taken in on_gpus)
     )
 
 
-def _shares(gpus: Sequence[Gpu], used: Sequence[int], config: EngineConfig) -> list[float]:
+def _shares(gpus: Sequence[GpuDevice], used: Sequence[int], config: EngineConfig) -> list[float]:
     """Return each GPU's share of the layers: as configured, or in proportion to its free memory.
 
     `used` are the bytes that the files before this one take on each GPU.

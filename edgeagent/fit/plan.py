@@ -19,25 +19,26 @@ from edgeagent.config import DEFAULT_PARALLEL, EngineConfig
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.fit.draft_states import DraftStates, describe_drafts, draft_states
 from edgeagent.fit.need import CONTEXT_STEP, DEFAULT_MAX_CONTEXT, kv_bytes_per_token, num_cells_wanted, predict
-from edgeagent.fit.placement import Layout, Room, Taken, layouts, take
+from edgeagent.fit.placement import FreeMemory, Layout, MemoryUse, layouts, predict_use
 from edgeagent.sizes import memory_text
 from edgeagent.types import Choice, FileShape
 
 # Context lengths in tokens, tried in this order. To reach a length, the KV cache is quantized first. If that is not
 # enough, fewer layers are put on the GPUs.
-_WORTHY = (4096, 1024, 256)
+_CONTEXT_FLOORS = (4096, 1024, 256)
 _QUANTIZED = "q8_0"
 # Numbers of parallel requests that are tried for a model that keeps a state for each request.
 _COUNTS = (DEFAULT_PARALLEL, 2, 1)
-_GPU_SHARE_AGAIN = 0.8
+_GPU_SHARE_ON_RETRY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """How a model runs. `config` holds the options with all choices made.
 
-    `num_cells`: the context in tokens. `num_wanted`: the context that the model would have with enough memory. `taken`
-    and `room`: the predicted memory, and the memory that may be taken. `fits`: `taken` is within `room`.
+    `num_cells`: the context in tokens. `num_wanted`: the context that the model would have with enough memory.
+    `memory_use`: the predicted memory. `free_memory`: the memory that may be taken. `fits`: `memory_use` is within
+    `free_memory`.
     `draft_states`: None if drafts need no earlier states, or if the model cannot keep them.
     """
 
@@ -45,8 +46,8 @@ class Plan:
     num_cells: int
     num_wanted: int
     layout: Layout
-    taken: Taken
-    room: Room
+    memory_use: MemoryUse
+    free_memory: FreeMemory
     fits: bool
     draft_states: DraftStates | None = None
 
@@ -58,24 +59,29 @@ class Plan:
 
 def least_cells(shape: FileShape, config: EngineConfig) -> int:
     """Return the context, in tokens, with which a model runs if no context fits."""
-    return num_cells_wanted(shape, config) if config.ctx else min(num_cells_wanted(shape, config), _WORTHY[1])
+    return num_cells_wanted(shape, config) if config.ctx else min(num_cells_wanted(shape, config), _CONTEXT_FLOORS[1])
 
 
 def make_plan(
-    shapes: Sequence[FileShape], config: EngineConfig, room: Room, most_cells: int = 0, *, may_keep_states: bool = True
-) -> Plan:
+    shapes: Sequence[FileShape],
+    config: EngineConfig,
+    free_memory: FreeMemory,
+    most_cells: int = 0,
+    *,
+    may_keep_states: bool = True,
+) -> RunPlan:
     """Return how a model runs with its draft model. The first shape is the model, the others its draft model.
 
     A context that is not configured has at most `most_cells` tokens (0: the usual limit). If `may_keep_states`, memory
     is used for earlier states, which drafts need. But if this would change an option, the layers on GPUs or `fits`, no
     earlier states are kept.
     """
-    plan = _plan(shapes, config, room, most_cells)
-    states = draft_states(shapes, plan.config, room)
+    plan = _plan(shapes, config, free_memory, most_cells)
+    states = draft_states(shapes, plan.config, free_memory)
     if states is None:
         return plan
     if may_keep_states and states.num_tokens:
-        keeping = _plan(shapes, config, room, most_cells, states.num_tokens)
+        keeping = _plan(shapes, config, free_memory, most_cells, states.num_tokens)
         is_same_layout = replace(keeping.layout, num_back=0) == plan.layout
         if is_same_layout and keeping.config == plan.config and keeping.fits == plan.fits:
             return replace(keeping, draft_states=states)
@@ -83,126 +89,128 @@ def make_plan(
 
 
 def _plan(
-    shapes: Sequence[FileShape], config: EngineConfig, room: Room, most_cells: int = 0, num_back: int = 0
-) -> Plan:
-    plan = _plan_as_asked(shapes, config, room, most_cells, num_back)
-    if config.gpu_layers > 0 and room.gpus and not plan.layout.num_gpu_layers:
+    shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, most_cells: int = 0, num_back: int = 0
+) -> RunPlan:
+    plan = _plan_as_asked(shapes, config, free_memory, most_cells, num_back)
+    if config.gpu_layers > 0 and free_memory.gpus and not plan.layout.num_gpu_layers:
         as_many_as_fit = config.model_copy(update={"gpu_layers": -1})
-        return _plan_as_asked(shapes, as_many_as_fit, room, most_cells, num_back)
+        return _plan_as_asked(shapes, as_many_as_fit, free_memory, most_cells, num_back)
     return plan
 
 
 def _plan_as_asked(
-    shapes: Sequence[FileShape], config: EngineConfig, room: Room, most_cells: int, num_back: int
-) -> Plan:
+    shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, most_cells: int, num_back: int
+) -> RunPlan:
     wanted = num_cells_wanted(shapes[0], config)
     most = min(wanted, most_cells) if most_cells and not config.ctx else wanted
-    floors = [wanted] if config.ctx else [min(most, cells) for cells in _WORTHY]
+    floors = [wanted] if config.ctx else [min(most, cells) for cells in _CONTEXT_FLOORS]
     for floor in dict.fromkeys(floors):
-        for layout in layouts(shapes, config, room, num_back):
+        for layout in layouts(shapes, config, free_memory, num_back):
             for typed in _variants(shapes, config):
-                if take(shapes, typed, floor, layout, room.gpus).fits(room):
-                    cells = _longest(shapes, typed, layout, room, floor, most)
-                    return _planned(shapes, typed, cells, wanted, layout, room)
+                if predict_use(shapes, typed, floor, layout, free_memory.gpus).fits(free_memory):
+                    cells = _longest(shapes, typed, layout, free_memory, floor, most)
+                    return _planned(shapes, typed, cells, wanted, layout, free_memory)
     # Nothing fits. The model may still run slowly, with its file read again and again.
     least = config.model_copy(update={"parallel": _parallel_counts(shapes, config)[-1]})
     typed, cells = _typed(least)[0], min(most, least_cells(shapes[0], config))
     on_gpus = (
         layout
-        for layout in layouts(shapes, config, room, num_back)
-        if take(shapes, typed, cells, layout, room.gpus).fits_gpus(room)
+        for layout in layouts(shapes, config, free_memory, num_back)
+        if predict_use(shapes, typed, cells, layout, free_memory.gpus).fits_gpus(free_memory)
     )
-    return _planned(shapes, typed, cells, wanted, next(on_gpus, Layout(num_back=num_back)), room)
+    return _planned(shapes, typed, cells, wanted, next(on_gpus, Layout(num_back=num_back)), free_memory)
 
 
-def plan_again(shapes: Sequence[FileShape], config: EngineConfig, room: Room, num_tries: int) -> Plan:
+def plan_again(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, num_tries: int) -> RunPlan:
     """Return the plan after `num_tries` loads that ran out of memory. Each try takes less, if the options allow it.
 
     First the earlier states for drafts are dropped. After that, a model with layers on GPUs may take four fifths of the
     GPU memory that it took before. Other models get half of the context, and fewer parallel requests if each keeps a
     state. A configured context or number of requests does not change, so two tries may have the same plan.
     """
-    plan = make_plan(shapes, config, room)
+    plan = make_plan(shapes, config, free_memory)
     counts = _parallel_counts(shapes, config)
     for _ in range(num_tries):
         if plan.layout.num_back:
-            plan = make_plan(shapes, config, room, may_keep_states=False)
+            plan = make_plan(shapes, config, free_memory, may_keep_states=False)
         elif plan.layout.num_gpu_layers:
             gpus = tuple(
-                replace(gpu, free_bytes=int(_GPU_SHARE_AGAIN * min(gpu.free_bytes, taken)))
-                for gpu, taken in zip(plan.room.gpus, plan.taken.gpu_bytes, strict=True)
+                replace(gpu, free_bytes=int(_GPU_SHARE_ON_RETRY * min(gpu.free_bytes, taken)))
+                for gpu, taken in zip(plan.free_memory.gpus, plan.memory_use.gpu_bytes, strict=True)
             )
-            plan = make_plan(shapes, config, Room(room.ram_bytes, gpus), may_keep_states=False)
+            plan = make_plan(shapes, config, FreeMemory(free_memory.ram_bytes, gpus), may_keep_states=False)
         else:
             half = plan.num_cells // 2 // CONTEXT_STEP * CONTEXT_STEP
             fewer = next((count for count in counts if count < plan.config.parallel), counts[-1])
             config = config.model_copy(update={"parallel": fewer})
-            plan = make_plan(shapes, config, plan.room, max(half, CONTEXT_STEP), may_keep_states=False)
+            plan = make_plan(shapes, config, plan.free_memory, max(half, CONTEXT_STEP), may_keep_states=False)
     return plan
 
 
-def longest_context(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> int:
+def longest_context(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory) -> int:
     """Return the longest context, in tokens, that fits with the configured KV types (auto: f16); 0 if none fits."""
     typed = _typed(config)[0]
     trained = shapes[0].context_length or DEFAULT_MAX_CONTEXT
     if not kv_bytes_per_token(shapes, typed):
-        return trained if make_plan(shapes, config, room).fits else 0
+        return trained if make_plan(shapes, config, free_memory).fits else 0
 
     def does_not_fit(cells: int) -> bool:
-        return not make_plan(shapes, typed.model_copy(update={"ctx": cells}), room).fits
+        return not make_plan(shapes, typed.model_copy(update={"ctx": cells}), free_memory).fits
 
     steps = range(CONTEXT_STEP, trained + CONTEXT_STEP, CONTEXT_STEP)
     count = bisect_right(steps, 0, key=does_not_fit)
     return min(trained, count * CONTEXT_STEP)
 
 
-def check_possible(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> None:
-    """Raise ModelLoadFailed if the configured options need more memory than `room`.
+def check_possible(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory) -> None:
+    """Raise ModelLoadFailed if the configured options need more memory than `free_memory`.
 
-    `room` is all memory that could become free. Without this check the system would kill the worker, or llama.cpp
-    would try for seconds.
+    `free_memory` is all memory that could become free. Without this check the system would kill the worker, or
+    llama.cpp would try for seconds.
     """
-    _check_gpu_layers(shapes, config, room)
-    cells = num_cells_wanted(shapes[0], config) if config.ctx else min(_WORTHY)
+    _check_gpu_layers(shapes, config, free_memory)
+    cells = num_cells_wanted(shapes[0], config) if config.ctx else min(_CONTEXT_FLOORS)
     need, smallest = (predict(shapes, _typed(config)[index], cells) for index in (0, -1))
     # The weights do not count, because the file can be read again and again.
     least = smallest.kv_bytes + smallest.outputs_bytes + smallest.worker_bytes
-    free = room.ram_bytes + sum(gpu.free_bytes for gpu in room.gpus if not gpu.shares_memory)
+    free = free_memory.ram_bytes + sum(gpu.free_bytes for gpu in free_memory.gpus if not gpu.shares_memory)
     if least <= free:
         return
-    longest = longest_context(shapes, config, Room(free))
+    longest = longest_context(shapes, config, FreeMemory(free))
     raise ModelLoadFailed(
         f"a context of {cells} tokens takes {memory_text(need.kv_bytes)} of memory for the KV cache, and "
         f"{memory_text(free)} are free; {f'--ctx {longest} would fit' if longest else 'no context would fit'}"
     )
 
 
-def _check_gpu_layers(shapes: Sequence[FileShape], config: EngineConfig, room: Room) -> None:
+def _check_gpu_layers(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory) -> None:
     """Raise ModelLoadFailed if a GPU could not hold the configured layers even if it were empty."""
-    if config.gpu_layers <= 0 or not room.gpus:
+    if config.gpu_layers <= 0 or not free_memory.gpus:
         return
     cells = num_cells_wanted(shapes[0], config)
-    layout = next(layouts(shapes[:1], config, room))
-    taken = take(shapes[:1], _typed(config)[-1], cells, layout, room.gpus, with_reserve=False)
-    for gpu, num_bytes in zip(room.gpus, taken.gpu_bytes, strict=True):
+    layout = next(layouts(shapes[:1], config, free_memory))
+    use = predict_use(shapes[:1], _typed(config)[-1], cells, layout, free_memory.gpus, with_reserve=False)
+    for gpu, num_bytes in zip(free_memory.gpus, use.gpu_bytes, strict=True):
         if num_bytes > gpu.total_bytes > 0:
-            fitting = make_plan(shapes[:1], config.model_copy(update={"gpu_layers": -1}), room).layout.num_gpu_layers
+            fitting = make_plan(
+                shapes[:1], config.model_copy(update={"gpu_layers": -1}), free_memory
+            ).layout.num_gpu_layers
             raise ModelLoadFailed(
                 f"{config.gpu_layers} layers with a context of {cells} tokens take {memory_text(num_bytes)} on "
                 f"{gpu.name}, which has {memory_text(gpu.total_bytes)}; --gpu-layers {fitting} would fit"
             )
 
 
-def describe(plan: Plan, config: EngineConfig, num_layers: int, num_tries: int = 0) -> tuple[Choice, ...]:
+def describe(plan: RunPlan, config: EngineConfig, num_layers: int, num_tries: int = 0) -> tuple[Choice, ...]:
     """Return the choices that a plan made because of the available memory, with reasons, as they are shown to the user.
 
     `config` holds the options before the choices. The model has `num_layers` layers. `num_tries` is the number of
     earlier loads that ran out of memory.
     """
     choices = []
-    if plan.room.gpus:
+    if plan.free_memory.gpus:
         choices.append(_describe_layers(plan, config, num_layers))
-    free = memory_text(plan.room.ram_bytes)
+    free = memory_text(plan.free_memory.ram_bytes)
     if plan.num_cells < plan.num_wanted:
         why = f"{plan.num_wanted} tokens do not fit beside the weights: {free} of memory are free"
         if num_tries and not plan.layout.num_gpu_layers:
@@ -223,11 +231,11 @@ def describe(plan: Plan, config: EngineConfig, num_layers: int, num_tries: int =
     return tuple(choices)
 
 
-def _describe_layers(plan: Plan, config: EngineConfig, num_layers: int) -> Choice:
+def _describe_layers(plan: RunPlan, config: EngineConfig, num_layers: int) -> Choice:
     layout = plan.layout
     parts = [
         f"{memory_text(taken)} of {memory_text(gpu.free_bytes)} free on {gpu.name}"
-        for taken, gpu in zip(plan.taken.gpu_bytes, plan.room.gpus, strict=True)
+        for taken, gpu in zip(plan.memory_use.gpu_bytes, plan.free_memory.gpus, strict=True)
     ]
     value = "all" if layout.num_gpu_layers > num_layers else f"{layout.num_gpu_layers} of {num_layers}"
     if layout.num_cpu_experts and layout.num_gpu_layers:
@@ -264,21 +272,21 @@ def _variants(shapes: Sequence[FileShape], config: EngineConfig) -> list[EngineC
 
 
 def _longest(
-    shapes: Sequence[FileShape], config: EngineConfig, layout: Layout, room: Room, floor: int, wanted: int
+    shapes: Sequence[FileShape], config: EngineConfig, layout: Layout, free_memory: FreeMemory, floor: int, wanted: int
 ) -> int:
     """Return the longest context in tokens, from `floor` to `wanted`, that fits in a layout. `floor` must fit."""
     steps = [*range(floor, wanted, CONTEXT_STEP), wanted]
     num_fitting = bisect_right(
-        steps, 0, key=lambda cells: not take(shapes, config, cells, layout, room.gpus).fits(room)
+        steps, 0, key=lambda cells: not predict_use(shapes, config, cells, layout, free_memory.gpus).fits(free_memory)
     )
     longest: int = steps[max(0, num_fitting - 1)]
     return longest
 
 
 def _planned(
-    shapes: Sequence[FileShape], config: EngineConfig, cells: int, wanted: int, layout: Layout, room: Room
-) -> Plan:
-    taken = take(shapes, config, cells, layout, room.gpus)
+    shapes: Sequence[FileShape], config: EngineConfig, cells: int, wanted: int, layout: Layout, free_memory: FreeMemory
+) -> RunPlan:
+    use = predict_use(shapes, config, cells, layout, free_memory.gpus)
     is_whole = layout.num_gpu_layers > len(shapes[0].layers)
     chosen = config.model_copy(
         update={
@@ -287,4 +295,4 @@ def _planned(
             "cpu_experts": layout.num_cpu_experts,
         }
     )
-    return Plan(chosen, cells, wanted, layout, taken, room, taken.fits(room))
+    return RunPlan(chosen, cells, wanted, layout, use, free_memory, use.fits(free_memory))

@@ -6,14 +6,14 @@ from msgspec import structs
 
 from edgeagent.config import EngineConfig
 from edgeagent.fit.draft_states import draft_states
-from edgeagent.fit.gpus import Gpu
+from edgeagent.fit.gpus import GpuDevice
 from edgeagent.fit.need import predict
-from edgeagent.fit.placement import Room
+from edgeagent.fit.placement import FreeMemory
 from edgeagent.fit.plan import describe, make_plan, plan_again
 from edgeagent.types import FileShape, LayerShape
 from tests.fit.shapes import GIB, MIB, shape
 
-ROOMY = Room(64 * GIB)
+ROOMY = FreeMemory(64 * GIB)
 CONFIG = EngineConfig(draft_ngrams=True)
 NUM_SEQUENCES = CONFIG.num_parallel + 3
 
@@ -34,8 +34,10 @@ SMALL, LARGE = hybrid(16 << 10), hybrid(8 * MIB)
 SMALL_BYTES, LARGE_BYTES = 4 * NUM_SEQUENCES * (16 << 10), 4 * NUM_SEQUENCES * 8 * MIB
 
 
-def num_kept(model: FileShape, config: EngineConfig = CONFIG, room: Room = ROOMY, num_drafts: int = 0) -> int:
-    states = draft_states([model, *[shape(1)] * num_drafts], config, room)
+def num_kept(
+    model: FileShape, config: EngineConfig = CONFIG, free_memory: FreeMemory = ROOMY, num_drafts: int = 0
+) -> int:
+    states = draft_states([model, *[shape(1)] * num_drafts], config, free_memory)
     assert states is not None
     return states.num_tokens
 
@@ -49,9 +51,9 @@ def test_large_states_are_bounded() -> None:
     assert num_kept(LARGE) == GIB // LARGE_BYTES
     assert num_kept(hybrid(8 * MIB, layer_bytes=256 * MIB)) == GIB // 2 // LARGE_BYTES, "half of the files"
     assert num_kept(hybrid(1 * MIB, layer_bytes=MIB)) == 2, "and what is little anyway"
-    assert num_kept(LARGE, room=Room(4 * GIB)) == GIB // 2 // LARGE_BYTES, "an eighth of what is free"
-    cards = (Gpu("card", 4 * GIB, 4 * GIB),)
-    assert num_kept(LARGE, room=Room(64 * GIB, cards)) == GIB // 2 // LARGE_BYTES, "there too"
+    assert num_kept(LARGE, free_memory=FreeMemory(4 * GIB)) == GIB // 2 // LARGE_BYTES, "an eighth of what is free"
+    cards = (GpuDevice("card", 4 * GIB, 4 * GIB),)
+    assert num_kept(LARGE, free_memory=FreeMemory(64 * GIB, cards)) == GIB // 2 // LARGE_BYTES, "there too"
     assert num_kept(LARGE, EngineConfig(draft_ngrams=True, draft_tokens=2)) == 2
     assert num_kept(LARGE, EngineConfig()) == 0, "not for what a grammar forces"
     assert num_kept(LARGE, EngineConfig(), num_drafts=1) == num_kept(LARGE)
@@ -68,7 +70,7 @@ def test_they_are_part_of_the_plan() -> None:
     assert (plan.layout.num_back, without.layout.num_back) == (4, 0)
     kept = predict([LARGE], plan.config, plan.num_cells, num_back=4)
     none = predict([LARGE], plan.config, plan.num_cells)
-    assert plan.taken.ram_bytes - without.taken.ram_bytes == kept.total_bytes - none.total_bytes
+    assert plan.memory_use.ram_bytes - without.memory_use.ram_bytes == kept.total_bytes - none.total_bytes
     (choice,) = describe(plan, CONFIG, 4)
     assert (choice.name, choice.value, choice.by) == ("drafts", "up to 4", "memory")
     assert choice.why.endswith("take 224.0 MiB for each token")
@@ -81,9 +83,9 @@ def test_they_are_part_of_the_plan() -> None:
 
 def test_they_give_way_first() -> None:
     whole = make_plan([LARGE], EngineConfig(), ROOMY)
-    tight = Room(whole.taken.ram_bytes)
+    tight = FreeMemory(whole.memory_use.ram_bytes)
     plan = make_plan([LARGE], CONFIG, tight)
-    assert num_kept(LARGE, room=tight) > 0
+    assert num_kept(LARGE, free_memory=tight) > 0
     assert (plan.layout.num_back, plan.num_cells, plan.fits) == (0, whole.num_cells, True)
     assert plan.draft_states is not None
     assert plan.draft_states.num_tokens == 0
@@ -94,7 +96,7 @@ def test_they_give_way_first() -> None:
 def test_they_move_no_draft_off_the_gpu() -> None:
     shapes, config = [LARGE, shape(1, layer_bytes=512 * MIB)], CONFIG.model_copy(update={"ctx": 4096})
     for num_mib in range(5000, 7000, 64):
-        room = Room(64 * GIB, (Gpu("card", num_mib * MIB, 16 * GIB),))
-        without = make_plan(shapes, config, room, may_keep_states=False)
-        plan = make_plan(shapes, config, room)
+        free_memory = FreeMemory(64 * GIB, (GpuDevice("card", num_mib * MIB, 16 * GIB),))
+        without = make_plan(shapes, config, free_memory, may_keep_states=False)
+        plan = make_plan(shapes, config, free_memory)
         assert plan.layout.num_draft_gpu_layers == without.layout.num_draft_gpu_layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.fit.gpus import Gpu, gpus_of
+from edgeagent.fit.gpus import GpuDevice, gpus_of
 from edgeagent.types import DeviceInfo
 
 GIB = 1 << 30
@@ -37,7 +37,7 @@ def test_each_piece_of_hardware_counts_once(devices: list[DeviceInfo], names: li
 
 
 def test_one_gpu_alone() -> None:
-    assert gpus_of([CARD, SECOND_CARD, CPU], main_gpu=1) == (Gpu("CUDA1", 5 * GIB, 8 * GIB),)
+    assert gpus_of([CARD, SECOND_CARD, CPU], main_gpu=1) == (GpuDevice("CUDA1", 5 * GIB, 8 * GIB),)
     assert gpus_of([CARD, CPU], main_gpu=1) == ()
 
 

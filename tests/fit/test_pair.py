@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.fit.gpus import Gpu
+from edgeagent.fit.gpus import GpuDevice
 from edgeagent.fit.need import predict
 from edgeagent.fit.pair import why_no_draft
-from edgeagent.fit.placement import Room
+from edgeagent.fit.placement import FreeMemory
 from tests.fit.shapes import GIB, MIB, shape
 
 MODEL = shape()
@@ -21,10 +21,10 @@ def bytes_of(*shapes: object, num_cells: int = 8192) -> int:
 
 
 def test_with_memory_for_both_it_stays() -> None:
-    assert why_no_draft([MODEL], CONFIG, Room(0)) == "", "there is none"
-    assert why_no_draft([MODEL, DRAFT], CONFIG, Room(64 * GIB)) == ""
-    card = Gpu("card", 64 * GIB, 64 * GIB)
-    assert why_no_draft([MODEL, DRAFT], CONFIG, Room(64 * GIB, (card,))) == ""
+    assert why_no_draft([MODEL], CONFIG, FreeMemory(0)) == "", "there is none"
+    assert why_no_draft([MODEL, DRAFT], CONFIG, FreeMemory(64 * GIB)) == ""
+    card = GpuDevice("card", 64 * GIB, 64 * GIB)
+    assert why_no_draft([MODEL, DRAFT], CONFIG, FreeMemory(64 * GIB, (card,))) == ""
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,13 @@ def test_with_memory_for_both_it_stays() -> None:
     ids=["of the model", "a little too little", "of a shorter context", "of neither"],
 )
 def test_it_takes_nothing_from_the_model(ram_bytes: int) -> None:
-    why = why_no_draft([MODEL, DRAFT], CONFIG, Room(ram_bytes))
+    why = why_no_draft([MODEL, DRAFT], CONFIG, FreeMemory(ram_bytes))
     assert why.startswith("it takes about ") and why.endswith("there is too little for both")
 
 
 def test_it_takes_no_layer_from_a_gpu() -> None:
-    card = Gpu("card", 2 * GIB, 2 * GIB)
-    assert why_no_draft([MODEL, DRAFT], CONFIG, Room(64 * GIB, (card,))) == "", "the draft is in the machine's memory"
-    assert why_no_draft([MODEL, DRAFT], CONFIG, Room(32 * MIB, (card,)))
+    card = GpuDevice("card", 2 * GIB, 2 * GIB)
+    assert why_no_draft([MODEL, DRAFT], CONFIG, FreeMemory(64 * GIB, (card,))) == "", (
+        "the draft is in the machine's memory"
+    )
+    assert why_no_draft([MODEL, DRAFT], CONFIG, FreeMemory(32 * MIB, (card,)))

@@ -8,40 +8,42 @@ import pytest
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
-from edgeagent.fit.gpus import Gpu
+from edgeagent.fit.gpus import GpuDevice
 from edgeagent.fit.need import predict
-from edgeagent.fit.placement import Layout, Room, Taken, layouts, take
+from edgeagent.fit.placement import FreeMemory, Layout, MemoryUse, layouts, predict_use
 from tests.fit.shapes import GIB, MIB, shape
 
 CONFIG = EngineConfig()
 MODEL, DRAFT = shape(), shape(2)
-CARD = Gpu("card", 64 * GIB, 64 * GIB)
+CARD = GpuDevice("card", 64 * GIB, 64 * GIB)
 
 
 def test_without_a_gpu_it_takes_what_it_needs() -> None:
-    assert take([MODEL, DRAFT], CONFIG, 4096, Layout(), ()) == Taken(predict([MODEL, DRAFT], CONFIG, 4096).total_bytes)
+    assert predict_use([MODEL, DRAFT], CONFIG, 4096, Layout(), ()) == MemoryUse(
+        predict([MODEL, DRAFT], CONFIG, 4096).total_bytes
+    )
 
 
 def test_what_is_on_a_gpu_is_not_in_memory() -> None:
     whole = predict([MODEL], CONFIG, 4096)
-    there = take([MODEL], CONFIG, 4096, Layout(9), [CARD])
+    there = predict_use([MODEL], CONFIG, 4096, Layout(9), [CARD])
     still_here = whole.outputs_bytes + whole.worker_bytes + whole.blocks_bytes + whole.buffers_bytes
     assert there.ram_bytes == still_here + MODEL.table_bytes
     assert there.gpu_bytes[0] > 900 * MIB + whole.kv_bytes
-    half = take([MODEL], CONFIG, 4096, Layout(5), [CARD])
+    half = predict_use([MODEL], CONFIG, 4096, Layout(5), [CARD])
     assert half.ram_bytes == there.ram_bytes + 4 * 100 * MIB + whole.kv_bytes // 2
 
 
 def test_each_layer_more_on_a_gpu_takes_more_there_and_less_here() -> None:
-    taken = [take([MODEL], CONFIG, 4096, Layout(count), [CARD]) for count in range(10)]
-    assert taken[0].gpu_bytes == (0,)
-    assert all(less.gpu_bytes < more.gpu_bytes for less, more in pairwise(taken))
-    assert all(less.ram_bytes > more.ram_bytes for less, more in pairwise(taken))
+    uses = [predict_use([MODEL], CONFIG, 4096, Layout(count), [CARD]) for count in range(10)]
+    assert uses[0].gpu_bytes == (0,)
+    assert all(less.gpu_bytes < more.gpu_bytes for less, more in pairwise(uses))
+    assert all(less.ram_bytes > more.ram_bytes for less, more in pairwise(uses))
 
 
 def test_a_table_that_is_the_output_too_is_copied() -> None:
     tied = structs.replace(MODEL, num_bytes=MODEL.num_bytes - MODEL.output_bytes, output_bytes=0)
-    there, untied = (take([each], CONFIG, 4096, Layout(9), [CARD]) for each in (tied, MODEL))
+    there, untied = (predict_use([each], CONFIG, 4096, Layout(9), [CARD]) for each in (tied, MODEL))
     assert there.gpu_bytes == untied.gpu_bytes
     assert there.ram_bytes == untied.ram_bytes
 
@@ -49,8 +51,8 @@ def test_a_table_that_is_the_output_too_is_copied() -> None:
 def test_matrices_on_a_gpu_are_not_kept_twice() -> None:
     quantized = structs.replace(MODEL, matrix_bytes=(("Q4_0", 900 * MIB),))
     extra = [
-        take([quantized], CONFIG, 4096, Layout(count), [CARD]).ram_bytes
-        - take([MODEL], CONFIG, 4096, Layout(count), [CARD]).ram_bytes
+        predict_use([quantized], CONFIG, 4096, Layout(count), [CARD]).ram_bytes
+        - predict_use([MODEL], CONFIG, 4096, Layout(count), [CARD]).ram_bytes
         for count in (0, 5, 9)
     ]
     assert extra[2] == 0
@@ -58,34 +60,34 @@ def test_matrices_on_a_gpu_are_not_kept_twice() -> None:
 
 
 def test_layers_are_spread_by_what_is_free_or_as_asked() -> None:
-    gpus = [Gpu("small", 2 * GIB, 2 * GIB), Gpu("large", 6 * GIB, 6 * GIB)]
-    small, large = take([MODEL], CONFIG, 256, Layout(9), gpus).gpu_bytes
+    gpus = [GpuDevice("small", 2 * GIB, 2 * GIB), GpuDevice("large", 6 * GIB, 6 * GIB)]
+    small, large = predict_use([MODEL], CONFIG, 256, Layout(9), gpus).gpu_bytes
     assert large - small == pytest.approx(300 * MIB, abs=200 * MIB), "six layers and the output beside three"
-    only = take([MODEL], EngineConfig(tensor_split=(0.0, 1.0)), 256, Layout(9), gpus).gpu_bytes
+    only = predict_use([MODEL], EngineConfig(tensor_split=(0.0, 1.0)), 256, Layout(9), gpus).gpu_bytes
     assert only[0] == 0
 
 
 def test_experts_in_memory_leave_room_on_the_gpu() -> None:
     mixture = shape(layer_bytes=500 * MIB, expert_bytes=450 * MIB)
-    all_there, some_here = (take([mixture], CONFIG, 4096, Layout(9, 0, count), [CARD]) for count in (0, 3))
+    all_there, some_here = (predict_use([mixture], CONFIG, 4096, Layout(9, 0, count), [CARD]) for count in (0, 3))
     assert all_there.gpu_bytes[0] - some_here.gpu_bytes[0] == 3 * 450 * MIB
     assert some_here.ram_bytes - all_there.ram_bytes == 3 * 450 * MIB
 
 
 def test_memory_that_a_gpu_shares_counts_in_both() -> None:
-    taken = Taken(2 * GIB, (3 * GIB,))
+    use = MemoryUse(2 * GIB, (3 * GIB,))
     for shares_memory in (False, True):
-        room = Room(4 * GIB, (Gpu("gpu", 4 * GIB, 4 * GIB, shares_memory),))
-        assert taken.fits_gpus(room)
-        assert taken.fits(room) is not shares_memory
-    assert not taken.fits(Room(8 * GIB, (Gpu("gpu", 2 * GIB, 8 * GIB),)))
+        free_memory = FreeMemory(4 * GIB, (GpuDevice("gpu", 4 * GIB, 4 * GIB, shares_memory),))
+        assert use.fits_gpus(free_memory)
+        assert use.fits(free_memory) is not shares_memory
+    assert not use.fits(FreeMemory(8 * GIB, (GpuDevice("gpu", 2 * GIB, 8 * GIB),)))
 
 
-ON_GPU = Room(64 * GIB, (CARD,))
+ON_GPU = FreeMemory(64 * GIB, (CARD,))
 
 
 def test_without_gpus_or_with_none_asked_for_everything_is_here() -> None:
-    assert list(layouts([MODEL, DRAFT], CONFIG, Room(GIB))) == [Layout()]
+    assert list(layouts([MODEL, DRAFT], CONFIG, FreeMemory(GIB))) == [Layout()]
     assert list(layouts([MODEL, DRAFT], EngineConfig(gpu_layers=0), ON_GPU)) == [Layout()]
 
 

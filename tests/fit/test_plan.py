@@ -9,28 +9,28 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.errors import ModelLoadFailed
-from edgeagent.fit.gpus import Gpu
+from edgeagent.fit.gpus import GpuDevice
 from edgeagent.fit.need import predict
-from edgeagent.fit.placement import Layout, Room
-from edgeagent.fit.plan import Plan, check_possible, describe, least_cells, longest_context, make_plan, plan_again
+from edgeagent.fit.placement import FreeMemory, Layout
+from edgeagent.fit.plan import RunPlan, check_possible, describe, least_cells, longest_context, make_plan, plan_again
 from edgeagent.types import FileShape, LayerShape
 from tests.fit.shapes import GIB, MIB, shape
 
 MODEL = shape()
-ROOMY = Room(64 * GIB)
+ROOMY = FreeMemory(64 * GIB)
 CONFIG = EngineConfig()
 
 
-def room_for(num_cells: int, config: EngineConfig = CONFIG) -> Room:
-    """Return the room that this context needs without a GPU."""
-    return Room(predict([MODEL], config, num_cells).total_bytes)
+def free_memory_for(num_cells: int, config: EngineConfig = CONFIG) -> FreeMemory:
+    """Return the free memory that this context needs without a GPU."""
+    return FreeMemory(predict([MODEL], config, num_cells).total_bytes)
 
 
-def card(num_bytes: int) -> Room:
-    return Room(64 * GIB, (Gpu("card", num_bytes, num_bytes),))
+def card(num_bytes: int) -> FreeMemory:
+    return FreeMemory(64 * GIB, (GpuDevice("card", num_bytes, num_bytes),))
 
 
-def chosen(plan: Plan) -> tuple[int, str, str]:
+def chosen(plan: RunPlan) -> tuple[int, str, str]:
     return plan.num_cells, plan.config.kv_type_k, plan.config.kv_type_v
 
 
@@ -45,22 +45,24 @@ def test_with_memory_everything_is_as_usual() -> None:
 
 
 def test_the_context_gives_way_then_the_kv_type() -> None:
-    assert chosen(make_plan([MODEL], CONFIG, room_for(6000))) == (5888, "f16", "f16")
-    assert chosen(make_plan([MODEL], CONFIG, room_for(4096))) == (4096, "f16", "f16")
-    assert chosen(make_plan([MODEL], CONFIG, room_for(4000))) == (7424, "q8_0", "q8_0")
-    assert chosen(make_plan([MODEL], CONFIG, room_for(1500)))[1] == "f16", "1,024 are more than q8_0 makes worth it"
-    assert chosen(make_plan([MODEL], CONFIG, room_for(600))) == (1024, "q8_0", "q8_0")
-    assert chosen(make_plan([MODEL], CONFIG, room_for(300))) == (256, "f16", "f16")
+    assert chosen(make_plan([MODEL], CONFIG, free_memory_for(6000))) == (5888, "f16", "f16")
+    assert chosen(make_plan([MODEL], CONFIG, free_memory_for(4096))) == (4096, "f16", "f16")
+    assert chosen(make_plan([MODEL], CONFIG, free_memory_for(4000))) == (7424, "q8_0", "q8_0")
+    assert chosen(make_plan([MODEL], CONFIG, free_memory_for(1500)))[1] == "f16", (
+        "1,024 are more than q8_0 makes worth it"
+    )
+    assert chosen(make_plan([MODEL], CONFIG, free_memory_for(600))) == (1024, "q8_0", "q8_0")
+    assert chosen(make_plan([MODEL], CONFIG, free_memory_for(300))) == (256, "f16", "f16")
 
 
 def test_what_was_asked_for_is_kept() -> None:
     asked = EngineConfig(ctx=8192)
-    assert chosen(make_plan([MODEL], asked, room_for(5000))) == (8192, "q8_0", "q8_0")
-    assert not make_plan([MODEL], asked, room_for(2000)).fits
+    assert chosen(make_plan([MODEL], asked, free_memory_for(5000))) == (8192, "q8_0", "q8_0")
+    assert not make_plan([MODEL], asked, free_memory_for(2000)).fits
     typed = EngineConfig(kv_type_k="f16", kv_type_v="f16")
-    assert chosen(make_plan([MODEL], typed, room_for(4000))) == (3840, "f16", "f16")
+    assert chosen(make_plan([MODEL], typed, free_memory_for(4000))) == (3840, "f16", "f16")
     plain = EngineConfig(flash_attention="off")
-    assert chosen(make_plan([MODEL], plain, room_for(4000)))[1] == "f16", "q8_0 needs flash attention"
+    assert chosen(make_plan([MODEL], plain, free_memory_for(4000)))[1] == "f16", "q8_0 needs flash attention"
     mixed = EngineConfig(kv_type_k="q4_0")
     assert chosen(make_plan([MODEL], mixed, ROOMY)) == (8192, "q4_0", "f16")
 
@@ -99,7 +101,7 @@ def test_experts_leave_a_gpu_first() -> None:
 
 def test_less_room_after_a_load_that_ran_out_of_memory() -> None:
     on_gpu = [plan_again([MODEL], CONFIG, card(8 * GIB), count) for count in range(4)]
-    assert all(less.taken.gpu_bytes < more.taken.gpu_bytes for more, less in pairwise(on_gpu))
+    assert all(less.memory_use.gpu_bytes < more.memory_use.gpu_bytes for more, less in pairwise(on_gpu))
     here = [plan_again([MODEL], CONFIG, ROOMY, count) for count in range(4)]
     assert [plan.num_cells for plan in here] == [8192, 4096, 2048, 1024]
     assert plan_again([MODEL], EngineConfig(ctx=8192), ROOMY, 3).config == here[0].config.model_copy(
@@ -115,8 +117,8 @@ def test_fewer_requests_run_at_a_time_where_each_keeps_a_state() -> None:
     state_bytes = 8 * 8 * MIB * 4
     total_bytes = predict([states], CONFIG, 8192).total_bytes
 
-    def plan_with(room_bytes: int, config: EngineConfig = CONFIG) -> Plan:
-        return make_plan([states], config, Room(room_bytes))
+    def plan_with(room_bytes: int, config: EngineConfig = CONFIG) -> RunPlan:
+        return make_plan([states], config, FreeMemory(room_bytes))
 
     assert plan_with(total_bytes).config.parallel == 4
     short = plan_with(total_bytes - 1)
@@ -130,7 +132,7 @@ def test_fewer_requests_run_at_a_time_where_each_keeps_a_state() -> None:
 
 
 def test_where_nothing_fits_it_is_tried_with_a_short_context() -> None:
-    plan = make_plan([MODEL], CONFIG, Room(GIB // 2))
+    plan = make_plan([MODEL], CONFIG, FreeMemory(GIB // 2))
     assert not plan.fits
     assert plan.num_cells == 1024
     assert least_cells(MODEL, CONFIG) == 1024
@@ -145,30 +147,30 @@ def test_a_file_that_could_not_be_read_is_loaded_as_asked() -> None:
 
 
 def test_the_longest_context() -> None:
-    assert longest_context([MODEL], CONFIG, room_for(6000)) == 5888
+    assert longest_context([MODEL], CONFIG, free_memory_for(6000)) == 5888
     assert longest_context([MODEL], CONFIG, ROOMY) == 32768, "no longer than it was trained for"
-    assert longest_context([MODEL], CONFIG, Room(GIB // 2)) == 0
+    assert longest_context([MODEL], CONFIG, FreeMemory(GIB // 2)) == 0
     quantized = EngineConfig(kv_type_k="q8_0", kv_type_v="q8_0")
-    assert longest_context([MODEL], quantized, room_for(6000)) > 10000
+    assert longest_context([MODEL], quantized, free_memory_for(6000)) > 10000
     encoder = shape(num_kv_values=0, context_length=512)
     assert longest_context([encoder], CONFIG, ROOMY) == 512
 
 
 def test_a_context_that_no_memory_holds_is_refused_with_one_that_fits() -> None:
     with pytest.raises(ModelLoadFailed) as refused:
-        check_possible([MODEL], EngineConfig(ctx=40_000_000), room_for(6000))
+        check_possible([MODEL], EngineConfig(ctx=40_000_000), free_memory_for(6000))
     assert refused.value.message == (
         "a context of 40000000 tokens takes 1,220.7 GiB of memory for the KV cache, and 1.3 GiB are free; "
         "--ctx 5888 would fit"
     )
     with pytest.raises(ModelLoadFailed, match="no context would fit"):
-        check_possible([MODEL], EngineConfig(ctx=8192), Room(MIB))
-    check_possible([MODEL], EngineConfig(ctx=5888), room_for(5888))
-    check_possible([MODEL], EngineConfig(ctx=60_000), room_for(5888))  # quantized cells fit
+        check_possible([MODEL], EngineConfig(ctx=8192), FreeMemory(MIB))
+    check_possible([MODEL], EngineConfig(ctx=5888), free_memory_for(5888))
+    check_possible([MODEL], EngineConfig(ctx=60_000), free_memory_for(5888))  # quantized cells fit
     with pytest.raises(ModelLoadFailed):
-        check_possible([MODEL], EngineConfig(ctx=60_000, kv_type_k="f16", kv_type_v="f16"), room_for(5888))
+        check_possible([MODEL], EngineConfig(ctx=60_000, kv_type_k="f16", kv_type_v="f16"), free_memory_for(5888))
     check_possible([MODEL], EngineConfig(ctx=32768), card(8 * GIB))
-    check_possible([MODEL], CONFIG, Room(GIB // 2))  # its file can be read again and again
+    check_possible([MODEL], CONFIG, FreeMemory(GIB // 2))  # its file can be read again and again
 
 
 def test_more_layers_than_a_gpu_can_hold_are_refused_with_how_many_fit() -> None:
@@ -176,13 +178,13 @@ def test_more_layers_than_a_gpu_can_hold_are_refused_with_how_many_fit() -> None
     with pytest.raises(ModelLoadFailed, match=r"99 layers .* on card, which has 1.0 GiB; --gpu-layers \d would fit"):
         check_possible([MODEL], EngineConfig(gpu_layers=99), small)
     check_possible([MODEL], EngineConfig(gpu_layers=99), card(8 * GIB))
-    busy = Room(64 * GIB, (replace(card(8 * GIB).gpus[0], free_bytes=GIB),))
+    busy = FreeMemory(64 * GIB, (replace(card(8 * GIB).gpus[0], free_bytes=GIB),))
     check_possible([MODEL], EngineConfig(gpu_layers=99), busy)  # other programs may free their memory
 
 
 def test_of_configured_layers_that_do_not_fit_now_as_many_are_taken_as_fit() -> None:
     asked = EngineConfig(gpu_layers=8)
-    busy = Room(64 * GIB, (replace(card(8 * GIB).gpus[0], free_bytes=GIB),))
+    busy = FreeMemory(64 * GIB, (replace(card(8 * GIB).gpus[0], free_bytes=GIB),))
     plan = make_plan([MODEL], asked, busy)
     assert 0 < plan.layout.num_gpu_layers < 8
     assert plan.layout == make_plan([MODEL], CONFIG, busy).layout and plan.fits
@@ -193,7 +195,7 @@ def test_of_configured_layers_that_do_not_fit_now_as_many_are_taken_as_fit() -> 
 
 
 def test_the_reasons_are_told() -> None:
-    plan = make_plan([MODEL], CONFIG, room_for(4000))
+    plan = make_plan([MODEL], CONFIG, free_memory_for(4000))
     context, kv_type = describe(plan, CONFIG, 8)
     assert (context.name, context.value, context.by) == ("context", "7424", "memory")
     assert context.why == "8192 tokens do not fit beside the weights: 1.2 GiB of memory are free"

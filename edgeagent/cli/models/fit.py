@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from edgeagent.config import Config, EngineConfig
     from edgeagent.fit.need import Need
-    from edgeagent.fit.placement import Room
-    from edgeagent.fit.plan import Plan
+    from edgeagent.fit.placement import FreeMemory
+    from edgeagent.fit.plan import RunPlan
     from edgeagent.store.gguf.header import GgufHeader
     from edgeagent.types import Choice
 
@@ -52,12 +52,12 @@ def fit(
     settings = settings_of(models_dir, state_dir, config)
     shapes = [header.shape for header in _headers(name, settings, with_draft=draft)]
     engine = settings.engine_of(name).model_copy(update={"ctx": ctx} if ctx else {})
-    room = _room(ram, vram, engine)
-    why = why_no_draft(shapes, engine, room)
+    free_memory = _free_memory(ram, vram, engine)
+    why = why_no_draft(shapes, engine, free_memory)
     shapes = shapes[:1] if why else shapes
-    plan = make_plan(shapes, engine, room)
+    plan = make_plan(shapes, engine, free_memory)
     need = predict(shapes, plan.config, plan.num_cells, num_back=plan.layout.num_back)
-    longest = longest_context(shapes, engine, plan.room)
+    longest = longest_context(shapes, engine, plan.free_memory)
     choices = describe(plan, engine, len(shapes[0].layers))
     choices += (Choice("draft", "none", "memory", why),) if why else ()
     if as_json:
@@ -68,7 +68,7 @@ def fit(
         raise typer.Exit(1)
 
 
-def _room(ram: str | None, vram: str | None, engine: EngineConfig) -> Room:
+def _free_memory(ram: str | None, vram: str | None, engine: EngineConfig) -> FreeMemory:
     """Return the free memory to plan with: the given sizes, or else what is free on this machine.
 
     If only `ram` is given, it describes another machine, whose GPUs are unknown. Then no GPU is assumed.
@@ -76,21 +76,21 @@ def _room(ram: str | None, vram: str | None, engine: EngineConfig) -> Room:
     import psutil
 
     from edgeagent.doctor.native import ask_native
-    from edgeagent.fit.gpus import Gpu, gpus_of
+    from edgeagent.fit.gpus import GpuDevice, gpus_of
     from edgeagent.fit.need import margin_bytes
-    from edgeagent.fit.placement import Room
+    from edgeagent.fit.placement import FreeMemory
 
     if vram is None:
         # If --ram describes another machine, its GPUs are not known.
         gpus = gpus_of(ask_native().devices, engine.main_gpu) if ram is None else ()
     else:
         sizes = [size for size in map(_size, vram.split(",")) if size]
-        gpus = tuple(Gpu(f"GPU {index}", size, size) for index, size in enumerate(sizes))
+        gpus = tuple(GpuDevice(f"GPU {index}", size, size) for index, size in enumerate(sizes))
     if ram is not None:
         size = _size(ram)
-        return Room(size - margin_bytes(size), gpus)
+        return FreeMemory(size - margin_bytes(size), gpus)
     memory = psutil.virtual_memory()
-    return Room(max(0, memory.available - margin_bytes(memory.total)), gpus)
+    return FreeMemory(max(0, memory.available - margin_bytes(memory.total)), gpus)
 
 
 def _size(text: str) -> int:
@@ -122,7 +122,7 @@ def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeade
     return [header] if draft is None else [header, validate_model(draft)]
 
 
-def _say(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[Choice]) -> None:
+def _say(name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[Choice]) -> None:
     parts = [
         ("files", need.weights_bytes),
         ("matrices, rearranged for the processor", need.repacked_bytes),
@@ -136,11 +136,12 @@ def _say(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[Choi
     typer.echo(aligned([(text, memory_text(num_bytes)) for text, num_bytes in parts if num_bytes]))
     for choice in choices:
         typer.echo(wrapped(f"{choice.name}: {choice.value} ({choice.why})"))
-    room = f"{memory_text(plan.taken.ram_bytes)} of memory are needed and {memory_text(plan.room.ram_bytes)} are free"
+    need_text, free_text = memory_text(plan.memory_use.ram_bytes), memory_text(plan.free_memory.ram_bytes)
+    memory = f"{need_text} of memory are needed and {free_text} are free"
     if plan.fits:
-        typer.echo(wrapped(f"{name} fits: {room}. The longest context that fits has {longest:,} tokens."))
+        typer.echo(wrapped(f"{name} fits: {memory}. The longest context that fits has {longest:,} tokens."))
         return
-    typer.echo(wrapped(f"{name} does not fit: {room}."))
+    typer.echo(wrapped(f"{name} does not fit: {memory}."))
     if longest:
         typer.echo(f"With --ctx {longest} it would.")
     others = _suggestions(plan)
@@ -153,12 +154,12 @@ def _kv_types(engine: EngineConfig) -> str:
     return k if k == v else f"{k} and {v}"
 
 
-def _suggestions(plan: Plan) -> list[str]:
+def _suggestions(plan: RunPlan) -> list[str]:
     """Return the names of the catalog's largest chat models that would fit, judged by their approximate file sizes."""
     from edgeagent.store.names.catalog import load_catalog
 
     # Half of the memory is for KV cells and buffers.
-    room_gb = (plan.room.ram_bytes + sum(gpu.free_bytes for gpu in plan.room.gpus)) / 1e9 / 2
+    room_gb = (plan.free_memory.ram_bytes + sum(gpu.free_bytes for gpu in plan.free_memory.gpus)) / 1e9 / 2
     entries = [
         entry
         for entry in load_catalog().values()
@@ -168,7 +169,7 @@ def _suggestions(plan: Plan) -> list[str]:
     return [entry.name for entry in largest[:_NUM_SUGGESTIONS]]
 
 
-def _record(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[Choice]) -> dict[str, Any]:
+def _record(name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[Choice]) -> dict[str, Any]:
     return {
         "name": name,
         "fits": plan.fits,
@@ -179,11 +180,11 @@ def _record(name: str, plan: Plan, need: Need, longest: int, choices: Sequence[C
         "num_gpu_layers": plan.config.gpu_layers,
         "num_draft_gpu_layers": plan.layout.num_draft_gpu_layers,
         "num_cpu_experts": plan.layout.num_cpu_experts,
-        "ram_bytes": plan.taken.ram_bytes,
-        "ram_room_bytes": plan.room.ram_bytes,
+        "ram_bytes": plan.memory_use.ram_bytes,
+        "ram_room_bytes": plan.free_memory.ram_bytes,
         "gpus": [
             {"name": gpu.name, "bytes": taken, "room_bytes": gpu.free_bytes}
-            for gpu, taken in zip(plan.room.gpus, plan.taken.gpu_bytes, strict=True)
+            for gpu, taken in zip(plan.free_memory.gpus, plan.memory_use.gpu_bytes, strict=True)
         ],
         "parts": {
             "weights": need.weights_bytes,

@@ -18,10 +18,10 @@ _TIMES_FILE, _BESIDE_BYTES = 2, 1 << 30
 
 def fitting_context(header: GgufHeader, engine: EngineConfig) -> int:
     """Return the context in tokens that a model gets in this machine's memory without GPUs; 0 if it does not fit."""
-    from edgeagent.fit.placement import Room
+    from edgeagent.fit.placement import FreeMemory
     from edgeagent.fit.plan import make_plan
 
-    plan = make_plan([header.shape], engine, Room(_machine_bytes()))
+    plan = make_plan([header.shape], engine, FreeMemory(_machine_bytes()))
     return plan.num_cells if plan.fits else 0
 
 

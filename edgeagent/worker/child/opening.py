@@ -15,8 +15,8 @@ from edgeagent.errors import ModelLoadFailed
 from edgeagent.fit.gpus import gpus_of
 from edgeagent.fit.need import kv_bytes_per_token, margin_bytes
 from edgeagent.fit.pair import why_no_draft
-from edgeagent.fit.placement import Room
-from edgeagent.fit.plan import Plan, check_possible, describe, plan_again
+from edgeagent.fit.placement import FreeMemory
+from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again
 from edgeagent.types import Choice, FileShape
 from edgeagent.types.file_shape import LayerShape
 from edgeagent.worker.protocol import Load
@@ -49,7 +49,7 @@ class _Planned:
     `num_tries`: how many loads of these files ran out of memory. `why_no_draft`: see Opened.
     """
 
-    plan: Plan
+    plan: RunPlan
     shapes: tuple[FileShape, ...]
     num_tries: int
     why_no_draft: str
@@ -58,8 +58,8 @@ class _Planned:
 def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Opened:
     """Open a load's model; raise ModelLoadFailed. `on_progress` gets the loaded fraction, 0 to 1."""
     config = EngineConfig.model_validate_json(load.engine_config)
-    room = _room(load, config)
-    planned = _plan(load, config, room, load.num_tries)
+    free_memory = _free_memory(load, config)
+    planned = _plan(load, config, free_memory, load.num_tries)
     plan, shapes = planned.plan, planned.shapes
     model = Model(Path(load.path), plan.config, on_progress)
     choices = describe(plan, config, len(shapes[0].layers), planned.num_tries)
@@ -68,17 +68,17 @@ def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None
         plan.config,
         plan.draft_config,
         choices,
-        sum(plan.taken.gpu_bytes),
+        sum(plan.memory_use.gpu_bytes),
         kv_bytes_per_token(shapes, plan.config),
         plan.layout.num_back,
         shapes[0].layers,
-        _notes(config, room),
+        _notes(config, free_memory),
         planned.why_no_draft,
     )
 
 
-def _notes(config: EngineConfig, room: Room) -> tuple[str, ...]:
-    if config.main_gpu < 0 or room.gpus:
+def _notes(config: EngineConfig, free_memory: FreeMemory) -> tuple[str, ...]:
+    if config.main_gpu < 0 or free_memory.gpus:
         return ()
     return (f"--main-gpu {config.main_gpu} has no effect: llama.cpp sees no GPU, see `edgeagent doctor`",)
 
@@ -87,26 +87,26 @@ def can_take_less(load: Load) -> bool:
     """Return whether the next try of a load that ran out of memory would use less memory than this one."""
     config = EngineConfig.model_validate_json(load.engine_config)
     try:
-        room = _room(load, config)
+        free_memory = _free_memory(load, config)
     except ModelLoadFailed:  # even less memory is free now
         return False
-    plans = (_plan(load, config, room, num_tries) for num_tries in (load.num_tries, load.num_tries + 1))
+    plans = (_plan(load, config, free_memory, num_tries) for num_tries in (load.num_tries, load.num_tries + 1))
     this, following = (
         (len(each.shapes), each.plan.config, each.plan.draft_config, each.plan.layout.num_back) for each in plans
     )
     return this != following
 
 
-def _plan(load: Load, config: EngineConfig, room: Room, num_tries: int) -> _Planned:
+def _plan(load: Load, config: EngineConfig, free_memory: FreeMemory, num_tries: int) -> _Planned:
     """Return the plan for a load. If a load with a draft ran out of memory, the next one leaves out only the draft."""
-    shapes, why = load.shapes or (FileShape(0),), why_no_draft(load.shapes, config, room) if load.shapes else ""
+    shapes, why = load.shapes or (FileShape(0),), why_no_draft(load.shapes, config, free_memory) if load.shapes else ""
     if not why and len(shapes) > 1 and num_tries:
         num_tries, why = num_tries - 1, "a load with it ran out of memory"
     shapes = shapes[:1] if why else shapes
-    return _Planned(plan_again(shapes, config, room, num_tries), shapes, num_tries, why)
+    return _Planned(plan_again(shapes, config, free_memory, num_tries), shapes, num_tries, why)
 
 
-def _room(load: Load, config: EngineConfig) -> Room:
+def _free_memory(load: Load, config: EngineConfig) -> FreeMemory:
     """Return how much memory a load may use. Raise ModelLoadFailed if its options cannot work on this machine."""
     found = devices()
     if config.gpu_layers > 0 and not any(device.kind == "gpu" for device in found):
@@ -124,6 +124,6 @@ def _room(load: Load, config: EngineConfig) -> Room:
     memory = psutil.virtual_memory()
     if load.shapes:
         # Without memory for the draft, the model is loaded alone.
-        check_possible(load.shapes[:1], config, Room(memory.available + psutil.swap_memory().free, gpus))
+        check_possible(load.shapes[:1], config, FreeMemory(memory.available + psutil.swap_memory().free, gpus))
     free_bytes = max(0, memory.available - margin_bytes(memory.total))
-    return Room(min(free_bytes, load.room_bytes or free_bytes), gpus)
+    return FreeMemory(min(free_bytes, load.room_bytes or free_bytes), gpus)
