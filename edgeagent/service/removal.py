@@ -8,21 +8,21 @@ from pathlib import Path
 
 from edgeagent.config import Config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
+from edgeagent.store.library_editor import LibraryEditor, Removal
 from edgeagent.store.resolve import Library
-from edgeagent.store.shelf import Removal, Shelf
 from edgeagent.types import ModelStatus, WorkerState
 
 
 def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:
     """Return the planned removal, and the served models that use the files to delete. Nothing is deleted yet.
 
-    Raise the errors of `Shelf.plan`, and ModelNotFound if `name` is a path, because clients may not name paths. This
-    function reads files: call it in a thread.
+    Raise the errors of `LibraryEditor.plan`, and ModelNotFound if `name` is a path, because clients may not name paths.
+    This function reads files: call it in a thread.
     """
     library = Library.of(config)
     try:
         library.refuse_path(name)
-        removal = Shelf(config).plan(name)
+        removal = LibraryEditor(config).plan(name)
     except ModelNotFound as error:
         raise ModelNotFound.for_client(name, error) from None
     files = {path.resolve() for path in removal.files}

@@ -35,7 +35,7 @@ _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)-[0-9a-f]{8}\.part")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QuantizePlan:
     """The source, type and target of a copy.
 
     `name`, `sources` and `header` are those of the source. `quant` is the name of the copy's type, `file_type` is
@@ -70,7 +70,7 @@ def _near(wanted: str) -> str:
     return ", ".join(near or ("Q4_K_M", "Q8_0"))
 
 
-def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> Plan:
+def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> QuantizePlan:
     """Return the plan for a copy of a model.
 
     `out` is the copy's file or folder; see `_target`. Raise ConfigError for a wrong type or name, and ModelNotFound or
@@ -83,7 +83,7 @@ def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> 
     target = _target(found, quant, out, store)
     if any(_is_same(target, source) for source in found.paths):
         raise ConfigError(f"{target} is the model itself; choose another name")
-    return Plan(found.name, found.paths, header, quant, number, target, before)
+    return QuantizePlan(found.name, found.paths, header, quant, number, target, before)
 
 
 def _target(found: Found, quant: str, out: Path | None, store: StoreConfig) -> Path:
@@ -116,7 +116,7 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
 
 
-def check_room(plan: Plan, size_bytes: int | None, free: Callable[[Path], Any] = shutil.disk_usage) -> None:
+def check_room(plan: QuantizePlan, size_bytes: int | None, free: Callable[[Path], Any] = shutil.disk_usage) -> None:
     """Raise StoreError if the copy does not fit on the target's disk, or if the target's folder cannot be used.
 
     `size_bytes` is the expected size of the copy. If it is None, the size of the source is used.
@@ -135,7 +135,7 @@ def check_room(plan: Plan, size_bytes: int | None, free: Callable[[Path], Any] =
 
 
 @contextmanager
-def being_written(plan: Plan, *, overwrite: bool) -> Iterator[Path]:
+def being_written(plan: QuantizePlan, *, overwrite: bool) -> Iterator[Path]:
     """Provide an empty file beside the target, which the `with` block fills.
 
     After the block, the file becomes the target if it is a complete model. Otherwise it is deleted. Unfinished files
@@ -166,7 +166,7 @@ def _check_free(target: Path, *, overwrite: bool) -> None:
         raise InvalidRequest(f"{target} exists; --force replaces it")
 
 
-def _check_whole(plan: Plan, draft: Path) -> None:
+def _check_whole(plan: QuantizePlan, draft: Path) -> None:
     header = validate_model(draft)
     if header.num_tensors != plan.header.num_tensors or header.architecture != plan.header.architecture:
         raise StoreError(

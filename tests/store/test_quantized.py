@@ -14,7 +14,7 @@ from edgeagent.config import StoreConfig
 from edgeagent.errors import ConfigError, InvalidRequest, ModelLoadFailed, StoreError
 from edgeagent.store import quantized
 from edgeagent.store.gguf.tensor_types import FILE_TYPES
-from edgeagent.store.quantized import TYPES, Plan, being_written, check_room, plan, type_number
+from edgeagent.store.quantized import TYPES, QuantizePlan, being_written, check_room, plan, type_number
 from edgeagent.store.resolve import Found, Origin
 from tests.store.gguf_bytes import GgufBytes, small_model, tensor
 
@@ -28,7 +28,7 @@ def source(tmp_path: Path) -> Path:
     return UNQUANTIZED.write(tmp_path / "models" / "model-F16.gguf")
 
 
-def planned(source: Path, type_name: str = "Q8_0", out: Path | None = None, origin: Origin = "path") -> Plan:
+def planned(source: Path, type_name: str = "Q8_0", out: Path | None = None, origin: Origin = "path") -> QuantizePlan:
     return plan(Found(source.stem, (source,), origin), type_name, out, StoreConfig(models_dir=source.parent))
 
 

@@ -13,8 +13,8 @@ from edgeagent.api.wire.json_body import read_valid
 from edgeagent.config import Config
 from edgeagent.errors import InvalidRequest, ModelNotFound
 from edgeagent.service.removal import plan_removal, refuse_if_used
+from edgeagent.store.library_editor import LibraryEditor
 from edgeagent.store.resolve import Library
-from edgeagent.store.shelf import Shelf
 
 router = APIRouter()
 
@@ -33,7 +33,7 @@ async def delete(request: Request) -> Response:
     for each in in_use:
         if await context.service.unload(each.name):
             raise InvalidRequest(f"{each.name} has a request to answer; delete it afterwards", param="model")
-    await asyncio.to_thread(Shelf(context.config).remove, removal)
+    await asyncio.to_thread(LibraryEditor(context.config).remove, removal)
     return Response()
 
 
@@ -49,6 +49,6 @@ async def copy(request: Request) -> Response:
 def _copy(config: Config, source: str, alias: str) -> None:
     try:
         Library.of(config).refuse_path(source)
-        Shelf(config).copy(source, alias)
+        LibraryEditor(config).copy(source, alias)
     except ModelNotFound as error:
         raise ModelNotFound.for_client(source, error) from None

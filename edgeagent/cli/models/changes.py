@@ -17,7 +17,7 @@ from edgeagent.errors import ConfigError, EdgeAgentError
 
 if TYPE_CHECKING:
     from edgeagent.store.adoption import Adoptable
-    from edgeagent.store.shelf import Removal, Shelf
+    from edgeagent.store.library_editor import LibraryEditor, Removal
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
@@ -41,21 +41,23 @@ def remove(
     imported model removes only its name, since the file belongs to another program. If a daemon has loaded the model,
     the daemon can use it until it is unloaded.
     """
-    from edgeagent.store.shelf import Shelf
+    from edgeagent.store.library_editor import LibraryEditor
 
-    shelf = Shelf(settings_of(models_dir, state_dir, config))
-    removals = [shelf.plan(name) for name in dict.fromkeys(names)]
+    editor = LibraryEditor(settings_of(models_dir, state_dir, config))
+    removals = [editor.plan(name) for name in dict.fromkeys(names)]
     for removal in removals:
         typer.echo(wrapped(_removal_text(removal)), err=True)
     _agree("Delete this?" if any(removal.files for removal in removals) else "Forget this?", yes=yes)
     for removal in removals:
-        shelf.remove(removal)
-    left = {removal.name: path for removal in removals if (path := shelf.left(removal)) is not None}
+        editor.remove(removal)
+    remaining = {removal.name: path for removal in removals if (path := editor.remaining_file(removal)) is not None}
     if as_json:
-        typer.echo(json.dumps([_removal_record(removal, left.get(removal.name)) for removal in removals], indent=2))
+        typer.echo(
+            json.dumps([_removal_record(removal, remaining.get(removal.name)) for removal in removals], indent=2)
+        )
         return
     typer.echo(f"{size_text(sum(removal.freed_bytes for removal in removals))} are free again.")
-    for name, path in left.items():
+    for name, path in remaining.items():
         typer.echo(wrapped(f"Another model has the name {name}, which now means {path}."))
 
 
@@ -103,9 +105,9 @@ def copy(
     config: ConfigFile = None,
 ) -> None:
     """Give a model another name. No file is copied."""
-    from edgeagent.store.shelf import Shelf
+    from edgeagent.store.library_editor import LibraryEditor
 
-    target = Shelf(settings_of(models_dir, state_dir, config)).copy(source, alias)
+    target = LibraryEditor(settings_of(models_dir, state_dir, config)).copy(source, alias)
     if as_json:
         typer.echo(json.dumps({"alias": alias, "name": target}, indent=2))
         return
@@ -131,13 +133,13 @@ def import_models(
     gone here too. If a program knows a file's sha256, the file is checked first.
     """
     from edgeagent.store.adoption import SOURCES, adoptable
-    from edgeagent.store.shelf import Shelf
+    from edgeagent.store.library_editor import LibraryEditor
 
-    shelf = Shelf(settings_of(models_dir, state_dir, config))
+    editor = LibraryEditor(settings_of(models_dir, state_dir, config))
     found = [model for source in sources or SOURCES for model in adoptable(_checked(source))]
     if only:
         found = _chosen(found, only)
-    outcomes = {model: _import(shelf, model) if sources else None for model in found}
+    outcomes = {model: _import(editor, model) if sources else None for model in found}
     if as_json:
         typer.echo(json.dumps([_found_record(*each) for each in outcomes.items()], indent=2))
     elif not found:
@@ -170,10 +172,10 @@ def _checked(source: str) -> str:
     return source
 
 
-def _import(shelf: Shelf, model: Adoptable) -> bool | EdgeAgentError:
+def _import(editor: LibraryEditor, model: Adoptable) -> bool | EdgeAgentError:
     """Import a model. Return True if it is new, False if it was imported before, or the error if it cannot be used."""
     try:
-        return shelf.adopt(model, _progress(model))
+        return editor.adopt(model, _progress(model))
     except EdgeAgentError as error:
         complain(f"{model.name}: {error.message}")
         return error
@@ -219,13 +221,13 @@ def _found_record(model: Adoptable, outcome: bool | EdgeAgentError | None) -> di
     }
 
 
-def _removal_record(removal: Removal, left: Path | None) -> dict[str, object]:
+def _removal_record(removal: Removal, remaining: Path | None) -> dict[str, object]:
     return {
         "name": removal.name,
         "aliases": list(removal.aliases),
         "files": [str(path) for path in removal.files],
         "freed_bytes": removal.freed_bytes,
-        "means_now": None if left is None else str(left),
+        "means_now": None if remaining is None else str(remaining),
     }
 
 

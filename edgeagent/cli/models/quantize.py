@@ -19,7 +19,7 @@ from edgeagent.cli.display import complain, progress_display, size_text
 from edgeagent.cli.models.options import ConfigFile, ModelsDir, StateDir, settings_of
 
 if TYPE_CHECKING:
-    from edgeagent.store.quantized import Plan
+    from edgeagent.store.quantized import QuantizePlan
 
 LINE_STEP_PERCENT = 10
 MAX_THREADS = 512
@@ -87,7 +87,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _check_source(planned: Plan, *, allow_requantize: bool, as_json: bool) -> None:
+def _check_source(planned: QuantizePlan, *, allow_requantize: bool, as_json: bool) -> None:
     from edgeagent.errors import InvalidRequest
 
     if not planned.quantized_before:
@@ -102,7 +102,7 @@ def _check_source(planned: Plan, *, allow_requantize: bool, as_json: bool) -> No
         typer.echo(f"warning: {planned.name} is {before} already; the result is worse than one of F16", err=True)
 
 
-def _run(planned: Plan, display: Display, *, force: bool, threads: int, is_enclosed: bool) -> None:
+def _run(planned: QuantizePlan, display: Display, *, force: bool, threads: int, is_enclosed: bool) -> None:
     from edgeagent.store.quantized import being_written, check_room
     from edgeagent.worker.parent.quantizing import Order, quantize
 
@@ -118,7 +118,7 @@ def _run(planned: Plan, display: Display, *, force: bool, threads: int, is_enclo
         quantize(order, lambda size_bytes: check_room(planned, size_bytes), display.show)
 
 
-def _name(planned: Plan, models_dir: Path | None) -> str:
+def _name(planned: QuantizePlan, models_dir: Path | None) -> str:
     """Return the name to show for the result: its stem if it is in the models folder, else its full path."""
     if models_dir is not None and planned.target.resolve().is_relative_to(models_dir.resolve()):
         return planned.target.stem
@@ -131,7 +131,7 @@ class Display(Protocol):
     def show(self, done: int, total: int) -> None: ...
 
 
-def _display(planned: Plan, *, as_json: bool) -> AbstractContextManager[Display]:
+def _display(planned: QuantizePlan, *, as_json: bool) -> AbstractContextManager[Display]:
     name = planned.target.name
     return progress_display(name, as_json=as_json, json_lines=JsonDisplay, lines=LineDisplay, bar=BarDisplay)
 

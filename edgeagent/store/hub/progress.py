@@ -33,7 +33,7 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-class Meter:
+class ProgressReporter:
     """Adds up the progress of a model's files, which are downloaded one after the other."""
 
     def __init__(self, files: tuple[RemoteFile, ...], on_progress: OnProgress | None) -> None:

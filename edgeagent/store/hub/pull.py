@@ -18,7 +18,7 @@ from edgeagent.sizes import size_text
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.hub.errors import HubUnreachable, translated
 from edgeagent.store.hub.listing import RemoteFile, list_files
-from edgeagent.store.hub.progress import Meter, OnProgress
+from edgeagent.store.hub.progress import OnProgress, ProgressReporter
 from edgeagent.store.hub.transfer import Transfer
 from edgeagent.store.names.catalog import CatalogEntry, builtin_model, draft_of, find_entry, model_name
 from edgeagent.store.names.parsing import BuiltinName, CatalogName, HubName, LocalPath, parse_name
@@ -104,18 +104,18 @@ class Puller:
         model = choose(models, wish.name, f"on {self._endpoint}")
         files = tuple(listed[file] for file in model.files)
         self._check_pin(wish, files)
-        meter = Meter(files, on_progress)
+        reporter = ProgressReporter(files, on_progress)
         with translated(repo, self._endpoint):
             missing = [file for file in files if not self._is_ready(file)]
             self._check_space(wish.name, missing)
             for file in files:
                 if file in missing:
-                    self._bring(file, meter)
-                meter.finish(file)
+                    self._bring(file, reporter)
+                reporter.finish(file)
             self._cache.set_main(repo, files[0].commit)
         paths = tuple(self._cache.pointer(repo, file.commit, file.name) for file in files)
         own_name = model_name(models, model, repo)
-        return PulledModel(own_name, paths, meter.total_bytes, meter.downloaded_bytes, draft=draft)
+        return PulledModel(own_name, paths, reporter.total_bytes, reporter.downloaded_bytes, draft=draft)
 
     def pull_with_draft(
         self, name: str, on_progress: OnProgress | None = None
@@ -180,35 +180,35 @@ class Puller:
                 return min(path.stat().st_size, file.size)
         return 0
 
-    def _bring(self, file: RemoteFile, meter: Meter) -> None:
+    def _bring(self, file: RemoteFile, reporter: ProgressReporter) -> None:
         """Download, verify and publish one file, even if other processes do the same at this time."""
         blob, partial = self._cache.blob(file.repo, file.sha256), self._cache.partial(file.repo, file.sha256)
         blob.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self._cache.lock(file.repo, file.sha256), lambda: meter.show("waiting", file, 0)):
-            if not self._is_right_blob(file, blob, meter):
+        with _locked(self._cache.lock(file.repo, file.sha256), lambda: reporter.show("waiting", file, 0)):
+            if not self._is_right_blob(file, blob, reporter):
                 blob.unlink(missing_ok=True)
-                self._download(file, partial, meter)
+                self._download(file, partial, reporter)
                 partial.replace(blob)
             pointer = self._cache.publish(file.repo, file.commit, file.name, file.sha256)
             # If the pointer is a link, this records the blob. On systems without links it records the pointer itself.
             self._verified.note(pointer, file.sha256)
 
-    def _is_right_blob(self, file: RemoteFile, blob: Path, meter: Meter) -> bool:
+    def _is_right_blob(self, file: RemoteFile, blob: Path, reporter: ProgressReporter) -> bool:
         """Return whether the blob exists and has the file's size and sha256. Another program may have written it."""
         if not blob.is_file() or blob.stat().st_size != file.size:
             return False
-        return self._verified.check(blob, file.sha256, lambda have: meter.show("verifying", file, have))
+        return self._verified.check(blob, file.sha256, lambda have: reporter.show("verifying", file, have))
 
-    def _download(self, file: RemoteFile, partial: Path, meter: Meter) -> None:
+    def _download(self, file: RemoteFile, partial: Path, reporter: ProgressReporter) -> None:
         """Complete the partial file and verify it. If a resumed file has the wrong hash, start over once."""
         while True:
             resumed = partial.stat().st_size if partial.is_file() else 0
             if resumed > file.size:
                 partial.unlink()
                 resumed = 0
-            meter.begin(resumed)
-            self._transfer.fetch(file, partial, lambda have: meter.show("downloading", file, have))
-            if file_sha256(partial, lambda have: meter.show("verifying", file, have)) == file.sha256:
+            reporter.begin(resumed)
+            self._transfer.fetch(file, partial, lambda have: reporter.show("downloading", file, have))
+            if file_sha256(partial, lambda have: reporter.show("verifying", file, have)) == file.sha256:
                 return
             partial.unlink()
             if not resumed:

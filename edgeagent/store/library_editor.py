@@ -37,7 +37,7 @@ class Removal:
     aliases: tuple[str, ...] = ()
 
 
-class Shelf:
+class LibraryEditor:
     """The models of a configuration, with methods that change them."""
 
     def __init__(self, config: Config) -> None:
@@ -84,7 +84,7 @@ class Shelf:
         if self._own.read().without(*ended) != self._own.read():
             self._own.change(lambda names: names.without(*ended))
 
-    def left(self, removal: Removal) -> Path | None:
+    def remaining_file(self, removal: Removal) -> Path | None:
         """Return the file of the model that the removed name means now; None if it means no model.
 
         After a removal, a name may mean another model, for example one with the same name in the hub's cache.

@@ -15,9 +15,9 @@ from edgeagent.store.gguf.header import read_header
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.hub.pruning import Pruner
 from edgeagent.store.last_use import LastUse
+from edgeagent.store.library_editor import LibraryEditor
 from edgeagent.store.names.own import OwnNames, OwnNamesFile
 from edgeagent.store.resolve import Library, current_header
-from edgeagent.store.shelf import Shelf
 from tests.hub_server import sha256
 from tests.store.gguf_bytes import BOOL, MODEL_KEYS, U32, GgufBytes, array, key, small_model, split_model
 from tests.store.test_library_names import lay
@@ -32,112 +32,114 @@ def config(store: StoreConfig, state_dir: Path) -> Config:
 
 
 @pytest.fixture
-def shelf(config: Config) -> Shelf:
-    return Shelf(config)
+def editor(config: Config) -> LibraryEditor:
+    return LibraryEditor(config)
 
 
 def names(config: Config) -> list[str]:
     return [model.name for model in Library.of(config).models() if model.origin != "builtin"]
 
 
-def test_a_downloaded_model_goes_with_all_its_versions(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+def test_a_downloaded_model_goes_with_all_its_versions(
+    editor: LibraryEditor, config: Config, store: StoreConfig
+) -> None:
     old, new = small_model(1, 4_000), small_model(2, 5_000)
     put(store, "m-Q4_0.gguf", old, commit=OLD)
     put(store, "m-Q4_0.gguf", new, commit=NEW)
-    shelf.copy(REPO, "mine")
-    removal = shelf.plan(REPO)
+    editor.copy(REPO, "mine")
+    removal = editor.plan(REPO)
     assert (removal.name, removal.aliases) == (f"{REPO}:Q4_0", ("mine",))
     assert removal.freed_bytes == len(old) + len(new)
-    shelf.remove(removal)
+    editor.remove(removal)
     assert names(config) == [] and not HubCache.of(store).repo_dir(REPO).exists()
     with pytest.raises(ModelNotFound):
         Library.of(config).find("mine")
 
 
-def test_what_another_model_uses_stays(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+def test_what_another_model_uses_stays(editor: LibraryEditor, config: Config, store: StoreConfig) -> None:
     same, other = small_model(1), small_model(2)
     put(store, "m-Q4_0.gguf", same)
     put(store, "copy-Q8_0.gguf", same)
     kept = put(store, "m-F16.gguf", other)
-    removal = shelf.plan(f"{REPO}:Q4_0")
+    removal = editor.plan(f"{REPO}:Q4_0")
     assert removal.freed_bytes == 0
-    shelf.remove(removal)
+    editor.remove(removal)
     assert names(config) == [f"{REPO}:Q8_0", f"{REPO}:F16"]
-    shelf.remove(shelf.plan(f"{REPO}:Q8_0"))
+    editor.remove(editor.plan(f"{REPO}:Q8_0"))
     assert names(config) == [f"{REPO}:F16"] and kept.read_bytes() == other
 
 
-def test_all_parts_of_a_split_model_go(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+def test_all_parts_of_a_split_model_go(editor: LibraryEditor, config: Config, store: StoreConfig) -> None:
     parts = split_model(3)
     for number, part in enumerate(parts, 1):
         put(store, f"m-Q4_0-{number:05d}-of-00003.gguf", part)
-    assert shelf.plan(REPO).freed_bytes == sum(map(len, {sha256(part): part for part in parts}.values()))
-    shelf.remove(shelf.plan(REPO))
+    assert editor.plan(REPO).freed_bytes == sum(map(len, {sha256(part): part for part in parts}.values()))
+    editor.remove(editor.plan(REPO))
     assert names(config) == []
 
 
-def test_a_file_in_the_models_folder_goes(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+def test_a_file_in_the_models_folder_goes(editor: LibraryEditor, config: Config, store: StoreConfig) -> None:
     path = lay(store, "mine.gguf")
     LastUse(config.state_dir).note(path)
-    shelf.remove(shelf.plan("mine"))
+    editor.remove(editor.plan("mine"))
     assert not path.exists() and LastUse(config.state_dir).age_s(path) is None
 
 
-def test_an_alias_goes_alone(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+def test_an_alias_goes_alone(editor: LibraryEditor, config: Config, store: StoreConfig) -> None:
     path = lay(store, "mine.gguf")
-    shelf.copy("mine", "other:tag")
-    removal = shelf.plan("other:tag")
+    editor.copy("mine", "other:tag")
+    removal = editor.plan("other:tag")
     assert (removal.files, removal.freed_bytes) == ((), 0)
-    shelf.remove(removal)
+    editor.remove(removal)
     assert path.exists() and names(config) == ["mine"]
 
 
 @pytest.mark.parametrize(("name", "why"), [("builtin", "comes with edgeagent"), ("default", "name the model")])
-def test_what_cannot_be_removed(shelf: Shelf, name: str, why: str) -> None:
+def test_what_cannot_be_removed(editor: LibraryEditor, name: str, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
-        shelf.plan(name)
+        editor.plan(name)
 
 
-def test_a_path_is_not_removed(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_path_is_not_removed(editor: LibraryEditor, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(small_model())
     with pytest.raises(InvalidRequest, match="delete the file itself"):
-        shelf.plan(str(path))
+        editor.plan(str(path))
 
 
-def test_a_wrong_name_is_told_with_near_ones(shelf: Shelf, store: StoreConfig) -> None:
+def test_a_wrong_name_is_told_with_near_ones(editor: LibraryEditor, store: StoreConfig) -> None:
     lay(store, "household.gguf")
     with pytest.raises(ModelNotFound, match="near names: household"):
-        shelf.plan("househod")
+        editor.plan("househod")
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="folders that their owner cannot write")
-def test_a_file_that_cannot_be_deleted(shelf: Shelf, store: StoreConfig) -> None:
+def test_a_file_that_cannot_be_deleted(editor: LibraryEditor, store: StoreConfig) -> None:
     path = lay(store, "mine.gguf")
     path.parent.chmod(0o500)
     try:
         with pytest.raises(StoreError, match="cannot be deleted"):
-            shelf.remove(shelf.plan("mine"))
+            editor.remove(editor.plan("mine"))
     finally:
         path.parent.chmod(0o700)
 
 
 @pytest.mark.parametrize("alias", ["", "default", "builtin", "none", "a/b", "a b", "../x", "x" * 200, "qwen3-4b", "m"])
-def test_names_that_no_model_can_have(shelf: Shelf, store: StoreConfig, alias: str) -> None:
+def test_names_that_no_model_can_have(editor: LibraryEditor, store: StoreConfig, alias: str) -> None:
     lay(store, "m.gguf")
     lay(store, "n.gguf")
     with pytest.raises(InvalidRequest):
-        shelf.copy("n", alias)
+        editor.copy("n", alias)
 
 
-def test_an_alias_may_be_given_anew(shelf: Shelf, config: Config, store: StoreConfig) -> None:
+def test_an_alias_may_be_given_anew(editor: LibraryEditor, config: Config, store: StoreConfig) -> None:
     lay(store, "m.gguf")
     lay(store, "n.gguf")
     names_file = OwnNamesFile(config.state_dir)
     stamps = [names_file.stamp()]
-    shelf.copy("m", "mine")
+    editor.copy("m", "mine")
     stamps.append(names_file.stamp())
-    assert shelf.copy("n", "mine") == "n"
+    assert editor.copy("n", "mine") == "n"
     stamps.append(names_file.stamp())
     assert Library.of(config).find("mine").name == "n"
     assert len(set(stamps)) == 3 and stamps[2] == names_file.stamp()
@@ -153,43 +155,43 @@ def test_a_model_of_the_catalog_has_one_name(config: Config, store: StoreConfig)
     assert names(config) == ["qwen3-4b", "qwen3-4b:Q8_0"]
 
 
-def test_an_adopted_model_is_used_where_it_lies(shelf: Shelf, config: Config, tmp_path: Path) -> None:
+def test_an_adopted_model_is_used_where_it_lies(editor: LibraryEditor, config: Config, tmp_path: Path) -> None:
     path = tmp_path / "theirs.gguf"
     path.write_bytes(small_model())
     told: list[int] = []
     model = Adoptable("theirs:1b", "ollama", (path,), sha256(small_model()))
-    assert shelf.adopt(model, told.append) and told[-1] == path.stat().st_size
-    assert not shelf.adopt(model)
+    assert editor.adopt(model, told.append) and told[-1] == path.stat().st_size
+    assert not editor.adopt(model)
     assert Library.of(config).resolve("theirs:1b").path == path
-    shelf.remove(shelf.plan("theirs:1b"))
+    editor.remove(editor.plan("theirs:1b"))
     assert path.exists() and names(config) == []
 
 
-def test_an_adopted_model_that_is_gone_can_be_forgotten(shelf: Shelf, config: Config, tmp_path: Path) -> None:
+def test_an_adopted_model_that_is_gone_can_be_forgotten(editor: LibraryEditor, config: Config, tmp_path: Path) -> None:
     path = tmp_path / "theirs.gguf"
     path.write_bytes(small_model())
-    shelf.adopt(Adoptable("theirs", "path", (path,)))
+    editor.adopt(Adoptable("theirs", "path", (path,)))
     path.unlink()
     with pytest.raises(ModelNotFound, match="`edgeagent rm theirs` forgets it"):
         Library.of(config).find("theirs")
-    shelf.remove(shelf.plan("theirs"))
+    editor.remove(editor.plan("theirs"))
     assert names(config) == []
 
 
-def test_what_is_not_adopted(shelf: Shelf, config: Config, tmp_path: Path) -> None:
+def test_what_is_not_adopted(editor: LibraryEditor, config: Config, tmp_path: Path) -> None:
     path, broken = tmp_path / "theirs.gguf", tmp_path / "broken.gguf"
     path.write_bytes(small_model())
     broken.write_bytes(small_model()[:-20])
     with pytest.raises(ModelDamaged, match="its sha256 is not"):
-        shelf.adopt(Adoptable("theirs", "ollama", (path,), "0" * 64))
+        editor.adopt(Adoptable("theirs", "ollama", (path,), "0" * 64))
     with pytest.raises(ModelLoadFailed):
-        shelf.adopt(Adoptable("broken", "path", (broken,)))
+        editor.adopt(Adoptable("broken", "path", (broken,)))
     assert names(config) == []
-    shelf.adopt(Adoptable("theirs", "path", (path,)))
+    editor.adopt(Adoptable("theirs", "path", (path,)))
     other = tmp_path / "other.gguf"
     other.write_bytes(small_model())
     with pytest.raises(InvalidRequest, match="the name theirs is taken"):
-        shelf.adopt(Adoptable("theirs", "path", (other,)))
+        editor.adopt(Adoptable("theirs", "path", (other,)))
 
 
 def test_what_is_left_over_is_found_and_goes(store: StoreConfig) -> None:
@@ -287,30 +289,30 @@ def test_the_header_of_a_split_model_counts_all_parts(tmp_path: Path) -> None:
 
 
 def test_an_alias_goes_with_the_file_that_it_names_by_its_path(
-    shelf: Shelf, config: Config, store: StoreConfig
+    editor: LibraryEditor, config: Config, store: StoreConfig
 ) -> None:
     path = lay(store, "m.gguf")
-    shelf.copy(str(path), "mine")
-    removal = shelf.plan("m")
+    editor.copy(str(path), "mine")
+    removal = editor.plan("m")
     assert removal.aliases == ("mine",)
-    shelf.remove(removal)
+    editor.remove(removal)
     assert OwnNamesFile(config.state_dir).read() == OwnNames()
 
 
-def test_a_copy_of_a_copy_of_a_path_stands_for_the_path(shelf: Shelf, config: Config, tmp_path: Path) -> None:
+def test_a_copy_of_a_copy_of_a_path_stands_for_the_path(editor: LibraryEditor, config: Config, tmp_path: Path) -> None:
     outside = tmp_path / "outside.gguf"
     outside.write_bytes(small_model())
-    shelf.copy(str(outside), "mine")
-    assert shelf.copy("mine", "ours") == str(outside)
+    editor.copy(str(outside), "mine")
+    assert editor.copy("mine", "ours") == str(outside)
     assert Library.of(config).resolve("ours").path == outside
-    shelf.remove(shelf.plan("mine"))
+    editor.remove(editor.plan("mine"))
     assert names(config) == ["ours"]
 
 
-def test_what_a_removed_name_means_afterwards(shelf: Shelf, store: StoreConfig) -> None:
+def test_what_a_removed_name_means_afterwards(editor: LibraryEditor, store: StoreConfig) -> None:
     near, deep = lay(store, "m.gguf"), lay(store, "deep/m.gguf")
     for path, left in ((near, deep), (deep, None)):
-        removal = shelf.plan("m")
+        removal = editor.plan("m")
         assert removal.files == (path,)
-        shelf.remove(removal)
-        assert shelf.left(removal) == left
+        editor.remove(removal)
+        assert editor.remaining_file(removal) == left
