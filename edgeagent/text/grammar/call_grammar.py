@@ -9,7 +9,7 @@ from typing import Any
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.text.schema.check import SchemaError, followable, object_schema, parse_schema
-from edgeagent.text.schema.closing import Effort
+from edgeagent.text.schema.closing import WorkLimit
 from edgeagent.text.tool_format import (
     HERMES_CLOSE,
     HERMES_OPEN,
@@ -58,12 +58,12 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...
 def tool_schemas(tools: Sequence[Tool]) -> list[Grammar]:
     """Return the grammars of the tools' arguments, named tool_0, tool_1 … Raise InvalidToolSchema for a bad schema."""
     grammars: list[Grammar] = []
-    effort = Effort()
+    limit = WorkLimit()
     for index, tool in enumerate(tools):
         try:
             # Arguments are always an object, whether or not the schema says so.
             schema = object_schema(parse_schema(tool.parameters))
-            schema = followable(schema, lenient=not tool.strict, effort=effort)
+            schema = followable(schema, lenient=not tool.strict, limit=limit)
         except SchemaError as error:
             raise InvalidToolSchema(f"parameters of tool {tool.name!r}: {error}", param="tools") from error
         grammars.append({"name": f"tool_{index}", "json_schema": schema})

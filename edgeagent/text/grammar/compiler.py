@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
 from edgeagent.text.grammar.call_ban import BannedText, CallBan, banned_texts
 from edgeagent.text.grammar.call_grammar import CallRules, Grammar, callable_tools, tool_schemas
-from edgeagent.text.grammar.constraint import Constraint, Plan, Trigger, reason
+from edgeagent.text.grammar.constraint import Constraint, GrammarPlan, Trigger, reason
 from edgeagent.text.grammar.json_guard import TokenStarts
 from edgeagent.text.schema.check import SchemaError, followable, parse_schema
 from edgeagent.text.schema.closing import Schema
@@ -130,7 +130,7 @@ class GrammarCompiler:
         parallel_tool_calls: bool,
         tool_format: ToolFormat,
         open_reasoning: ReasoningMarkers | None,
-    ) -> Plan:
+    ) -> GrammarPlan:
         answer = _format_grammar(output_format)
         if not usable:
             assert answer is not None
@@ -149,7 +149,7 @@ class GrammarCompiler:
         goes_on = tool_format is ToolFormat.LLAMA and parallel_tool_calls
         if tool_format is ToolFormat.LLAMA:
             triggers.append(Trigger(b"{", is_start=True))
-        return Plan(_joined(start, schemas), tuple(triggers), parallel_tool_calls, goes_on, open_reasoning)
+        return GrammarPlan(_joined(start, schemas), tuple(triggers), parallel_tool_calls, goes_on, open_reasoning)
 
     def _banned(self, tool_format: ToolFormat) -> tuple[BannedText, ...]:
         if tool_format not in self._bans:
@@ -225,11 +225,13 @@ def _format_grammar(output_format: OutputFormat) -> Grammar | None:
     return {"name": "answer", "json_schema": compiled}
 
 
-def _whole_plan(body: str, rules: str, grammars: Sequence[Grammar], open_reasoning: ReasoningMarkers | None) -> Plan:
+def _whole_plan(
+    body: str, rules: str, grammars: Sequence[Grammar], open_reasoning: ReasoningMarkers | None
+) -> GrammarPlan:
     """Return the plan of an answer that is constrained from its first token, or from the end of its reasoning."""
     # White space after reasoning belongs to the closing marker.
     space = "" if open_reasoning is None else "/[ \\n]{0,4}/ "
-    return Plan(_joined(f"start: {space}({body})\n{rules}", grammars), open_reasoning=open_reasoning)
+    return GrammarPlan(_joined(f"start: {space}({body})\n{rules}", grammars), open_reasoning=open_reasoning)
 
 
 def _joined(start: str, grammars: Sequence[Grammar]) -> str:

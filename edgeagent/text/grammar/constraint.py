@@ -57,7 +57,7 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GrammarPlan:
     """A grammar, and when it applies.
 
     - `triggers`: the texts after which the grammar applies. Without any, it applies from the start.
@@ -85,7 +85,7 @@ class Constraint:
     """
 
     def __init__(
-        self, tokens: TokenTools, plan: Plan, prototype: LLMatcher, text_prototype: LLMatcher | None = None
+        self, tokens: TokenTools, plan: GrammarPlan, prototype: LLMatcher, text_prototype: LLMatcher | None = None
     ) -> None:
         """`prototype` and `text_prototype` match the plan's two grammars. They are copied, never changed."""
         self._tokens = tokens

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from edgeagent.text.output.channels import ChannelParser, Content, Part, new_call_id
+from edgeagent.text.output.delivered_prefix import DeliveredPrefix
 from edgeagent.text.output.detokenizer import Detokenizer
-from edgeagent.text.output.said_before import SaidBefore
 from edgeagent.text.output.stops import StopMatcher
 from edgeagent.text.tool_format import ReasoningMarkers, ToolFormat, markers
 from edgeagent.text.vocabulary import Vocabulary, control_tokens
@@ -65,7 +65,7 @@ class OutputStream:
         self._num_content = 0
         self._num_shown = 0
         self._deltas: list[Delta] = []
-        self._said_before: SaidBefore | None = None
+        self._delivered_prefix: DeliveredPrefix | None = None
         self.stopped: str | None = None
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
@@ -99,7 +99,7 @@ class OutputStream:
         Return True if the tokens give only that. Return False if they give anything else (a call, or more text), or if
         they complete a stop string.
         """
-        self._said_before = SaidBefore(text, reasoning)
+        self._delivered_prefix = DeliveredPrefix(text, reasoning)
         return not self.feed(tokens) and self.stopped is None
 
     def cut(self) -> tuple[Delta, ...]:
@@ -166,8 +166,8 @@ class OutputStream:
 
     def _add_delta(self, delta: Delta) -> None:
         """Add a delta. Join it to the previous one if both are of the same kind."""
-        if self._said_before is not None:
-            new = self._said_before.rest(delta)
+        if self._delivered_prefix is not None:
+            new = self._delivered_prefix.rest(delta)
             if new is None:
                 return
             delta = new

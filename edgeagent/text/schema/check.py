@@ -9,9 +9,9 @@ from edgeagent.strict_json import kind_of
 from edgeagent.text.schema.choices import choices_as_any_of
 from edgeagent.text.schema.closing import (
     MAX_CHAIN,
-    Effort,
     Schema,
     TooManyReferencesError,
+    WorkLimit,
     close_objects,
     map_schemas,
     resolve,
@@ -82,14 +82,14 @@ def object_schema(schema: Schema) -> Schema:
     return {**schema, "type": "object"}
 
 
-def followable(schema: Schema, *, lenient: bool, effort: Effort | None = None) -> Schema:
+def followable(schema: Schema, *, lenient: bool, limit: WorkLimit | None = None) -> Schema:
     """Return the schema in the form that is compiled: with closed objects and the compiler's options.
 
-    lenient: the compiler ignores keywords that it does not support. effort: limits the work; pass the same object for
+    lenient: the compiler ignores keywords that it does not support. limit: bounds the work; pass the same object for
     all schemas of a request. Raise SchemaError if references lead through too many schemas.
     """
     try:
-        schema = close_objects(choices_as_any_of(schema), effort)
+        schema = close_objects(choices_as_any_of(schema), limit)
     except TooManyReferencesError as error:
         raise SchemaError(str(error)) from error
     except RecursionError:

@@ -55,15 +55,15 @@ class _Keys:
         return _union((self, other))
 
 
-def close_objects(schema: Schema, effort: Effort | None = None) -> Schema:
+def close_objects(schema: Schema, limit: WorkLimit | None = None) -> Schema:
     """Return the schema with every object closed that has `properties` but no `additionalProperties`.
 
     A closed object has only the keys that it names, in `properties` or only in `required`. An object may get keys from
     allOf, anyOf, oneOf, or a $ref beside other keywords. All these keys are allowed too. Paths within the schema do not
-    change. `effort` limits the work: pass the same one for all schemas of a request. Raise TooManyReferencesError if
+    change. `limit` bounds the work: pass the same one for all schemas of a request. Raise TooManyReferencesError if
     the limit is exceeded.
     """
-    return _Closer(schema, effort or Effort()).close_root()
+    return _Closer(schema, limit or WorkLimit()).close_root()
 
 
 def map_schemas(schema: Schema, change: Callable[[Any], Any]) -> Schema:
@@ -101,7 +101,7 @@ def _is_index(step: str) -> bool:
     return step.isascii() and step.isdecimal() and len(step) <= _MAX_INDEX_DIGITS
 
 
-class Effort:
+class WorkLimit:
     """Counts and limits the work for the schemas of one request. Without a limit a small schema could take minutes."""
 
     def __init__(self) -> None:
@@ -130,9 +130,9 @@ class Effort:
 
 
 class _Closer:
-    def __init__(self, root: Schema, effort: Effort) -> None:
+    def __init__(self, root: Schema, limit: WorkLimit) -> None:
         self._root = root
-        self._effort = effort
+        self._limit = limit
         # The references that have an open copy, with the index of the copy.
         self._copies: dict[str, int] = {}
 
@@ -167,7 +167,7 @@ class _Closer:
         if outer == _Keys() and not any(key in schema for key in ("type", "$ref", "allOf", "enum", "const")):
             # A schema with properties means an object. Without a type, the grammar would accept any other value too.
             opened = {"type": "object", **opened}
-        self._effort.name(keys.names)
+        self._limit.name(keys.names)
         return _closed(opened, keys.names)
 
     def _others(self, forks: list[list[Any]], keys: _Keys) -> dict[int, _Keys]:
@@ -179,7 +179,7 @@ class _Closer:
         num_forks = Counter(chain.from_iterable(names))
         others: dict[int, _Keys] = {}
         for fork, own in zip(forks, map(frozenset, names), strict=True):
-            self._effort.name((*keys.names, *num_forks))
+            self._limit.name((*keys.names, *num_forks))
             beside = tuple(name for name, count in num_forks.items() if count > (name in own))
             others[id(fork)] = keys | _Keys(beside)
         return others
@@ -216,7 +216,7 @@ class _Closer:
         If a branch is reached through a reference, its keys count as keys that apply in every branch. `seen` holds the
         references that led to this schema.
         """
-        self._effort.visit(len(seen))
+        self._limit.visit(len(seen))
         parts: list[_Keys] = []
         for key, value in schema.items():
             if key == "$ref":
@@ -258,7 +258,7 @@ class _Closer:
 
     def _together(self, parts: list[_Keys]) -> _Keys:
         keys = _union(parts)
-        self._effort.name(keys.names)
+        self._limit.name(keys.names)
         return keys
 
 

@@ -38,11 +38,11 @@ _PLAIN_FILTERS = _words(
     "unique upper wordcount"
 )
 # Filters that read the characters of a text, or compare or hash the elements of a list.
-_LOOKING_FILTERS = frozenset(
+_CONTENT_READING_FILTERS = frozenset(
     _words("capitalize dictsort e escape groupby list lower max min sort title trim truncate unique upper wordcount")
 )
-_LOOKING_TESTS = _words("== != > >= < <= eq equalto ge gt greaterthan in le lessthan lt ne")
-_LOOKING_METHODS = {"count", "get", "index"}
+_CONTENT_READING_TESTS = _words("== != > >= < <= eq equalto ge gt greaterthan in le lessthan lt ne")
+_CONTENT_READING_METHODS = {"count", "get", "index"}
 _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
     (
         str,
@@ -74,7 +74,7 @@ class RawJson(dict[str, Any]):
         self.text = text
 
 
-class _Meter(NodeTransformer):
+class _BudgetInstrumenter(NodeTransformer):
     """Changes a template's syntax tree: all work calls filters of the Sandbox, which charge the budget for it."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
@@ -167,7 +167,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "raise_exception": _raise_exception,
             "strftime_now": self._strftime_now,
         }
-        self.filters = {name: self._metered(FILTERS[name], name in _LOOKING_FILTERS) for name in _PLAIN_FILTERS} | {
+        self.filters = {
+            name: self._metered(FILTERS[name], name in _CONTENT_READING_FILTERS) for name in _PLAIN_FILTERS
+        } | {
             "_comparable": self._comparable,
             "_counted": self._counted,
             "_concat": self._concat,
@@ -183,7 +185,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "tojson": self._tojson,
         }
         tests: dict[str, Any] = self.tests
-        self.tests = tests | {name: self._looking(tests[name]) for name in _LOOKING_TESTS}
+        self.tests = tests | {name: self._charge_arguments(tests[name]) for name in _CONTENT_READING_TESTS}
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         self.budget.spend()
@@ -204,13 +206,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        return super()._generate(_Meter().visit(source), *args, **kwargs)
+        return super()._generate(_BudgetInstrumenter().visit(source), *args, **kwargs)
 
     def _check_method(self, owner: object, name: str, args: tuple[Any, ...]) -> None:
         allowed = next(names for owner_type, names in _METHODS if isinstance(owner, owner_type))
         if name not in allowed:
             raise SecurityError(f"{type(owner).__name__}.{name} is not available in templates")
-        if name in _LOOKING_METHODS:
+        if name in _CONTENT_READING_METHODS:
             for value in (owner, *args):
                 self.budget.spend_on(value)
         if isinstance(owner, str) and name == "replace" and len(args) >= 2:
@@ -218,21 +220,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str) and name == "join" and args and isinstance(args[0], list | tuple):
             self.budget.spend(num_chars(args[0]) + len(owner) * len(args[0]))
 
-    def _looking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _charge_arguments(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def looking(*args: Any) -> Any:
+        def charged(*args: Any) -> Any:
             self.budget.spend()
             for value in args:
                 self.budget.spend_on(value)
             return function(*args)
 
-        return looking
+        return charged
 
-    def _metered(self, function: Callable[..., Any], is_looking: bool) -> Callable[..., Any]:
+    def _metered(self, function: Callable[..., Any], reads_content: bool) -> Callable[..., Any]:
         @wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
             self.budget.spend()
-            if is_looking:
+            if reads_content:
                 # Charge for every argument: a text may become a list of its characters, and some filters get the
                 # environment as their first argument.
                 for value in args:

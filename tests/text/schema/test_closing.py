@@ -9,7 +9,7 @@ import pytest
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.text.grammar.call_grammar import tool_schemas
 from edgeagent.text.schema.check import SchemaError, followable, parse_schema
-from edgeagent.text.schema.closing import MAX_CHAIN, Effort, TooManyReferencesError, close_objects
+from edgeagent.text.schema.closing import MAX_CHAIN, TooManyReferencesError, WorkLimit, close_objects
 from edgeagent.types import JsonSchemaFormat, Tool
 from tests.clients.schemas import Sent, all_sent
 from tests.text.grammar.test_compiler import MARKED, accepts, constraint
@@ -237,11 +237,11 @@ def test_what_alternatives_name_is_bounded() -> None:
 
 
 def test_the_schemas_of_one_request_are_bounded_together() -> None:
-    effort = Effort()
-    close_objects(forks(200), effort)
+    limit = WorkLimit()
+    close_objects(forks(200), limit)
     with pytest.raises(TooManyReferencesError, match="alternatives"):
         for _ in range(10):
-            close_objects(forks(200), effort)
+            close_objects(forks(200), limit)
     tools = [Tool(f"t{index}", "", json.dumps(forks(200))) for index in range(11)]
     with pytest.raises(InvalidToolSchema, match="alternatives"):
         tool_schemas(tools)

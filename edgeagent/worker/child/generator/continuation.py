@@ -11,7 +11,7 @@ from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
-from edgeagent.text.output.seam import Seam, num_open
+from edgeagent.text.output.respelling import RespellConstraint, num_open
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.text.tool_format import REASONING, THINK, ReasoningMarkers
 from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest
@@ -47,7 +47,7 @@ class Continuation:
     num_open: int
     num_elsewhere: int
 
-    def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> Seam | None:
+    def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> RespellConstraint | None:
         """Advance the sampler and the output by the answer's beginning; raise NotSupported if one of them rejects it.
 
         Return the constraint under which `open_text` is generated again; None if `open_text` is empty.
@@ -61,10 +61,10 @@ class Continuation:
             raise _not_continuable("it contains a stop string, or text that this model takes for a tool call", "stop")
         if not self.open_text:
             return None
-        made: list[Seam] = []
+        made: list[RespellConstraint] = []
 
-        def make(inner: TokenConstraint | None) -> Seam:
-            made.append(Seam(vocabulary, self.open_text, inner))
+        def make(inner: TokenConstraint | None) -> RespellConstraint:
+            made.append(RespellConstraint(vocabulary, self.open_text, inner))
             return made[0]
 
         sampler.constrain(make)

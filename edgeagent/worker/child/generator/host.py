@@ -207,10 +207,10 @@ class Host:
             reasoning=() if chat is None else REASONING,
             open_reasoning=prompt.open_reasoning,
         )
-        earlier, seam = None, None
+        earlier, respelling = None, None
         if (so_far := delivered.so_far) is not None:
             earlier = read_continuation(request, so_far, prompt, self._vocabulary, self.engine.context_length)
-            seam = earlier.join(sampler, output, self._vocabulary)
+            respelling = earlier.join(sampler, output, self._vocabulary)
         for token in delivered.tokens:
             sampler.accept(token)
         output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
@@ -227,7 +227,7 @@ class Host:
         if earlier is not None:
             spec = earlier.extend(spec)
         render_ms = (time.monotonic() - started_s) * 1000
-        return Prepared(spec, output, render_ms, echo, prompt.num_dropped_items, earlier, seam)
+        return Prepared(spec, output, render_ms, echo, prompt.num_dropped_items, earlier, respelling)
 
     def _try_template(self) -> Template:
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.text.output.prompt_text import PromptEcho
-from edgeagent.text.output.seam import Seam
+from edgeagent.text.output.respelling import RespellConstraint
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.worker.child.generator.continuation import Continuation
 
@@ -25,7 +25,7 @@ class Prepared:
     num_dropped_items: int = 0
     earlier: Continuation | None = None
     """The beginning of the answer, if another machine generated it; otherwise None."""
-    seam: Seam | None = None
+    respelling: RespellConstraint | None = None
     """The constraint under which `earlier.open_text` is generated again; None if there is no such text."""
 
     @property
@@ -40,15 +40,15 @@ class Prepared:
 
         That text may now have more or fewer tokens than before. Call this after each step. It has an effect only once.
         """
-        if self.seam is None or not self.seam.is_over or self.seam.is_settled:
+        if self.respelling is None or not self.respelling.is_over or self.respelling.is_settled:
             return
-        self.seam.is_settled = True
+        self.respelling.is_settled = True
         if self.spec.max_tokens is not None:
             wanted = min(sequence.max_length + self._num_too_many, context_length)
             sequence.max_length = max(len(sequence.tokens), wanted)
 
     @property
     def _num_too_many(self) -> int:
-        if self.earlier is None or self.seam is None or not self.seam.is_over:
+        if self.earlier is None or self.respelling is None or not self.respelling.is_over:
             return 0
-        return self.seam.num_again - self.earlier.num_open
+        return self.respelling.num_respelled - self.earlier.num_open

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.text.output.said_before import SaidBefore
+from edgeagent.text.output.delivered_prefix import DeliveredPrefix
 from edgeagent.types import Delta, ReasoningDelta, TextDelta, ToolCallStarted
 
 CALL = ToolCallStarted(0, "call_1", "now")
@@ -29,5 +29,5 @@ CALL = ToolCallStarted(0, "call_1", "now")
     ],
 )
 def test_what_is_left(text: str, reasoning: str, deltas: list[Delta], left: list[Delta]) -> None:
-    said = SaidBefore(text, reasoning)
-    assert [rest for delta in deltas if (rest := said.rest(delta)) is not None] == left
+    prefix = DeliveredPrefix(text, reasoning)
+    assert [rest for delta in deltas if (rest := prefix.rest(delta)) is not None] == left

@@ -8,7 +8,7 @@ from __future__ import annotations
 from edgeagent.types import Delta, ReasoningDelta, TextDelta, replace
 
 
-class SaidBefore:
+class DeliveredPrefix:
     """Removes the delivered part from the deltas of an answer that is repeated from its start.
 
     `text` and `reasoning` are the delivered part. White space at the beginning of the text, and at both ends of the
@@ -24,23 +24,23 @@ class SaidBefore:
         """Return the new part of a delta; None if nothing is new."""
         match delta:
             case ReasoningDelta(text):
-                new, self._reasoning = _behind(text, self._reasoning)
+                new, self._reasoning = _undelivered(text, self._reasoning)
                 return ReasoningDelta(new) if new else None
             case TextDelta(text):
                 if not self._has_text and not text[:1].isspace():
                     self._text = self._text.lstrip()
                 self._has_text, self._reasoning = True, ""
-                new, self._text = _behind(text, self._text)
+                new, self._text = _undelivered(text, self._text)
                 return replace(delta, text=new) if new else None
             case _:
                 self._text = self._reasoning = ""
                 return delta
 
 
-def _behind(text: str, said: str) -> tuple[str, str]:
-    """Return the part of `text` that was not delivered, and the part of `said` that is still to be compared."""
-    if said.startswith(text):
-        return "", said[len(text) :]
-    pairs = enumerate(zip(text, said, strict=False))
-    num_same = next((index for index, (one, other) in pairs if one != other), min(len(text), len(said)))
+def _undelivered(text: str, delivered: str) -> tuple[str, str]:
+    """Return the part of `text` that was not delivered, and the part of `delivered` that is still to be compared."""
+    if delivered.startswith(text):
+        return "", delivered[len(text) :]
+    pairs = enumerate(zip(text, delivered, strict=False))
+    num_same = next((index for index, (one, other) in pairs if one != other), min(len(text), len(delivered)))
     return text[num_same:], ""

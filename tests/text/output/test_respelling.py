@@ -1,4 +1,4 @@
-"""The tokens at a seam spell the existing text, and may continue after it."""
+"""The tokens of a respelling spell the existing text, and may continue after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgeagent.text.output.seam import Seam, num_open
+from edgeagent.text.output.respelling import RespellConstraint, num_open
 
 PIECES = [b"</s>", b"break", b"breakfast", b"b", b"re", b"akfast", b"ak", b"x", b" ", b"reak", b""]
 
@@ -51,10 +51,10 @@ class Inner:
         return self.allowed[:1]
 
 
-def allowed(seam: Seam) -> set[bytes]:
-    mask = seam.mask()
+def allowed(respelling: RespellConstraint) -> set[bytes]:
+    mask = respelling.mask()
     tokens = range(len(PIECES)) if mask is None else np.flatnonzero(mask)
-    assert {token for token in range(len(PIECES)) if seam.allows(token)} == set(tokens)
+    assert {token for token in range(len(PIECES)) if respelling.allows(token)} == set(tokens)
     return {PIECES[token] for token in tokens}
 
 
@@ -79,26 +79,26 @@ def test_a_word_that_may_not_be_over_is_open(pieces: list[bytes], num: int) -> N
 
 
 def test_the_text_is_spelled_by_any_tokens_and_may_go_on() -> None:
-    seam = Seam(Words(), b"break", None)  # type: ignore[arg-type]
-    assert allowed(seam) == {b"break", b"breakfast", b"b"}
-    assert seam.forced() == () and seam.instead_of(7) is None
-    seam.accept(PIECES.index(b"b"))
-    assert allowed(seam) == {b"re", b"reak"}
-    seam.accept(PIECES.index(b"re"))
-    assert allowed(seam) == {b"akfast", b"ak"}
-    seam.accept(PIECES.index(b"akfast"))
-    assert allowed(seam) == set(PIECES)
+    respelling = RespellConstraint(Words(), b"break", None)  # type: ignore[arg-type]
+    assert allowed(respelling) == {b"break", b"breakfast", b"b"}
+    assert respelling.forced() == () and respelling.instead_of(7) is None
+    respelling.accept(PIECES.index(b"b"))
+    assert allowed(respelling) == {b"re", b"reak"}
+    respelling.accept(PIECES.index(b"re"))
+    assert allowed(respelling) == {b"akfast", b"ak"}
+    respelling.accept(PIECES.index(b"akfast"))
+    assert allowed(respelling) == set(PIECES)
 
 
 def test_a_grammar_holds_as_well() -> None:
     inner = Inner(b"b", b"x")
-    seam = Seam(Words(), b"break", inner)  # type: ignore[arg-type]
-    assert allowed(seam) == {b"b"}
-    assert seam.forced() == () and seam.instead_of(7) is None
-    seam.accept(PIECES.index(b"b"))
-    mask = seam.mask()
+    respelling = RespellConstraint(Words(), b"break", inner)  # type: ignore[arg-type]
+    assert allowed(respelling) == {b"b"}
+    assert respelling.forced() == () and respelling.instead_of(7) is None
+    respelling.accept(PIECES.index(b"b"))
+    mask = respelling.mask()
     assert mask is not None and {PIECES[token] for token in np.flatnonzero(mask)} == {b"b", b"x"}, "it has its own way"
-    seam.accept(PIECES.index(b"x"))
-    assert allowed(seam) == {b"b", b"x"}
-    assert list(seam.forced()) == [3] and seam.instead_of(7) == 3
+    respelling.accept(PIECES.index(b"x"))
+    assert allowed(respelling) == {b"b", b"x"}
+    assert list(respelling.forced()) == [3] and respelling.instead_of(7) == 3
     assert inner.accepted == [3, 7]

@@ -48,7 +48,7 @@ class Inner(Protocol):
     def forced(self) -> Sequence[int]: ...
 
 
-class Seam:
+class RespellConstraint:
     """A constraint: the next tokens must spell `text`, and the last of them may have further text after it.
 
     The constraint `inner` applies at the same time. It applies alone once the text is spelled, or if it allows none of
@@ -60,10 +60,10 @@ class Seam:
         self._text = text
         self._inner = inner
         self._place = 0  # the offset of the next byte to spell; at least the text's length once all is spelled
-        self.num_again = 0
+        self.num_respelled = 0
         """The number of accepted tokens that only spelled `text` and had no further text after it."""
         self.is_settled = False
-        """Set by the caller once it has corrected the answer's length limit by `num_again`."""
+        """Set by the caller once it has corrected the answer's length limit by `num_respelled`."""
         self._fitting = _fitting_tokens(vocabulary, text)
 
     @property
@@ -99,7 +99,7 @@ class Seam:
         if self._place < len(self._text):
             fits = self._fits(token)
             self._place += len(self._vocabulary.piece(token)) if fits else len(self._text) + 1
-            self.num_again += self._place <= len(self._text)
+            self.num_respelled += self._place <= len(self._text)
         if self._inner is not None:
             self._inner.accept(token)
 
