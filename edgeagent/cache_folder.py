@@ -28,13 +28,13 @@ LOCK_FILE = "lock"
 SECRET_BYTES = 32
 ROOT_BYTES = 8
 PARENT_BYTES = 16
-_ABOUT_SUFFIX = ".about"
+_RECORD_SUFFIX = ".about"
 _TEMPORARY_PREFIX = "tmp-"
 _NAME = re.compile(
     r"(?P<root>[0-9a-f]{16})-(?P<parent>[0-9a-f]{32})-(?P<key>[0-9a-f]{64})"
     r"-(?P<start>[0-9a-f]{1,8})-(?P<length>[0-9a-f]{1,8})-(?P<importance>[0-9])\.kv"
 )
-_ABOUT_NAME = re.compile(r"[0-9a-f]{16}\.about")
+_RECORD_NAME = re.compile(r"[0-9a-f]{16}\.about")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class BlockFile:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RootRecord:
     """The model and client of all blocks with the same root, stored in a file beside the blocks.
 
     It is used to list blocks and to purge one client's. `settings` holds what the blocks depend on, by name; it is
@@ -188,36 +188,36 @@ def temporary_owner(file_name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def about_name(root: bytes) -> str:
-    """Return the name of the file that holds the About of a root."""
-    return f"{root[:ROOT_BYTES].hex()}{_ABOUT_SUFFIX}"
+def root_record_name(root: bytes) -> str:
+    """Return the name of the file that holds the RootRecord of a root."""
+    return f"{root[:ROOT_BYTES].hex()}{_RECORD_SUFFIX}"
 
 
-def write_about(about: About) -> bytes:
-    """Return an About as the content of its file. Nothing is written."""
-    fields = {"model": about.model, "client": about.client, "settings": dict(about.settings)}
+def encode_root_record(record: RootRecord) -> bytes:
+    """Return a RootRecord as the content of its file. Nothing is written."""
+    fields = {"model": record.model, "client": record.client, "settings": dict(record.settings)}
     return json.dumps(fields).encode()
 
 
-def read_abouts(folder: Path) -> dict[bytes, About]:
+def read_root_records(folder: Path) -> dict[bytes, RootRecord]:
     """Return the model and client of each root in the folder; unreadable files are skipped."""
     known = {}
     with contextlib.suppress(OSError):
         for name in list_names(folder):
-            if _ABOUT_NAME.fullmatch(name):
-                about = _read_about(folder / name)
-                if about is not None:
-                    known[bytes.fromhex(name.removesuffix(_ABOUT_SUFFIX))] = about
+            if _RECORD_NAME.fullmatch(name):
+                record = _read_root_record(folder / name)
+                if record is not None:
+                    known[bytes.fromhex(name.removesuffix(_RECORD_SUFFIX))] = record
     return known
 
 
-def _read_about(path: Path) -> About | None:
+def _read_root_record(path: Path) -> RootRecord | None:
     try:
         match json.loads(read_private(path) or b"null"):
             case {"model": str(model), "client": str(client), **rest}:
                 settings = rest.get("settings")
                 known = settings.items() if isinstance(settings, dict) else ()
-                return About(model, client, {name: text for name, text in known if isinstance(text, str)})
+                return RootRecord(model, client, {name: text for name, text in known if isinstance(text, str)})
     except (ConfigError, ValueError, RecursionError):
         pass
     return None
@@ -227,10 +227,10 @@ def _read_about(path: Path) -> About | None:
 class FolderShare:
     """The cached blocks with the same root: one model, one client, one set of settings.
 
-    `about` is None if the root's file cannot be read. `unused_s`: seconds since the latest use of any of the blocks.
+    `record` is None if the root's file cannot be read. `unused_s`: seconds since the latest use of any of the blocks.
     """
 
-    about: About | None
+    record: RootRecord | None
     num_blocks: int
     num_tokens: int
     num_bytes: int
@@ -239,8 +239,8 @@ class FolderShare:
     def described(self) -> dict[str, str | int | float | None]:
         """Return the values as they are listed in JSON."""
         return {
-            "model": self.about.model if self.about else None,
-            "client": self.about.client if self.about else None,
+            "model": self.record.model if self.record else None,
+            "client": self.record.client if self.record else None,
             "num_blocks": self.num_blocks,
             "num_tokens": self.num_tokens,
             "num_bytes": self.num_bytes,
@@ -256,13 +256,13 @@ def list_parts(folder: Path) -> list[FolderShare]:
     """
     if not folder.is_dir():
         return []
-    abouts, now_s = read_abouts(folder), _store_time(folder)
+    records, now_s = read_root_records(folder), _store_time(folder)
     roots: dict[bytes, list[BlockFile]] = {}
     for found in scan(folder):
         roots.setdefault(found.name.root, []).append(found)
     parts = [
         FolderShare(
-            about=abouts.get(root),
+            record=records.get(root),
             num_blocks=len(blocks),
             num_tokens=sum(block.name.length for block in blocks),
             num_bytes=sum(block.num_bytes for block in blocks),
@@ -291,15 +291,15 @@ def purge(folder: Path, client: str | None = None) -> int:
     """
     if not folder.is_dir():
         return 0
-    abouts = read_abouts(folder)
+    records = read_root_records(folder)
     num_removed = 0
     for name in list_names(folder):
         block = parse_name(name)
-        root = block.root if block else bytes.fromhex(name[:16]) if _ABOUT_NAME.fullmatch(name) else None
+        root = block.root if block else bytes.fromhex(name[:16]) if _RECORD_NAME.fullmatch(name) else None
         if root is None:
             continue
-        about = abouts.get(root)
-        if client is None or about is None or about.client == client:
+        record = records.get(root)
+        if client is None or record is None or record.client == client:
             (folder / name).unlink(missing_ok=True)
             num_removed += block is not None
     return num_removed

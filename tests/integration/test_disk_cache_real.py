@@ -61,7 +61,7 @@ def ask(daemon: Daemon, question: str, token: str | None = None, **fields: Any) 
 def target_parts(folder: Path) -> list[cache_folder.FolderShare]:
     """Return the parts of the model itself. Its draft has parts of its own, once it was tried."""
     parts = cache_folder.list_parts(folder)
-    return [part for part in parts if part.about is not None and part.about.model == "builtin"]
+    return [part for part in parts if part.record is not None and part.record.model == "builtin"]
 
 
 def num_tokens_on_disk(state_dir: Path) -> int:
@@ -167,7 +167,7 @@ def test_nobody_finds_what_was_anothers_nor_what_was_not_to_be_kept(tmp_path: Pa
             ask(daemon, "A secret: xylophone.", secret, **fields)
         ask(daemon, "When do you open?", mine)
     parts = cache_folder.list_parts(state_dir / "cache")
-    assert {part.about and part.about.client for part in parts} == {"me"}
+    assert {part.record and part.record.client for part in parts} == {"me"}
     (part,) = target_parts(state_dir / "cache")
     assert part.num_tokens > 256
     files = [path.read_bytes() for path in (state_dir / "cache").iterdir()]
@@ -192,7 +192,7 @@ def test_purging_one_client_and_all(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert ask(daemon, "When do you open?", mine)[1] > 256  # computed ahead of time
         ask(daemon, "When do you open?", theirs)
         assert main(["cache", "purge", "--client", "me", *folder]) == 0
-        assert {part.about.client for part in cache_folder.list_parts(state_dir / "cache") if part.about} <= {"them"}
+        assert {part.record.client for part in cache_folder.list_parts(state_dir / "cache") if part.record} <= {"them"}
         assert ask(daemon, "When do you open?", mine)[1] == 0
         assert ask(daemon, "When do you open?", theirs)[1] > 256
         # The worker reports its tiers with its pongs.

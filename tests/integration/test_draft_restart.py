@@ -255,8 +255,8 @@ def test_nothing_of_the_draft_is_written_that_must_not_be(folder: Path) -> None:
 
 def test_a_client_is_purged_with_what_the_draft_keeps(kept: Path) -> None:
     parts = list_parts(kept / "cache")
-    assert {part.about.model for part in parts if part.about} == {"tiny", "draft.gguf (draft)"}
-    assert {part.about.client for part in parts if part.about} == {""}
+    assert {part.record.model for part in parts if part.record} == {"tiny", "draft.gguf (draft)"}
+    assert {part.record.client for part in parts if part.record} == {""}
     pair = Pair(kept)
     assert pair._host.engine.purge("") == 4
     pair.close()

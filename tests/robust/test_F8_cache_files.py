@@ -203,10 +203,10 @@ def test_links_in_the_place_of_the_stores_own_files_are_not_followed(tmp_path: P
     folder, outside = tmp_path / "cache", tmp_path / "outside"
     folder.mkdir(mode=0o700)
     outside.write_text("precious")
-    for name in (cache_folder.STATE_FILE, cache_folder.LOCK_FILE, cache_folder.about_name(BLOCK.root)):
+    for name in (cache_folder.STATE_FILE, cache_folder.LOCK_FILE, cache_folder.root_record_name(BLOCK.root)):
         (folder / name).symlink_to(outside)
     store = make_store(folder, bytes_per_hour=1 << 20)
-    store.describe_partition(BLOCK.root, cache_folder.About("model", "client"))
+    store.describe_partition(BLOCK.root, cache_folder.RootRecord("model", "client"))
     store.offer(BLOCK, Importance.NORMAL)
     store.work()
     close_now(store)
@@ -235,12 +235,14 @@ def test_names_that_are_none_are_left_alone(tmp_path: Path) -> None:
     assert store.stats().num_blocks == 1
 
 
-@pytest.mark.parametrize("name", [cache_folder.STATE_FILE, cache_folder.LOCK_FILE, cache_folder.about_name(BLOCK.root)])
+@pytest.mark.parametrize(
+    "name", [cache_folder.STATE_FILE, cache_folder.LOCK_FILE, cache_folder.root_record_name(BLOCK.root)]
+)
 def test_a_folder_in_the_place_of_the_stores_own_files_is_told_and_borne(tmp_path: Path, name: str) -> None:
     folder, times = tmp_path / "cache", Times()
     (folder / name / "mine").mkdir(parents=True)
     store = make_store(folder, times, bytes_per_hour=1 << 20)
-    store.describe_partition(BLOCK.root, cache_folder.About("model", "client"))
+    store.describe_partition(BLOCK.root, cache_folder.RootRecord("model", "client"))
     others = make_chain(2, seed=1, payload_bytes=200_000)
     for block in others:
         store.offer(block, Importance.SYSTEM)

@@ -126,7 +126,7 @@ def _stranger_note(client: str, settings: Config) -> str:
     An unknown client is not an error: if its token was removed, it may still have prompts in memory.
     """
     try:
-        kept = {part.about.client for part in cache_folder.list_parts(settings.cache_dir) if part.about is not None}
+        kept = {part.record.client for part in cache_folder.list_parts(settings.cache_dir) if part.record is not None}
     except OSError:
         return ""  # the purge itself reports problems of the folder
     if client in kept or _is_known(client, settings):

@@ -85,11 +85,11 @@ def describe_unused(folder: Path, model: str, mine: Fingerprint, keyring: Keyrin
 
     `mine`: the fingerprint of the loaded model. `keyring`: makes the block keys for that fingerprint.
     """
-    abouts = cache_folder.read_abouts(folder)
+    records = cache_folder.read_root_records(folder)
     others = {
-        root: about
-        for root, about in abouts.items()
-        if about.model == model and not keyring.root(about.client).startswith(root[:ROOT_BYTES])
+        root: record
+        for root, record in records.items()
+        if record.model == model and not keyring.root(record.client).startswith(root[:ROOT_BYTES])
     }
     try:
         blocks = [found for found in cache_folder.scan(folder) if found.name.root in others]

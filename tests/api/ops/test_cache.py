@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from edgeagent.cache_folder import About
+from edgeagent.cache_folder import RootRecord
 from edgeagent.config import Config
 from edgeagent.engine.cache.block import Importance
 from edgeagent.errors import EdgeAgentError, ModelNotFound, NotSupported, WorkerCrashed
@@ -23,7 +23,7 @@ def fill(folder: Path, *clients: str) -> None:
     store = make_store(folder)
     for client in clients:
         chain = make_chain(2, partition=client)
-        store.describe_partition(chain[0].root, About("model", client))
+        store.describe_partition(chain[0].root, RootRecord("model", client))
         for block in chain:
             store.offer(block, Importance.NORMAL)
     store.work()

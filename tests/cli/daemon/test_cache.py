@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeagent.cache_folder import About, list_parts
+from edgeagent.cache_folder import RootRecord, list_parts
 from edgeagent.cli import main
 from edgeagent.cli.daemon import cache
 from edgeagent.credentials.keys import Scope, add_client
@@ -34,7 +34,7 @@ TIER = {
 def state_dir(tmp_path: Path) -> Path:
     for client in ("kiosk", ""):
         store, chain = make_store(tmp_path / "cache"), make_chain(2, partition=client)
-        store.describe_partition(chain[0].root, About("tiny", client))
+        store.describe_partition(chain[0].root, RootRecord("tiny", client))
         for block in chain:
             store.offer(block, Importance.NORMAL)
         close_now(store)
@@ -81,7 +81,7 @@ def test_list_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_purge_without_a_daemon(state_dir: Path) -> None:
     assert run(state_dir, "purge", "--client", "kiosk") == 0
-    assert [part.about for part in list_parts(state_dir / "cache")] == [About("tiny", "")]
+    assert [part.record for part in list_parts(state_dir / "cache")] == [RootRecord("tiny", "")]
     assert run(state_dir, "purge", "--client", "") == 0
     assert list_parts(state_dir / "cache") == []
 
@@ -98,7 +98,7 @@ def test_a_client_is_purged_with_what_is_nobodys(state_dir: Path) -> None:
         if "kiosk" in path.read_text():
             path.unlink()
     assert run(state_dir, "purge", "--client", "another") == 0
-    assert [part.about for part in list_parts(state_dir / "cache")] == [About("tiny", "")]
+    assert [part.record for part in list_parts(state_dir / "cache")] == [RootRecord("tiny", "")]
 
 
 def test_a_purge_of_a_client_that_is_none_says_so(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

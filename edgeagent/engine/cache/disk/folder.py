@@ -23,7 +23,7 @@ from enum import Enum
 import psutil
 
 from edgeagent import cache_folder
-from edgeagent.cache_folder import ROOT_BYTES, About, BlockName
+from edgeagent.cache_folder import ROOT_BYTES, BlockName, RootRecord
 from edgeagent.engine.cache.block import BlockKey, Importance
 from edgeagent.engine.cache.disk.files import Buffer, Files, in_words
 from edgeagent.engine.cache.disk.index import Index
@@ -80,7 +80,7 @@ class Folder:
         self._budget = budget
         self._limits = limits
         self._clock = clock
-        self._abouts: dict[bytes, About] = {}
+        self._root_records: dict[bytes, RootRecord] = {}
         self._labelled: set[bytes] = set()
         self._used: set[bytes] = set()  # keys of blocks whose time of use is not in the folder yet
         self._seen_ns = 0  # time of the folder's last change that the index contains
@@ -203,9 +203,9 @@ class Folder:
             with self._guarded("remove from"):
                 self._remove([entry])
 
-    def describe_partition(self, root: BlockKey, about: About) -> None:
+    def describe_partition(self, root: BlockKey, record: RootRecord) -> None:
         """Keep a partition's description. If the folder lacks it, `write` adds it with the partition's next block."""
-        self._abouts[root[:ROOT_BYTES]] = about
+        self._root_records[root[:ROOT_BYTES]] = record
 
     def sweep(self) -> None:
         """Remove the files of forgotten blocks."""
@@ -303,7 +303,7 @@ class Folder:
             self._files.remove(name.file_name)
         self._seen_ns = seen_ns
         self.has_found = True
-        self._labelled = set(cache_folder.read_abouts(self._files.folder))
+        self._labelled = set(cache_folder.read_root_records(self._files.folder))
         self._name_trouble = None
 
     def _set_ages(self, *, is_time_known: bool) -> None:
@@ -335,8 +335,8 @@ class Folder:
         """Remove expired and unreachable blocks, and other processes' descriptions of partitions without blocks."""
         self._evict(0)
         roots = {entry.name.root for entry in self._index.all()}
-        for root in self._labelled - roots - set(self._abouts):
-            self._files.remove(cache_folder.about_name(root))
+        for root in self._labelled - roots - set(self._root_records):
+            self._files.remove(cache_folder.root_record_name(root))
 
     def _make_room(self, num_bytes: int) -> bool:
         """Evict blocks until `num_bytes` fit; return False if they do not fit."""
@@ -387,14 +387,14 @@ class Folder:
 
     def _label(self, root: bytes) -> None:
         """Write the description of a partition to the folder, if it is known and not written yet."""
-        if root in self._labelled or root not in self._abouts:
+        if root in self._labelled or root not in self._root_records:
             return
         temporary = cache_folder.temporary_name()
         with self._files.create(temporary) as file:
-            self._files.write(file, [cache_folder.write_about(self._abouts[root])])
+            self._files.write(file, [cache_folder.encode_root_record(self._root_records[root])])
         try:
-            self._files.rename(temporary, cache_folder.about_name(root))
+            self._files.rename(temporary, cache_folder.root_record_name(root))
         except IsADirectoryError:
             self._files.remove(temporary)
-            self._name_trouble = self._files.in_the_way(cache_folder.about_name(root))
+            self._name_trouble = self._files.in_the_way(cache_folder.root_record_name(root))
         self._labelled.add(root)

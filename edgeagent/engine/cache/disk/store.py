@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty
 
-from edgeagent.cache_folder import About
+from edgeagent.cache_folder import RootRecord
 from edgeagent.engine.cache.block import Block, BlockKey, Head, Importance
 from edgeagent.engine.cache.disk.file_format import BadBlock, Seal
 from edgeagent.engine.cache.disk.files import Files
@@ -84,9 +84,9 @@ class BlockStore:
         with contextlib.suppress(Empty):
             self._writer.opened.get(timeout=timeout_s)
 
-    def describe_partition(self, root: BlockKey, about: About) -> None:
+    def describe_partition(self, root: BlockKey, record: RootRecord) -> None:
         """Set the description of a partition. Call it before the partition's first block is offered, on any thread."""
-        self._command(DescribePartition(root, about))
+        self._command(DescribePartition(root, record))
 
     # The engine's thread
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, About, BlockName
+from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName, RootRecord
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Block, BlockKey, Head, Importance
 from edgeagent.engine.cache.disk.file_format import BadBlock, Seal, file_bytes, head_bytes
 from edgeagent.engine.cache.disk.files import Files
@@ -69,7 +69,7 @@ class DescribePartition:
     """Set the description of a partition."""
 
     root: BlockKey
-    about: About
+    record: RootRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +229,8 @@ class DiskWriter:
                     self._end(key)
                 else:
                     self._folder.discard(key)
-            case DescribePartition(root, about):
-                self._folder.describe_partition(root, about)
+            case DescribePartition(root, record):
+                self._folder.describe_partition(root, record)
             case Sweep():
                 self._folder.sweep()
             case Close(by_s):

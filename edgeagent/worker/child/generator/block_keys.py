@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeagent.cache_folder import About
+from edgeagent.cache_folder import RootRecord
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.disk.store import BlockStore
@@ -67,11 +67,11 @@ class BlockKeys:
         self._described.add(name)
         keyring, fingerprint = self._model
         model = f"{self._name}+{adapter}" if adapter else self._name
-        self._store.describe_partition(keyring.root(name), About(model, policy.partition, fingerprint.fields))
+        self._store.describe_partition(keyring.root(name), RootRecord(model, policy.partition, fingerprint.fields))
         if self._draft is not None:
             keyring, fingerprint = self._draft
-            about = About(f"{self._draft_name} (draft)", policy.partition, fingerprint.fields)
-            self._store.describe_partition(keyring.root(policy.partition), about)
+            record = RootRecord(f"{self._draft_name} (draft)", policy.partition, fingerprint.fields)
+            self._store.describe_partition(keyring.root(policy.partition), record)
 
     def _make(
         self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int, *, is_draft: bool

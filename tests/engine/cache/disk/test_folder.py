@@ -15,7 +15,7 @@ from typing import BinaryIO
 import pytest
 
 from edgeagent import cache_folder
-from edgeagent.cache_folder import About
+from edgeagent.cache_folder import RootRecord
 from edgeagent.engine.cache.block import Importance
 from edgeagent.engine.cache.disk import folder as module
 from edgeagent.engine.cache.disk.file_format import file_bytes
@@ -302,7 +302,7 @@ def test_who_writes_without_a_pause_sees_what_another_process_wrote(tmp_path: Pa
 
 def test_a_label_is_written_with_the_first_block_of_its_root_alone(tmp_path: Path) -> None:
     store, chain = make_store(tmp_path / "cache"), make_chain(3)
-    store.describe_partition(chain[0].root, About("model", "client"))
+    store.describe_partition(chain[0].root, RootRecord("model", "client"))
     files = []
     for block in chain:
         store.offer(block, Importance.NORMAL)
@@ -318,7 +318,7 @@ def test_a_label_goes_with_the_last_block_of_its_root(tmp_path: Path) -> None:
 
     times = Times()
     first, (block,) = make_store(tmp_path / "cache", times, ttl_s=10.0), make_chain(1)
-    first.describe_partition(block.root, About("model", "client"))
+    first.describe_partition(block.root, RootRecord("model", "client"))
     first.offer(block, Importance.NORMAL)
     close_now(first)
     assert labels() == 1
@@ -335,9 +335,9 @@ def test_a_label_goes_with_the_last_block_of_its_root(tmp_path: Path) -> None:
 def test_a_folder_in_the_place_of_a_label_is_told_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     store, (block,) = make_store(tmp_path / "cache"), make_chain(1)
     store.open()
-    label = tmp_path / "cache" / cache_folder.about_name(block.root)
+    label = tmp_path / "cache" / cache_folder.root_record_name(block.root)
     label.mkdir()
-    store.describe_partition(block.root, About("model", "client"))
+    store.describe_partition(block.root, RootRecord("model", "client"))
     store.offer(block, Importance.NORMAL)
     store.work()
     assert store.num_bytes(block.key) is not None

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 import pytest
 
 from edgeagent import cache_folder
-from edgeagent.cache_folder import About
+from edgeagent.cache_folder import RootRecord
 from edgeagent.engine.cache.block import Importance
 from edgeagent.engine.cache.disk.file_format import HEADER_BYTES, file_bytes
 from tests.engine.cache.disk.stores import (
@@ -64,7 +64,7 @@ def test_the_next_process_finds_them_without_reading_any(folder: Path) -> None:
 
 def test_files_are_private(folder: Path) -> None:
     store = make_store(folder)
-    store.describe_partition(keyring().root(""), About("model", "client"))
+    store.describe_partition(keyring().root(""), RootRecord("model", "client"))
     for block in make_chain(2):
         store.offer(block, Importance.NORMAL)
     store.work()
@@ -387,7 +387,7 @@ def test_a_writer_that_broke_gets_no_more_commands(folder: Path, monkeypatch: py
     store.discard(block.key)
     store.offer(block, Importance.PINNED)
     assert not store.offer(other, Importance.NORMAL)
-    store.describe_partition(block.root, About("m", ""))
+    store.describe_partition(block.root, RootRecord("m", ""))
     store.purge()
     assert store._writer.commands.empty()
 
@@ -441,7 +441,7 @@ def test_a_folder_that_is_deleted_is_made_anew_with_all_that_belongs_in_it(tmp_p
     times, folder = Times(), tmp_path / "cache"
     store = make_store(folder, times)
     chain = make_chain(2)
-    store.describe_partition(chain[0].root, About("m", ""))
+    store.describe_partition(chain[0].root, RootRecord("m", ""))
     for block in chain:
         store.offer(block, Importance.NORMAL)
     store.work()
@@ -460,7 +460,7 @@ def test_a_folder_that_is_deleted_is_made_anew_with_all_that_belongs_in_it(tmp_p
     assert (store.trouble, store.stats().num_blocks) == (None, 2)
     assert is_same(store.read(chain[1].key), chain[1])
     names = {path.name for path in folder.iterdir()}
-    assert {cache_folder.STATE_FILE, cache_folder.LOCK_FILE, cache_folder.about_name(chain[0].root)} <= names
+    assert {cache_folder.STATE_FILE, cache_folder.LOCK_FILE, cache_folder.root_record_name(chain[0].root)} <= names
 
 
 def test_a_folder_that_cannot_be_made_anew_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
