@@ -24,7 +24,7 @@ ROWS: list[set[str]] = [
     {
         "types",
         "errors",
-        "short_turns",
+        "short_time_slices",
         "short_collections",
         "home",
         "durations",

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from edgeagent.short_turns import ask_for_short_turns
+from edgeagent.short_time_slices import request_short_time_slices
 
 SCHED_GETATTR = {"x86_64": 315, "aarch64": 275, "riscv64": 275}
 
@@ -38,7 +38,7 @@ def test_a_thread_asks_for_itself_and_not_for_its_children() -> None:
     usual = in_thread(slice_ns)[0]
     nice, taken, own, niceness, child = in_thread(
         lambda: os.getpriority(os.PRIO_PROCESS, 0),
-        ask_for_short_turns,
+        request_short_time_slices,
         slice_ns,
         lambda: os.getpriority(os.PRIO_PROCESS, 0),
         lambda: in_thread(slice_ns)[0],
@@ -53,4 +53,4 @@ def test_a_thread_asks_for_itself_and_not_for_its_children() -> None:
 
 def test_another_system_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not ask_for_short_turns()
+    assert not request_short_time_slices()

@@ -20,7 +20,7 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, its first version
 
 
-def ask_for_short_turns() -> bool:
+def request_short_time_slices() -> bool:
     """Request short time slices for this thread, not for its children. Return whether it worked; never raise."""
     number = _SCHED_SETATTR.get(platform.machine())
     if sys.platform != "linux" or number is None or struct.calcsize("P") != 8:
