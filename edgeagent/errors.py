@@ -149,12 +149,12 @@ class Overloaded(EdgeAgentError):
     code = "queue_full"
 
     @classmethod
-    def by(cls, crowd: str, *, retry_after_s: float | None = None, served_by: str = "edgeagent") -> Overloaded:
-        """Return the error of a full queue. `crowd` is a clause that says what fills the queue.
+    def full_queue(cls, reason: str, *, retry_after_s: float | None = None, served_by: str = "edgeagent") -> Overloaded:
+        """Return the error of a full queue. `reason` is a clause that says what fills the queue.
 
         An example is "8 requests are running or waiting".
         """
-        message = f"{crowd} and no more are accepted; try again later"
+        message = f"{reason} and no more are accepted; try again later"
         return cls(message, retry_after_s=retry_after_s, served_by=served_by)
 
 

@@ -85,7 +85,7 @@ DEFAULTS: dict[str, object] = {
     "machine_policy.file._MAX_BYTES": MIB,
     "router.coalesce._MAX_KEPT_STEPS": 8192,
     "router.remote_backends._TICK_S": 0.3,
-    "backends.remote.endpoints.cluster._LOOK_S": 1.0,
+    "backends.remote.endpoints.cluster._NETWORK_CHECK_S": 1.0,
     "engine.cache.block.KEY_BYTES": 32,
     "engine.cache.block.MAX_BLOCK_TOKENS": 256,
     "engine.cache.block.MIN_BLOCK_TOKENS": 32,

@@ -370,7 +370,7 @@ def test_one_module_opens_connections_to_remotes() -> None:
     choke_point = Path("backends/remote/connection/transport.py")
     sockets = Path("backends/remote/connection/network.py")
     names = Path("backends/remote/connection/names.py")
-    looks_only = Path("backends/remote/connection/way.py")
+    looks_only = Path("backends/remote/connection/route_lookup.py")
     importers = {path.relative_to(PACKAGE): set(_imports(path)) for path in MODULES}
     for path, imported in importers.items():
         libraries = {name.split(".")[0] for name in imported}

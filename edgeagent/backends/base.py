@@ -24,7 +24,7 @@ class Estimate(Struct, frozen=True):
     `trouble`: a sentence that explains the obstacle to the client and says what to change; empty if none is needed.
     `first_token_s` and `token_s`: the predicted time to the first token, and between tokens; None if unknown.
     `strain`: one word for why the backend is slow now (loading, memory, thermal); empty if it is not.
-    `may_be_tried`: the obstacle may be gone. If no other backend can serve the request, this one is tried.
+    `is_last_resort`: the obstacle may be gone. If no other backend can serve the request, this one is tried.
     """
 
     backend: str
@@ -37,7 +37,7 @@ class Estimate(Struct, frozen=True):
     first_token_s: float | None = None
     token_s: float | None = None
     strain: str = ""
-    may_be_tried: bool = False
+    is_last_resort: bool = False
 
 
 class Backend(Protocol):

@@ -225,8 +225,8 @@ class LocalBackend:
     def _refuse_if_full(self, model: str, traffic: _Traffic) -> None:
         num_live, status = self._pool.num_live(model), self._pool.status(model)
         if num_live >= self._num_parallel(status) + self._pool.engine(model).max_waiting:
-            crowd = f"{num_live} requests are running or waiting"
-            raise Overloaded.by(crowd, retry_after_s=traffic.retry_after_s, served_by=self.name)
+            reason = f"{num_live} requests are running or waiting"
+            raise Overloaded.full_queue(reason, retry_after_s=traffic.retry_after_s, served_by=self.name)
 
     def _set_deadline(self, request: GenerateRequest, mailbox: Mailbox) -> asyncio.TimerHandle | None:
         if request.timeout_s is None:

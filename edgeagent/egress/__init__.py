@@ -34,14 +34,14 @@ class Sent(Struct, frozen=True):
     num_bytes: int
 
 
-class Begun(Sent, frozen=True, tag="begun", tag_field="kind"):
+class RowStart(Sent, frozen=True, tag="begun", tag_field="kind"):
     """The line that is written before anything is sent."""
 
 
-class Ended(Struct, frozen=True, tag="ended", tag_field="kind"):
+class RowEnd(Struct, frozen=True, tag="ended", tag_field="kind"):
     """The line that is written when a request has ended. `money` is what it cost, in the owner's currency.
 
-    It repeats the remote and the client, since the `Begun` line may be in another day's file.
+    It repeats the remote and the client, since the `RowStart` line may be in another day's file.
     """
 
     row: int
@@ -63,7 +63,7 @@ class Carried(Struct, frozen=True, tag="carried", tag_field="kind"):
     money: float
 
 
-Line = Begun | Ended | Carried
+Line = RowStart | RowEnd | Carried
 
 
 class Row(Sent, frozen=True):

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Protocol
 
 from edgeagent import metrics
-from edgeagent.egress import KEPT_DAYS, Begun, Carried, Ended
+from edgeagent.egress import KEPT_DAYS, Carried, RowEnd, RowStart
 from edgeagent.egress.rows import day_of, delete_old, encoded, file_of, folder_of, read_lines, time_text
-from edgeagent.egress.spending import ALL, Spending, Spent, cost, lack
+from edgeagent.egress.spending import ALL, Spending, Spent, cost, why_over_budget
 from edgeagent.errors import ConfigError, RemoteUnavailable
 from edgeagent.remotes import Budget, Price, Remote
 from edgeagent.runtime_file import check_private
@@ -64,7 +64,7 @@ class Ledger:
         self._file: int | None = None
         self._inode: tuple[int, int] = (0, 0)
         self._last_row = 0
-        self._open: dict[int, Begun] = {}
+        self._open: dict[int, RowStart] = {}
         self._trouble = ""
 
     @property
@@ -93,7 +93,7 @@ class Ledger:
         try:
             self._turn_to(now_s)
             row = self._last_row = max(self._last_row + 1, int(now_s * 1e6))
-            line = Begun(
+            line = RowStart(
                 row,
                 time_text(now_s),
                 permit.request_id[:MAX_TEXT],
@@ -119,14 +119,14 @@ class Ledger:
 
         If the line cannot be written, `trouble` says why, and the tokens still count against the budgets.
         """
-        begun = self._open.pop(row, None)
-        if begun is None:
+        start = self._open.pop(row, None)
+        if start is None:
             return
         now_s = self._clock()
         outcome = outcome if _OUTCOME.fullmatch(outcome) else "unknown"
-        money = cost(self._price(begun.remote), num_prompt_tokens, num_output_tokens)
-        line = Ended(
-            row, time_text(now_s), begun.remote, begun.client, outcome, num_prompt_tokens, num_output_tokens, money
+        money = cost(self._price(start.remote), num_prompt_tokens, num_output_tokens)
+        line = RowEnd(
+            row, time_text(now_s), start.remote, start.client, outcome, num_prompt_tokens, num_output_tokens, money
         )
         try:
             self._turn_to(now_s)
@@ -135,12 +135,12 @@ class Ledger:
             self._troubled(error)
         # The tokens were spent even if the line could not be written.
         self._spending.add(line)
-        metrics.remote_requests_total.labels(begun.remote, outcome).inc()
-        metrics.remote_tokens_total.labels(begun.remote, "prompt").inc(num_prompt_tokens)
-        metrics.remote_tokens_total.labels(begun.remote, "output").inc(num_output_tokens)
-        metrics.remote_money_total.labels(begun.remote).inc(money)
+        metrics.remote_requests_total.labels(start.remote, outcome).inc()
+        metrics.remote_tokens_total.labels(start.remote, "prompt").inc(num_prompt_tokens)
+        metrics.remote_tokens_total.labels(start.remote, "output").inc(num_output_tokens)
+        metrics.remote_money_total.labels(start.remote).inc(money)
 
-    def budget_left(self, remote: str, client: str) -> str | None:
+    def why_blocked(self, remote: str, client: str) -> str | None:
         """Return why a client may send nothing more to a remote today; None if it may."""
         found = self._remotes.find(remote)
         if found is None:
@@ -149,7 +149,9 @@ class Ledger:
             self._turn_to(self._clock())
         except (OSError, ConfigError) as error:
             return self._troubled(error)
-        return lack(remote, found.budget, self._spending, client) or lack(ALL, self._ceiling(), self._spending, client)
+        return why_over_budget(remote, found.budget, self._spending, client) or why_over_budget(
+            ALL, self._ceiling(), self._spending, client
+        )
 
     def spent(self, remote: str) -> Spent:
         """Return what all clients together have spent at a remote today. Set `trouble` if that cannot be read."""
@@ -190,7 +192,7 @@ class Ledger:
         except ConfigError as error:
             logger.warning("the egress ledger: %s", error.message)
 
-    def _append(self, line: Begun | Ended) -> None:
+    def _append(self, line: RowStart | RowEnd) -> None:
         content = encoded(line)
         if self._file is None or self._inode != _inode(file_of(self._folder, self._day)):
             self._reopen()

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edgeagent.egress import EGRESS_FOLDER, Begun, Carried, Ended, Line, Row
+from edgeagent.egress import EGRESS_FOLDER, Carried, Line, Row, RowEnd, RowStart
 from edgeagent.egress.spending import Spending
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import check_private, write_private
@@ -92,9 +92,9 @@ def read_rows(folder: Path, since_s: float = 0.0) -> Iterator[Row]:
         rows: dict[int, Row] = {}
         for line in read_lines(file_of(folder, day)):
             match line:
-                case Begun() if line.at >= since:
+                case RowStart() if line.at >= since:
                     rows[line.row] = Row(**msgspec.structs.asdict(line))
-                case Ended():
+                case RowEnd():
                     for known in (rows, before):
                         if line.row in known:
                             known[line.row] = _ended(known[line.row], line)
@@ -103,7 +103,7 @@ def read_rows(folder: Path, since_s: float = 0.0) -> Iterator[Row]:
     yield from before.values()
 
 
-def _ended(row: Row, end: Ended) -> Row:
+def _ended(row: Row, end: RowEnd) -> Row:
     return msgspec.structs.replace(
         row,
         outcome=end.outcome,
@@ -145,7 +145,7 @@ def described(row: Row) -> dict[str, Any]:
     return msgspec.structs.asdict(row)
 
 
-def encoded(line: Begun | Ended | Carried) -> bytes:
+def encoded(line: RowStart | RowEnd | Carried) -> bytes:
     """Return a line as it is written to the file."""
     return msgspec.json.encode(line) + b"\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeagent.egress import Begun, Carried, Ended, Line
+from edgeagent.egress import Carried, Line, RowEnd, RowStart
 from edgeagent.remotes import Budget, Price
 
 # The assumed size of a token in a body whose tokens are not counted yet.
@@ -36,14 +36,14 @@ class Spending:
         self._open: dict[int, tuple[str, str, Spent]] = {}
 
     def add(self, line: Line, price: Price | None = None) -> None:
-        """Count a line of the ledger. Only a Begun line needs `price`, the price of its remote; None counts as free."""
+        """Count a line of the ledger. Only a RowStart needs `price`, the price of its remote; None counts as free."""
         match line:
-            case Begun():
+            case RowStart():
                 num_tokens = line.num_bytes // BYTES_PER_TOKEN
                 estimate = Spent(num_tokens, cost(price or Price(), num_tokens, 0))
                 self._open[line.row] = line.remote, line.client, estimate
                 self._count(line.remote, line.client, estimate.num_tokens, estimate.money)
-            case Ended():
+            case RowEnd():
                 self._close(line.row)
                 self._count(line.remote, line.client, line.num_prompt_tokens + line.num_output_tokens, line.money)
             case Carried():
@@ -86,7 +86,7 @@ class Spending:
                 spent.money += money
 
 
-def lack(name: str, budget: Budget, spending: Spending, client: str) -> str | None:
+def why_over_budget(name: str, budget: Budget, spending: Spending, client: str) -> str | None:
     """Return why a client may spend no more today; None if it may.
 
     `budget` is that of the remote with this name, or that of all remotes together if `name` is ALL.

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 REMOTES_FILE = "remotes.json"
 
 
-class Endpoint(Struct, frozen=True, forbid_unknown_fields=True):
+class EndpointConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One base URL of a remote, which ends with /v1, and the region that it is in."""
 
     url: str
@@ -100,7 +100,7 @@ class Remote(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: str
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[EndpointConfig, ...]
     key: Key | None = None
     models: dict[str, str] = field(default_factory=dict)
     context_length: int = 0

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec.structs import asdict, replace
 
 from edgeagent.errors import ConfigError
-from edgeagent.remotes import Budget, Endpoint, Limits, Remote
+from edgeagent.remotes import Budget, EndpointConfig, Limits, Remote
 
 MAX_ENDPOINTS = 16
 MAX_MODELS = 1000
@@ -88,7 +88,7 @@ def is_loopback(url: str) -> bool:
         return host == "localhost"
 
 
-def _endpoint(endpoint: Endpoint, where: str, *, is_plaintext_allowed: bool) -> Endpoint:
+def _endpoint(endpoint: EndpointConfig, where: str, *, is_plaintext_allowed: bool) -> EndpointConfig:
     try:
         url = complete_url(endpoint.url)
     except ConfigError as error:

@@ -92,7 +92,7 @@ def _checked(value: str | None, where: str, advice: str) -> str:
     """Return a key without surrounding blanks; raise ConfigError if it cannot be sent in an HTTP header."""
     key = (value or "").strip()
     if not key:
-        raise ConfigError(f"the remote's key should be in {where}, which is {_lack(value)}; {advice}")
+        raise ConfigError(f"the remote's key should be in {where}, which is {_problem_of(value)}; {advice}")
     if len(key) > MAX_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
             f"{where} has no valid key: a key is ASCII without blanks, at most {MAX_KEY_CHARS} characters"
@@ -100,7 +100,7 @@ def _checked(value: str | None, where: str, advice: str) -> str:
     return key
 
 
-def _lack(value: str | None) -> str:
+def _problem_of(value: str | None) -> str:
     return "not set" if value is None else "empty"
 
 

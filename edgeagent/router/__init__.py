@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def build(config: Config) -> Router:
     """Return a router with its backends, not started. Imports are local so that importing the package stays fast."""
     from edgeagent.backends.local import LocalBackend
-    from edgeagent.router.outside import Outside
     from edgeagent.router.policy import targets_of
+    from edgeagent.router.remote_access import RemoteAccess
     from edgeagent.router.router import NO_MODEL, Router
     from edgeagent.store.drafts import DraftFinder
     from edgeagent.store.gguf.header import validate_adapter, validate_model
@@ -31,20 +31,20 @@ def build(config: Config) -> Router:
     from edgeagent.worker.parent.pool.pool import Pool
     from edgeagent.worker.parent.supervision.disk_cache import prepare_disk_cache
 
-    outside, targets, uses = Outside(config), targets_of(config.router), LastUse(config.state_dir)
+    remote_access, targets, uses = RemoteAccess(config), targets_of(config.router), LastUse(config.state_dir)
     verified = VerifiedFiles(config.state_dir)
     if config.model == NO_MODEL:
-        return Router([], outside, targets=targets)
+        return Router([], remote_access, targets=targets)
 
     def validate(path: Path) -> GgufHeader:
         for part in split_paths(path):
-            outside.policy.check_model(part, sha256_of)
+            remote_access.policy.check_model(part, sha256_of)
         header = validate_model(path)
         uses.note(path)  # a worker loads the file next
         return header
 
     def check_adapter(path: Path) -> None:
-        outside.policy.check_model(path, sha256_of)
+        remote_access.policy.check_model(path, sha256_of)
         validate_adapter(path)
 
     pool = Pool(
@@ -61,4 +61,4 @@ def build(config: Config) -> Router:
         kept=KeptChoices(config.state_dir.absolute() / "calibrations"),
         names_stamp=OwnNamesFile(config.state_dir.absolute()).stamp,
     )
-    return Router([LocalBackend(pool)], outside, targets=targets)
+    return Router([LocalBackend(pool)], remote_access, targets=targets)

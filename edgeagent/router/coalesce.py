@@ -160,14 +160,14 @@ class _Reader:
             self._first_s = self._clock()
         if self._is_first:
             return step
-        return replace(step, deltas=tuple(map(self._told, step.deltas)), at_s=self._clock())
+        return replace(step, deltas=tuple(map(self._for_client, step.deltas)), at_s=self._clock())
 
     def cancelled(self) -> Step:
         """Return the terminal step of a request that was cancelled while others still read the stream."""
         finished = Finished(FinishReason.CANCELLED, self._usage, Timings())
-        return Step((self._told(finished),), at_s=self._clock())
+        return Step((self._for_client(finished),), at_s=self._clock())
 
-    def _told(self, delta: Delta) -> Delta:
+    def _for_client(self, delta: Delta) -> Delta:
         match delta:
             case Started(placement=placement):
                 return replace(delta, placement=replace(placement or self._place, reason=COALESCED))

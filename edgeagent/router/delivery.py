@@ -66,7 +66,7 @@ class Delivery:
         return AnswerSoFar(text, reasoning, before.num_tokens + self.num_tokens)
 
     @property
-    def why_bound(self) -> str:
+    def why_not_movable(self) -> str:
         """Why another backend cannot continue an answer that has begun; empty if it can."""
         if self._has_calls:
             return "it has begun a tool call"
@@ -75,7 +75,7 @@ class Delivery:
         return ""
 
     @property
-    def is_whole(self) -> bool:
+    def has_reached_limit(self) -> bool:
         """Whether the answer has its maximum number of tokens, so that only its terminal event is missing."""
         limit = self._request.max_tokens
         return self.has_content and limit is not None and self.num_tokens >= limit
@@ -103,7 +103,7 @@ class Delivery:
         if not any(isinstance(delta, Started | Interrupted | Finished) for delta in step.deltas):
             self._note(step)
             return step
-        deltas = tuple(told for delta in step.deltas if (told := self._told(delta)) is not None)
+        deltas = tuple(for_client for delta in step.deltas if (for_client := self._for_client(delta)) is not None)
         self._note(step)
         return replace(step, deltas=deltas) if deltas or step.tokens else None
 
@@ -118,7 +118,7 @@ class Delivery:
     def _ended(self, reason: FinishReason) -> Step:
         started = self._started or Started(0, 0)
         usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, self.num_tokens)
-        finished = self._told(Finished(reason, usage, Timings()))
+        finished = self._for_client(Finished(reason, usage, Timings()))
         assert finished is not None
         return Step((finished,), at_s=self._clock())
 
@@ -137,7 +137,7 @@ class Delivery:
             if self._first_token_s is None:
                 self._first_token_s = step.at_s or self._clock()
 
-    def _told(self, delta: Delta) -> Delta | None:
+    def _for_client(self, delta: Delta) -> Delta | None:
         match delta:
             case Started():
                 self._placement = delta.placement

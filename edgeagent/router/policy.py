@@ -114,16 +114,16 @@ def choose_routes(
     )
     places = _Places(request, mode, here, remotes)
     if mode is RouteMode.REMOTE_ONLY:  # 2
-        return Order(places.away(remotes, mode))
+        return Order(places.remote_routes(remotes, mode))
     if mode is RouteMode.PREFER_REMOTE:  # 3
-        return Order(places.away(remotes, mode) + places.home("no_remote"))
-    is_away = placed is not None and placed.startswith(REMOTE_PREFIX)
+        return Order(places.remote_routes(remotes, mode) + places.local_routes("no_remote"))
+    is_placed_remotely = placed is not None and placed.startswith(REMOTE_PREFIX)
     if local is None:
-        bound = LOCAL_FAILED if has_failed else "model_unknown"
-        return places.target_first(target, bound, f"{bound}_everywhere")
-    if bound := why_bound(local, target):
-        return places.target_first(target, bound, f"{bound}_everywhere")
-    if is_away and not _is_comfortable(local, target):
+        why = LOCAL_FAILED if has_failed else "model_unknown"
+        return places.target_first(target, why, f"{why}_everywhere")
+    if why := why_target_missed(local, target):
+        return places.target_first(target, why, f"{why}_everywhere")
+    if is_placed_remotely and not _is_comfortable(local, target):
         return places.target_first(target, "conversation", "prefer_local")
     return places.local_first(local, target)
 
@@ -137,18 +137,18 @@ class _Places:
     here: Sequence[Estimate]
     remotes: Sequence[Estimate]
 
-    def away(self, chosen: Sequence[Estimate], reason: str) -> tuple[Route, ...]:
+    def remote_routes(self, chosen: Sequence[Estimate], reason: str) -> tuple[Route, ...]:
         """Return the routes to the chosen remotes, each with a permit."""
         return tuple(_remote_route(self.request, self.mode, estimate, reason) for estimate in chosen)
 
-    def home(self, reason: str) -> tuple[Route, ...]:
+    def local_routes(self, reason: str) -> tuple[Route, ...]:
         """Return the route on this machine. It is empty if this machine cannot serve the request and a remote may."""
         able = [each for each in self.here if not self.remotes or not _obstacle(each)]
         return tuple(Route(each.backend, reason, None, each.first_token_s) for each in able)
 
     def local_first(self, local: Estimate, target: Target) -> Order:
         """Return the order of case 4 in choose_routes."""
-        routes = self.home("prefer_local") + self.away(self.remotes, LOCAL_FAILED)
+        routes = self.local_routes("prefer_local") + self.remote_routes(self.remotes, LOCAL_FAILED)
         if len(routes) == 1:
             return Order(routes)
         is_near = not _is_comfortable(local, target)
@@ -156,14 +156,14 @@ class _Places:
         is_likely = is_near or 2 * local.num_live >= local.max_live
         return Order(routes, _COMFORT * target.first_token_s if is_hedged else None, is_likely)
 
-    def target_first(self, target: Target, away_reason: str, home_reason: str) -> Order:
+    def target_first(self, target: Target, remote_reason: str, local_reason: str) -> Order:
         """Return the order of case 5 in choose_routes."""
-        meeting = [estimate for estimate in self.remotes if not why_bound(estimate, target)]
+        meeting = [estimate for estimate in self.remotes if not why_target_missed(estimate, target)]
         missing = [estimate for estimate in self.remotes if estimate not in meeting]
-        rest = [(_first_token_s(each), self.home(home_reason)) for each in self.here]
-        rest += [(_first_token_s(each), self.away([each], away_reason)) for each in missing]
+        rest = [(_first_token_s(each), self.local_routes(local_reason)) for each in self.here]
+        rest += [(_first_token_s(each), self.remote_routes([each], remote_reason)) for each in missing]
         behind = [route for _, routes in sorted(rest, key=lambda pair: pair[0]) for route in routes]
-        return Order(self.away(meeting, away_reason) + tuple(behind))
+        return Order(self.remote_routes(meeting, remote_reason) + tuple(behind))
 
 
 def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
@@ -171,7 +171,7 @@ def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
     return None if mode is RouteMode.LOCAL_ONLY else ProbePermit(remote, mode)
 
 
-def why_bound(estimate: Estimate, target: Target) -> str:
+def why_target_missed(estimate: Estimate, target: Target) -> str:
     """Return one word for why a backend misses a target; empty if it meets the target, or if its times are unknown."""
     if obstacle := _obstacle(estimate):
         return obstacle
@@ -194,11 +194,11 @@ def is_sooner(remote: Estimate, local: Estimate) -> bool:
 
 def _remotes(estimates: Sequence[Estimate], *, is_local_allowed: bool) -> list[Estimate]:
     """Return the remotes that can serve a request. If no backend can, return the remotes that may be tried."""
-    away = [estimate for estimate in estimates if not estimate.is_local]
-    able = [estimate for estimate in away if not _obstacle(estimate)]
+    remotes = [estimate for estimate in estimates if not estimate.is_local]
+    able = [estimate for estimate in remotes if not _obstacle(estimate)]
     if able or (is_local_allowed and any(each.is_local and not _obstacle(each) for each in estimates)):
         return able
-    return [estimate for estimate in away if estimate.may_be_tried and estimate.num_live < estimate.max_live]
+    return [estimate for estimate in remotes if estimate.is_last_resort and estimate.num_live < estimate.max_live]
 
 
 def _obstacle(estimate: Estimate) -> str:
@@ -213,7 +213,7 @@ def _first_token_s(estimate: Estimate) -> float:
 
 def _is_comfortable(local: Estimate, target: Target) -> bool:
     eased = Target(_COMFORT * target.first_token_s, _COMFORT * target.token_s)
-    return local.first_token_s is not None and not why_bound(local, eased)
+    return local.first_token_s is not None and not why_target_missed(local, eased)
 
 
 def _remote_route(request: GenerateRequest, mode: RouteMode, estimate: Estimate, reason: str) -> Route:

@@ -26,7 +26,7 @@ from edgeagent.types import GenerateRequest
 _USUAL_BYTES = 4  # per token
 
 # Errors that mean that this backend lacks something that another one may have.
-_LACKS = (ContextLengthExceeded, NotSupported)
+_MISSING_FEATURE = (ContextLengthExceeded, NotSupported)
 _LOCAL_FAILURES = (BackendUnavailable, Overloaded, ModelLoading, ModelLoadFailed, WorkerCrashed, ModelNotFound)
 
 
@@ -34,12 +34,12 @@ def is_final(error: EdgeAgentError, *, is_local: bool) -> bool:
     """Whether no other backend may be tried after this error: an invalid request on this machine, or a timeout."""
     if isinstance(error, RequestTimeout):
         return True
-    return is_local and isinstance(error, InvalidRequest) and not lacks(error)
+    return is_local and isinstance(error, InvalidRequest) and not is_missing_feature(error)
 
 
-def lacks(error: EdgeAgentError) -> bool:
+def is_missing_feature(error: EdgeAgentError) -> bool:
     """Whether an error means that a backend lacks a feature or context length that another backend may have."""
-    return isinstance(error, _LACKS)
+    return isinstance(error, _MISSING_FEATURE)
 
 
 def most_telling(errors: Sequence[EdgeAgentError]) -> EdgeAgentError:
@@ -48,10 +48,10 @@ def most_telling(errors: Sequence[EdgeAgentError]) -> EdgeAgentError:
     This is the first error, unless it says that a backend lacks a feature or that a remote's context is too short. Such
     an error is returned only if there is no other kind.
     """
-    return next((error for error in errors if not _is_lack_elsewhere(error)), errors[0])
+    return next((error for error in errors if not _is_less_telling(error)), errors[0])
 
 
-def _is_lack_elsewhere(error: EdgeAgentError) -> bool:
+def _is_less_telling(error: EdgeAgentError) -> bool:
     is_short = isinstance(error, ContextLengthExceeded) and error.served_by.startswith(REMOTE_PREFIX)
     return is_short or isinstance(error, NotSupported)
 
@@ -63,7 +63,7 @@ def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded 
     None if one of these errors has another cause than a missing feature, a short context, a full backend, or a remote
     that cannot be used.
     """
-    if not all(isinstance(error, (*_LACKS, RemoteUnavailable, Overloaded)) for error in errors):
+    if not all(isinstance(error, (*_MISSING_FEATURE, RemoteUnavailable, Overloaded)) for error in errors):
         return None
     whys = "; ".join(dict.fromkeys(error.message for error in errors))
     return Overloaded(f"{full.message} ({whys})", retry_after_s=full.retry_after_s)

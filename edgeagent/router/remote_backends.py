@@ -14,8 +14,8 @@ from contextlib import suppress
 from edgeagent.backends.base import Backend
 from edgeagent.backends.remote.backend import RemoteBackend
 from edgeagent.remotes import Remote
-from edgeagent.router.outside import Outside
 from edgeagent.router.policy import REMOTE_PREFIX, probe_permit
+from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.types import ProbePermit, RemoteStatus, RouteMode
 
 # A change must take effect within a second, for running streams too.
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 class RemoteBackends:
     """Adds and removes remotes in `backends`, the router's own mapping, as the file of remotes changes."""
 
-    def __init__(self, outside: Outside, backends: MutableMapping[str, Backend]) -> None:
-        self._outside = outside
+    def __init__(self, remote_access: RemoteAccess, backends: MutableMapping[str, Backend]) -> None:
+        self._remote_access = remote_access
         self._backends = backends
         self._own: dict[str, RemoteBackend] = {}
         self._revision: tuple[int, int] | None = None
@@ -73,10 +73,10 @@ class RemoteBackends:
 
         This takes a few microseconds if nothing has changed.
         """
-        if self._revision != (revision := self._outside.revision):
+        if self._revision != (revision := self._remote_access.revision):
             self._revision = revision
-            self._follow({f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._outside.remotes})
-        mode = self._outside.mode
+            self._follow({f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._remote_access.remotes})
+        mode = self._remote_access.mode
         if mode is RouteMode.LOCAL_ONLY and self._mode is not mode:
             self._end(list(self._own.values()), "the machine's mode is local_only")
         self._mode = mode
@@ -99,9 +99,9 @@ class RemoteBackends:
 
     def _make(self, remote: Remote) -> RemoteBackend:
         def probes() -> ProbePermit | None:
-            return probe_permit(remote.name, self._outside.mode)
+            return probe_permit(remote.name, self._remote_access.mode)
 
-        return RemoteBackend(remote, keys=self._outside.keys, ledger=self._outside.ledger, probes=probes)
+        return RemoteBackend(remote, keys=self._remote_access.keys, ledger=self._remote_access.ledger, probes=probes)
 
     def _end(self, backends: list[RemoteBackend], reason: str) -> None:
         for backend in backends:
@@ -115,10 +115,10 @@ class RemoteBackends:
             self.refresh()
             self._warm_if_alone()
             for backend in self._own.values():
-                backend.look_at_network()
+                backend.check_network()
             lag_s = _lag_s()
             if abs(lag_s - self._lag_s) > _SLEPT_S:
-                await asyncio.gather(*(backend.network_changed() for backend in self._own.values()))
+                await asyncio.gather(*(backend.renew_connections() for backend in self._own.values()))
             self._lag_s = lag_s
 
 

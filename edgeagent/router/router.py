@@ -12,11 +12,11 @@ from contextlib import aclosing, suppress
 
 from edgeagent.backends.base import Backend
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, RemoteUnavailable
-from edgeagent.router.journey import Journey
-from edgeagent.router.outside import Outside
-from edgeagent.router.placing import Placing
 from edgeagent.router.policy import REMOTE_PREFIX, TARGETS, Targets
+from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.router.remote_backends import RemoteBackends
+from edgeagent.router.route_chooser import RouteChooser
+from edgeagent.router.routed_request import RoutedRequest
 from edgeagent.types import (
     Finished,
     FinishReason,
@@ -52,20 +52,20 @@ class Router:
     def __init__(
         self,
         backends: Sequence[Backend],
-        outside: Outside | None = None,
+        remote_access: RemoteAccess | None = None,
         *,
         machine_mode: Callable[[], RouteMode] | None = None,
         clock: Callable[[], float] = time.monotonic,
         targets: Targets = TARGETS,
     ) -> None:
-        """Without `outside` there are no remotes. Without `machine_mode` the mode is that of `outside`."""
+        """Without `remote_access` there are no remotes. Without `machine_mode` the mode is that of `remote_access`."""
         self._backends = {backend.name: backend for backend in backends}
-        self.outside = outside
+        self.remote_access = remote_access
         self._given_mode = machine_mode
         self._clock = clock
-        self._remotes = None if outside is None else RemoteBackends(outside, self._backends)
-        self._placing = Placing(self._backends, self.mode, self._remotes, clock, self._why_local, targets)
-        self._live: dict[str, Journey] = {}
+        self._remotes = None if remote_access is None else RemoteBackends(remote_access, self._backends)
+        self._chooser = RouteChooser(self._backends, self.mode, self._remotes, clock, self._why_local, targets)
+        self._live: dict[str, RoutedRequest] = {}
         self._locating: set[str] = set()
         self._absent: dict[str, float] = {}
 
@@ -78,12 +78,12 @@ class Router:
 
     async def stop(self) -> None:
         """End every request, then release everything."""
-        self._placing.is_stopping = True
+        self._chooser.is_stopping = True
         if self._remotes is not None:
             await self._remotes.stop()
         await asyncio.gather(*(backend.stop() for backend in self._backends.values()))
-        if self.outside is not None:
-            self.outside.close()
+        if self.remote_access is not None:
+            self.remote_access.close()
 
     def remotes(self) -> list[RemoteStatus]:
         """Return the status of each remote that the machine's policy allows."""
@@ -93,10 +93,10 @@ class Router:
         """Return the machine's current mode."""
         if self._given_mode is not None:
             return self._given_mode()
-        return RouteMode.LOCAL_ONLY if self.outside is None else self.outside.mode
+        return RouteMode.LOCAL_ONLY if self.remote_access is None else self.remote_access.mode
 
     def _why_local(self) -> str:
-        return "" if self.outside is None else self.outside.why_local
+        return "" if self.remote_access is None else self.remote_access.why_local
 
     def models(self) -> list[ModelStatus]:
         """Return the models that a request may name, without duplicates. The models on this machine come first."""
@@ -249,7 +249,7 @@ class Router:
         if request_id in self._live:
             self._live[request_id].is_cancelled = True
         for backend in self._backends.values():
-            self._placing.streams.cancel(backend, request_id)
+            self._chooser.streams.cancel(backend, request_id)
 
     async def generate(self, request: GenerateRequest) -> Steps:
         """Run a request on the backend that the policy chooses, and on another one if that fails.
@@ -262,9 +262,9 @@ class Router:
             yield Step((ended,), at_s=self._clock())
             return
         request = replace(request, model=self._name_of(request.model))
-        journey = self._live[request.id] = Journey(request, self._placing, self._clock)
+        routed = self._live[request.id] = RoutedRequest(request, self._chooser, self._clock)
         try:
-            async with aclosing(journey.steps()) as steps:
+            async with aclosing(routed.steps()) as steps:
                 async for step in steps:
                     yield step
         finally:

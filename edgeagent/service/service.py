@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from edgeagent.router.outside import Outside
+from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, Step, TextAnswer, TextQuery
 
 
@@ -16,7 +16,7 @@ class Service(Protocol):
     """
 
     @property
-    def outside(self) -> Outside | None:
+    def remote_access(self) -> RemoteAccess | None:
         """The owner's remotes and the ledger; None if this service has no remotes."""
 
     def remotes(self) -> list[RemoteStatus]:
@@ -71,8 +71,8 @@ class ServiceDecorator:
         self._service = service
 
     @property
-    def outside(self) -> Outside | None:
-        return self._service.outside
+    def remote_access(self) -> RemoteAccess | None:
+        return self._service.remote_access
 
     def remotes(self) -> list[RemoteStatus]:
         return self._service.remotes()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from edgeagent.backends.base import Estimate
 from edgeagent.errors import EdgeAgentError, ModelNotFound
-from edgeagent.router.outside import Outside
+from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.types import (
     AnswerSoFar,
     ChatPrompt,
@@ -105,7 +105,7 @@ class FakeBackend:
     """
 
     name = "fake"
-    outside: Outside | None = None
+    remote_access: RemoteAccess | None = None
 
     def __init__(self, script: Script = echo, models: tuple[str, ...] = ("fake",)) -> None:
         self.script = script

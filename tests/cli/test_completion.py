@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.cli.completion import model_names, remote_names
-from edgeagent.remotes import Endpoint, Remote
+from edgeagent.remotes import EndpointConfig, Remote
 from edgeagent.remotes.file import add_remote
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ def test_the_remotes_that_were_added(folder: Path, monkeypatch: pytest.MonkeyPat
     assert remote_names("") == []
     (folder / "state").mkdir(mode=0o700)
     for name in ("gpu", "cluster", "gpu2"):
-        add_remote(folder / "state", Remote(name, (Endpoint("https://gpu.example"),)))
+        add_remote(folder / "state", Remote(name, (EndpointConfig("https://gpu.example"),)))
     assert (remote_names("g"), remote_names("")) == (["gpu", "gpu2"], ["cluster", "gpu", "gpu2"])
     (folder / "state" / "remotes.json").write_text("{")
     assert remote_names("") == []

@@ -14,7 +14,7 @@ from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import day_of, days, file_of, folder_of, purge, read_rows
 from edgeagent.errors import ConfigError, RemoteUnavailable
 from edgeagent.metrics import REGISTRY
-from edgeagent.remotes import Budget, Endpoint, Price, Remote
+from edgeagent.remotes import Budget, EndpointConfig, Price, Remote
 from edgeagent.types import Permit, RouteMode
 
 DAY_S = 86_400.0
@@ -35,7 +35,7 @@ class Known:
     """Stands in for the file of remotes; it finds only the test's remote."""
 
     def __init__(self, **fields: Any) -> None:
-        self.remote = Remote("gpu", (Endpoint("https://gpu.example/v1"),), **fields)
+        self.remote = Remote("gpu", (EndpointConfig("https://gpu.example/v1"),), **fields)
 
     def find(self, name: str) -> Remote | None:
         return self.remote if name == self.remote.name else None
@@ -109,17 +109,17 @@ def test_numbers_differ_though_the_clock_stands_or_goes_back(tmp_path: Path) -> 
 
 def test_budgets_count_what_has_ended_and_what_runs(tmp_path: Path) -> None:
     book = ledger(tmp_path, budget=Budget(tokens=1000))
-    assert book.budget_left("gpu", "kiosk") is None
+    assert book.why_blocked("gpu", "kiosk") is None
     row = book.begin(PERMIT, "h", "m", 4 * 999)
-    assert book.budget_left("gpu", "kiosk") is None
+    assert book.why_blocked("gpu", "kiosk") is None
     other = book.begin(PERMIT, "h", "m", 4)
-    assert "1,000 of 1,000 tokens" in (book.budget_left("gpu", "desk") or "")
+    assert "1,000 of 1,000 tokens" in (book.why_blocked("gpu", "desk") or "")
     book.end(row, "completed", 100, 50)
-    assert book.budget_left("gpu", "desk") is None, "the estimate has given way to the count"
+    assert book.why_blocked("gpu", "desk") is None, "the estimate has given way to the count"
     book.end(other, "completed", 900, 0)
-    assert "1,050 of 1,000 tokens; it starts again at 0:00 UTC" in (book.budget_left("gpu", "desk") or "")
+    assert "1,050 of 1,000 tokens; it starts again at 0:00 UTC" in (book.why_blocked("gpu", "desk") or "")
     assert book.spent("gpu").num_tokens == 1050
-    assert book.budget_left("other", "") == "there is no remote 'other'"
+    assert book.why_blocked("other", "") == "there is no remote 'other'"
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_budgets_count_what_has_ended_and_what_runs(tmp_path: Path) -> None:
 def test_each_budget_binds(budget: Budget, word: str, tmp_path: Path) -> None:
     book = ledger(tmp_path, budget=budget, price=Price(output=100.0))
     book.end(book.begin(PERMIT, "h", "m", 0), "completed", 0, 10_000)
-    assert word in (book.budget_left("gpu", "kiosk") or "")
-    of_another = book.budget_left("gpu", "")
+    assert word in (book.why_blocked("gpu", "kiosk") or "")
+    of_another = book.why_blocked("gpu", "")
     assert (of_another is None) == (budget.client_money is not None or budget.client_tokens is not None)
 
 
@@ -144,19 +144,19 @@ def test_a_ceiling_counts_all_remotes_and_outlives_a_purge(tmp_path: Path) -> No
     book = Ledger(tmp_path, Known(), clock, ceiling=lambda: most[0])
     for remote in ("gpu", "gone"):
         permit = Permit("r", remote, RouteMode.PREFER_LOCAL, "queue_full", "kiosk")
-        assert book.budget_left("gpu", "kiosk") is None
+        assert book.why_blocked("gpu", "kiosk") is None
         book.end(book.begin(permit, "h", "m", 0), "completed", 40, 0)
-    why = book.budget_left("gpu", "kiosk") or ""
+    why = book.why_blocked("gpu", "kiosk") or ""
     assert "of the client 'kiosk' at all remotes, by the machine's policy, is used up: 80 of 60 tokens" in why
-    assert book.budget_left("gpu", "desk") is None
+    assert book.why_blocked("gpu", "desk") is None
     purge(folder_of(tmp_path), clock.now_s)
     book.close()
     again = Ledger(tmp_path, Known(), clock, ceiling=lambda: most[0])
-    assert "80 of 60 tokens" in (again.budget_left("gpu", "kiosk") or "")
+    assert "80 of 60 tokens" in (again.why_blocked("gpu", "kiosk") or "")
     most[0] = Budget(tokens=80)
-    assert "of all clients at all remotes" in (again.budget_left("gpu", "desk") or "")
+    assert "of all clients at all remotes" in (again.why_blocked("gpu", "desk") or "")
     most[0] = Budget(tokens=81)
-    assert again.budget_left("gpu", "desk") is None
+    assert again.why_blocked("gpu", "desk") is None
 
 
 def test_budgets_outlive_the_daemon(tmp_path: Path) -> None:
@@ -165,24 +165,24 @@ def test_budgets_outlive_the_daemon(tmp_path: Path) -> None:
     book.begin(PERMIT, "h", "m", 4 * 40)  # the daemon ends before this request does
     book.close()
     again = ledger(tmp_path, budget=Budget(client_tokens=100))
-    assert again.budget_left("gpu", "kiosk") is not None
-    assert again.budget_left("gpu", "desk") is None
+    assert again.why_blocked("gpu", "kiosk") is not None
+    assert again.why_blocked("gpu", "desk") is None
 
 
 def test_a_day_has_its_own_budget_and_file(tmp_path: Path) -> None:
     clock = Clock()
     book = ledger(tmp_path, clock, budget=Budget(tokens=100))
     before = book.begin(PERMIT, "h", "m", 4 * 100)
-    assert book.budget_left("gpu", "kiosk") is not None
+    assert book.why_blocked("gpu", "kiosk") is not None
     clock.now_s += DAY_S
-    assert book.budget_left("gpu", "kiosk") is None
+    assert book.why_blocked("gpu", "kiosk") is None
     book.end(before, "completed", 100, 0)
-    assert book.budget_left("gpu", "kiosk") is not None, "it counts on the day on which it ended"
+    assert book.why_blocked("gpu", "kiosk") is not None, "it counts on the day on which it ended"
     assert days(folder_of(tmp_path)) == ["2027-01-15", "2027-01-16"]
     (row,) = read_rows(folder_of(tmp_path))
     assert row.outcome == "completed", "its end is found in the other day's file"
     book.close()
-    assert ledger(tmp_path, clock, budget=Budget(tokens=100)).budget_left("gpu", "kiosk") is not None
+    assert ledger(tmp_path, clock, budget=Budget(tokens=100)).why_blocked("gpu", "kiosk") is not None
 
 
 def test_rows_are_kept_for_thirty_days(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_a_purge_leaves_sums_alone(tmp_path: Path) -> None:
     book.end(running, "completed", 10, 0)
     book.begin(PERMIT, "h", "second", 1)
     assert [row.model for row in read_rows(folder_of(tmp_path))] == ["second"]
-    assert book.budget_left("gpu", "kiosk") is not None
+    assert book.why_blocked("gpu", "kiosk") is not None
     book.close()
-    assert ledger(tmp_path, clock, budget=Budget(tokens=100)).budget_left("gpu", "kiosk") is not None
+    assert ledger(tmp_path, clock, budget=Budget(tokens=100)).why_blocked("gpu", "kiosk") is not None
 
 
 def test_a_line_that_a_crash_cut_off_spoils_no_other(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_file_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     path = file_of(folder_of(tmp_path), "2027-01-15")
     path.chmod(0o644)
     book = ledger(tmp_path)
-    assert "chmod 600" in (book.budget_left("gpu", "kiosk") or "")
+    assert "chmod 600" in (book.why_blocked("gpu", "kiosk") or "")
     with pytest.raises(RemoteUnavailable, match="chmod 600"):
         book.begin(PERMIT, "h", "m", 1)
     with pytest.raises(ConfigError, match="chmod 600"):

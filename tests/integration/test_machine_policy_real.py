@@ -11,7 +11,7 @@ import pytest
 
 from edgeagent.cli import main
 from edgeagent.egress.rows import folder_of, read_rows
-from edgeagent.remotes import Endpoint, Remote
+from edgeagent.remotes import EndpointConfig, Remote
 from edgeagent.remotes.file import add_remote
 from tests.backends.remote.fault_server import faults, models, stream
 from tests.backends.remote.streams import answer
@@ -53,7 +53,7 @@ async def test_the_policy_outranks_the_owner(
 ) -> None:
     state = tmp_path / "state"
     async with faults(stream(answer("Hel", "lo")), gets=HOST) as server:
-        add_remote(state, Remote("gpu", (Endpoint(server.url),), models={"elsewhere": "tiny"}))
+        add_remote(state, Remote("gpu", (EndpointConfig(server.url),), models={"elsewhere": "tiny"}))
 
         async def refused(why: str) -> None:
             reply = await http.post("/v1/chat/completions", json=BODY)

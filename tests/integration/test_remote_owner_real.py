@@ -16,7 +16,7 @@ from edgeagent.cli import main
 from edgeagent.egress import Row
 from edgeagent.egress.rows import folder_of, purge, read_rows
 from edgeagent.errors import ConfigError
-from edgeagent.remotes import Budget, Endpoint, Key, Remote
+from edgeagent.remotes import Budget, EndpointConfig, Key, Remote
 from edgeagent.remotes.file import add_remote, remove_remote
 from edgeagent.runtime_file import write_private
 from tests.backends.remote.fault_server import Act, FaultServer, faults, half, models, stream
@@ -43,7 +43,7 @@ def add(daemon: Daemon, server: FaultServer, name: str = "gpu", **fields: Any) -
     """Add the remote for a model that this machine does not have, so that its requests must leave."""
     write_private(daemon.state_dir / "key", SECRET.encode())
     key = Key("file", str(daemon.state_dir / "key"))
-    add_remote(daemon.state_dir, Remote(name, (Endpoint(server.url),), key, {"elsewhere": "tiny"}, **fields))
+    add_remote(daemon.state_dir, Remote(name, (EndpointConfig(server.url),), key, {"elsewhere": "tiny"}, **fields))
 
 
 def rows(daemon: Daemon) -> list[Row]:

@@ -13,7 +13,7 @@ from edgeagent.errors import ConfigError, Forbidden, ModelLoadFailed
 from edgeagent.machine_policy import CLOSED, MachinePolicy
 from edgeagent.machine_policy import file as module
 from edgeagent.machine_policy.file import MAX_ENTRIES, RETRY_S, PolicyFile, described, load_policy, policy_path
-from edgeagent.remotes import Budget, Endpoint, Remote
+from edgeagent.remotes import Budget, EndpointConfig, Remote
 from edgeagent.types import RouteMode
 
 posix = pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX's")
@@ -30,7 +30,7 @@ proxy = "http://proxy.example:3128"
 tokens = 1000000
 client_money = 2.5
 """
-GPU = Remote("gpu", (Endpoint("https://gpu.example/v1"),))
+GPU = Remote("gpu", (EndpointConfig("https://gpu.example/v1"),))
 
 
 def write(path: Path, text: str) -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from edgeagent.machine_policy import CLOSED, MachinePolicy
 from edgeagent.machine_policy.remotes import under, why_forbidden
-from edgeagent.remotes import Endpoint, Remote, Tls
+from edgeagent.remotes import EndpointConfig, Remote, Tls
 from edgeagent.remotes.check import checked
 
 
 def remote(*urls: str, **fields: object) -> Remote:
-    return checked(Remote("gpu", tuple(map(Endpoint, urls)), plaintext=True, **fields))  # type: ignore[arg-type]
+    return checked(Remote("gpu", tuple(map(EndpointConfig, urls)), plaintext=True, **fields))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

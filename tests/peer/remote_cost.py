@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from edgeagent.remotes import Endpoint, Remote, Tls
+from edgeagent.remotes import EndpointConfig, Remote, Tls
 from edgeagent.remotes.file import add_remote
 from tests.backends.remote.certificates import Authority, Certificate
 from tests.peer.servers import Child, free_port
@@ -153,7 +153,7 @@ def main() -> int:
             targets.append(Target("caddy", f"https://127.0.0.1:{port}/v1", certificate.path))
         for target in targets:
             tls = Tls(ca_file=str(target.certificate)) if target.certificate else Tls()
-            remote = Remote(target.name, (Endpoint(target.url),), models={target.name: "stamps"}, tls=tls)
+            remote = Remote(target.name, (EndpointConfig(target.url),), models={target.name: "stamps"}, tls=tls)
             (folder / "state").mkdir(mode=0o700, exist_ok=True)
             add_remote(folder / "state", remote)
         port = free_port()

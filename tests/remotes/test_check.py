@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgeagent.errors import ConfigError
-from edgeagent.remotes import Budget, Endpoint, Key, Limits, Price, Remote, Tls
+from edgeagent.remotes import Budget, EndpointConfig, Key, Limits, Price, Remote, Tls
 from edgeagent.remotes.check import checked, complete_url, host_of, is_loopback
 
 
@@ -63,7 +63,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(text: str) -> None:
 
 def test_plain_http_is_for_this_machine_unless_allowed() -> None:
     def remote(url: str, **fields: Any) -> Remote:
-        return Remote("gpu", (Endpoint("https://a.example"), Endpoint(url)), **fields)
+        return Remote("gpu", (EndpointConfig("https://a.example"), EndpointConfig(url)), **fields)
 
     for url in ("http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"):
         assert checked(remote(url)) and is_loopback(url)
@@ -87,8 +87,11 @@ NAN = math.nan
         ({"name": ""}, "a remote's name is letters"),
         ({"name": "x" * 65}, "a remote's name is letters"),
         ({"endpoints": ()}, "endpoints: must be 1 to 16"),
-        ({"endpoints": (Endpoint("https://a.example"), Endpoint("https://a.example/v1/"))}, "is given twice"),
-        ({"endpoints": (Endpoint("https://a.example", "\x1b"),)}, r"endpoints\[0\]\.region"),
+        (
+            {"endpoints": (EndpointConfig("https://a.example"), EndpointConfig("https://a.example/v1/"))},
+            "is given twice",
+        ),
+        ({"endpoints": (EndpointConfig("https://a.example", "\x1b"),)}, r"endpoints\[0\]\.region"),
         ({"key": Key("env", "sk-hush-123")}, "key.name: must be the name of an environment variable"),
         ({"key": Key("file", "key.txt")}, "key.name: must be an absolute path"),
         ({"key": Key("keyring", "")}, "key.name: must be printable"),
@@ -113,10 +116,10 @@ NAN = math.nan
 )
 def test_wrong_fields_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        checked(Remote(**{"name": "gpu", "endpoints": (Endpoint("https://a.example"),), **fields}))
+        checked(Remote(**{"name": "gpu", "endpoints": (EndpointConfig("https://a.example"),), **fields}))
     assert "hush" not in raised.value.message
 
 
 def test_a_remote_of_defaults_is_right() -> None:
-    remote = checked(Remote("gpu", (Endpoint("https://a.example/v1"),)))
+    remote = checked(Remote("gpu", (EndpointConfig("https://a.example/v1"),)))
     assert checked(remote) == remote and remote.serves_any

@@ -14,14 +14,14 @@ import pytest
 
 from edgeagent import state_files
 from edgeagent.errors import ConfigError
-from edgeagent.remotes import REMOTES_FILE, Budget, Endpoint, Key, Limits, Price, Remote, Tls
+from edgeagent.remotes import REMOTES_FILE, Budget, EndpointConfig, Key, Limits, Price, Remote, Tls
 from edgeagent.remotes.file import MAX_REMOTES, RemotesFile, add_remote, load_remotes, remove_remote
 from edgeagent.runtime_file import write_private
 from edgeagent.state_files import changing
 
 
 def remote(name: str = "gpu", url: str = "https://gpu.example/v1", **fields: Any) -> Remote:
-    return Remote(name, (Endpoint(url),), **fields)
+    return Remote(name, (EndpointConfig(url),), **fields)
 
 
 def write(folder: Path, *rows: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ def test_what_is_added_is_read_back_whole(tmp_path: Path) -> None:
         tmp_path,
         Remote(
             "gpu",
-            (Endpoint("https://a.example", "eu"), Endpoint("https://b.example:8443/llm/v1/", "us")),
+            (EndpointConfig("https://a.example", "eu"), EndpointConfig("https://b.example:8443/llm/v1/", "us")),
             key=Key("env", "GPU_KEY"),
             models={"builtin": "meta/llama"},
             context_length=131072,

@@ -17,7 +17,7 @@ from edgeagent.backends.remote.connection.transport import Exchange, Transport
 from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.errors import ConfigError
-from edgeagent.remotes import Endpoint, Key, Limits, Remote, Tls
+from edgeagent.remotes import EndpointConfig, Key, Limits, Remote, Tls
 from edgeagent.remotes.file import RemotesFile
 from edgeagent.router.checkup import MAX_ANSWER_BYTES, check
 from edgeagent.types import RouteMode
@@ -37,7 +37,7 @@ def said(body: object, status: int = 200) -> Script:
 async def checked(
     folder: Path, *urls: str, mode: RouteMode = RouteMode.PREFER_LOCAL, key: str = "", **fields: Any
 ) -> list[dict[str, Any]]:
-    remote = Remote("gpu", tuple(Endpoint(url, "lab") for url in urls), **fields)
+    remote = Remote("gpu", tuple(EndpointConfig(url, "lab") for url in urls), **fields)
     ledger = Ledger(folder, RemotesFile(folder))
     try:
         return await check(remote, mode, key, ledger)
@@ -202,7 +202,7 @@ async def test_what_is_wrong_with_the_list_is_told(answer: Script, words: str, t
 async def test_a_refused_key_is_told_with_its_place(tmp_path: Path) -> None:
     gets = {"/v1/models": plain(401)}
     async with faults(said(CHAT), gets=gets) as server:
-        remote = Remote("gpu", (Endpoint(server.url),), Key("env", "GPU_KEY"))
+        remote = Remote("gpu", (EndpointConfig(server.url),), Key("env", "GPU_KEY"))
         (found,) = await check(remote, RouteMode.PREFER_LOCAL, SECRET, Ledger(tmp_path, RemotesFile(tmp_path)))
     assert found["problem"] == "it refuses the key (HTTP 401); the key is that in env"
 

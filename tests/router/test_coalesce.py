@@ -32,8 +32,8 @@ from tests.backends.fake import Gate, finished
 from tests.backends.remote.fault_server import Act, faults, half, stream
 from tests.backends.remote.streams import ROLE, answer, chunk
 from tests.backends.remote.support import until
-from tests.router.test_journey import Answer, Place
 from tests.router.test_remote_backends import ASKED, remote, router_at
+from tests.router.test_routed_request import Answer, Place
 from tests.worker.support import request
 
 GREEDY = SamplingParams(temperature=0.0)

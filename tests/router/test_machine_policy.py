@@ -10,17 +10,17 @@ import pytest
 
 from edgeagent.config import Config
 from edgeagent.errors import LocalUnavailable, ModelLoadFailed, Overloaded, RemoteUnavailable
-from edgeagent.remotes import Endpoint, Remote
+from edgeagent.remotes import EndpointConfig, Remote
 from edgeagent.remotes.file import add_remote
 from edgeagent.router import build
-from edgeagent.router.outside import Outside
-from edgeagent.router.placing import Placing
+from edgeagent.router.remote_access import RemoteAccess
+from edgeagent.router.route_chooser import RouteChooser
 from edgeagent.store.hashes import sha256_of
 from edgeagent.types import RouteMode, TextDelta, replace
 from tests.backends.remote.fault_server import Act, faults, half, stream
 from tests.backends.remote.streams import ROLE, answer, chunk
-from tests.router.test_journey import Answer, Place, run
 from tests.router.test_remote_backends import ASKED, another_turn, remote, router_at
+from tests.router.test_routed_request import Answer, Place, run
 from tests.store.gguf_bytes import small_model
 
 MODES = [RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY]
@@ -40,18 +40,18 @@ def test_the_strictest_of_policy_option_credential_and_request_holds(
 ) -> None:
     if policy is not None:
         write(machine_policy, policy if policy in ("", BROKEN) else f"route = '{policy}'")
-    add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example"),)))
-    outside = Outside(Config(state_dir=tmp_path, route=option))
-    placing = Placing({}, lambda: outside.mode, why_local=lambda: outside.why_local)
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example"),)))
+    remote_access = RemoteAccess(Config(state_dir=tmp_path, route=option))
+    chooser = RouteChooser({}, lambda: remote_access.mode, why_local=lambda: remote_access.why_local)
     said = {None: [], "": [], BROKEN: [RouteMode.LOCAL_ONLY]}.get(policy, [policy])
     for credential, asked in product([None, *MODES], repeat=2):
         # The wire passes on the stricter of the credential's and the request's mode.
         both = [mode for mode in (credential, asked) if mode is not None]
         request = replace(ASKED, route=min(both, key=MODES.index, default=None))
         expected = MODES[min(map(MODES.index, [OPTIONS[option], *said, *both]))]
-        assert placing.mode(request) is expected
-    assert bool(outside.why_local) == (policy in (RouteMode.LOCAL_ONLY, BROKEN))
-    outside.close()
+        assert chooser.mode(request) is expected
+    assert bool(remote_access.why_local) == (policy in (RouteMode.LOCAL_ONLY, BROKEN))
+    remote_access.close()
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ async def test_the_policys_ceiling_holds_over_all_remotes(tmp_path: Path, machin
                 answers = [await run(router, wanted=each) for each in wanted]  # type: ignore[arg-type]
                 assert [each.text for each in answers[:2]] == ["far", "far"]
                 assert answers[2].error is not None and "budget" in answers[2].error.message
-            assert router.outside is not None
-            why = router.outside.ledger.budget_left("a", "app")
+            assert router.remote_access is not None
+            why = router.remote_access.ledger.why_blocked("a", "app")
             assert why is not None and "of the client 'app' at all remotes, by the machine's policy," in why
         assert len(far.posts) == 4
 

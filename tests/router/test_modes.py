@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from edgeagent.config import Config
-from edgeagent.remotes import REMOTES_FILE, Endpoint, Remote
+from edgeagent.remotes import REMOTES_FILE, EndpointConfig, Remote
 from edgeagent.remotes.file import RemotesFile, add_remote
 from edgeagent.router.modes import machine_mode, strictest
 from edgeagent.types import RouteMode
@@ -52,7 +52,7 @@ def test_the_machines_mode(
 ) -> None:
     config, remotes = Config(state_dir=tmp_path, route=route), RemotesFile(tmp_path)
     assert machine_mode(config, remotes.remotes, None) is RouteMode.LOCAL_ONLY, "no remote was added"
-    add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example"),)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example"),)))
     assert machine_mode(config, remotes.remotes, None) is with_remote
     (tmp_path / REMOTES_FILE).chmod(0o644)
     assert machine_mode(config, remotes.remotes, None) is RouteMode.LOCAL_ONLY, "the file cannot be trusted"

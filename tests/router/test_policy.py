@@ -9,7 +9,15 @@ import pytest
 
 from edgeagent.backends.base import Estimate
 from edgeagent.config import RouterConfig
-from edgeagent.router.policy import TARGETS, Order, choose_routes, is_sooner, probe_permit, targets_of, why_bound
+from edgeagent.router.policy import (
+    TARGETS,
+    Order,
+    choose_routes,
+    is_sooner,
+    probe_permit,
+    targets_of,
+    why_target_missed,
+)
 from edgeagent.types import Permit, ProbePermit, RouteMode, Tier, replace
 from tests.worker.support import request
 
@@ -56,23 +64,23 @@ def expected(mode: RouteMode, local: str, remote: str) -> list[tuple[str, str]]:
     is_here, can_leave = local != "absent", remote not in UNUSABLE
     can_stay = is_here and (local not in UNUSABLE or not can_leave)
 
-    def away(reason: str) -> list[tuple[str, str]]:
+    def remote_routes(reason: str) -> list[tuple[str, str]]:
         return [("gpu", reason)] if can_leave else []
 
-    def home(reason: str) -> list[tuple[str, str]]:
+    def local_routes(reason: str) -> list[tuple[str, str]]:
         return [("local", reason)] if can_stay else []
 
     match mode:
         case RouteMode.LOCAL_ONLY:
             return [("local", "local_only")] if is_here else []
         case RouteMode.REMOTE_ONLY:
-            return away("remote_only")
+            return remote_routes("remote_only")
         case RouteMode.PREFER_REMOTE:
-            return away("prefer_remote") + home("no_remote")
+            return remote_routes("prefer_remote") + local_routes("no_remote")
     if local in ("good", "unknown"):
-        return home("prefer_local") + away("local_failed")
+        return local_routes("prefer_local") + remote_routes("local_failed")
     why = WHY[local]
-    leaving, staying = away(why), home(f"{why}_everywhere")
+    leaving, staying = remote_routes(why), local_routes(f"{why}_everywhere")
     if remote in ("good", "unknown"):
         return leaving + staying
     seconds = {"slow": SLOW, "slower": 2 * SLOW}
@@ -95,7 +103,7 @@ def test_the_table(mode: RouteMode, local: str, remote: str) -> None:
 @pytest.mark.parametrize("kind", PLACES)
 def test_what_keeps_a_place_from_its_target(kind: str) -> None:
     for estimate in place(LOCAL, kind):
-        assert why_bound(estimate, TARGET) == WHY.get(kind, "")
+        assert why_target_missed(estimate, TARGET) == WHY.get(kind, "")
 
 
 def test_of_several_remotes_the_quickest_comes_first_and_the_conversations_own_before() -> None:
@@ -124,8 +132,11 @@ def test_a_conversation_comes_back_when_its_reason_has_gone_for_good(
     assert names(choose_routes(ASKED, RouteMode.PREFER_LOCAL, estimates, "remote:gpu"))[0] == first
     if first[1] == "conversation":
         assert names(choose_routes(ASKED, RouteMode.PREFER_LOCAL, estimates, "local"))[0][0] == "local"
-        away = replace(REMOTE, obstacle="unreachable")
-        assert names(choose_routes(ASKED, RouteMode.PREFER_LOCAL, [estimates[0], away], "remote:gpu"))[0][0] == "local"
+        unreachable = replace(REMOTE, obstacle="unreachable")
+        assert (
+            names(choose_routes(ASKED, RouteMode.PREFER_LOCAL, [estimates[0], unreachable], "remote:gpu"))[0][0]
+            == "local"
+        )
 
 
 @pytest.mark.parametrize(
@@ -162,8 +173,8 @@ def test_a_remote_is_made_ready_when_this_machine_is_near_its_limits(
 
 def test_a_place_that_needs_just_its_target_meets_it_and_one_without_a_seat_is_full() -> None:
     just = replace(LOCAL, first_token_s=TARGET.first_token_s, token_s=TARGET.token_s)
-    assert why_bound(just, TARGET) == ""
-    assert why_bound(replace(just, num_live=just.max_live), TARGET) == "queue_full"
+    assert why_target_missed(just, TARGET) == ""
+    assert why_target_missed(replace(just, num_live=just.max_live), TARGET) == "queue_full"
     assert not is_sooner(replace(REMOTE, first_token_s=0.2), replace(LOCAL, first_token_s=0.2)), "it stays here"
 
 
@@ -185,7 +196,7 @@ def test_no_probe_leaves_a_machine_that_keeps_all_to_itself(mode: RouteMode) -> 
 def test_where_nothing_can_serve_a_request_a_remote_is_tried_that_may_have_come_back(
     mode: RouteMode, local: str
 ) -> None:
-    down = replace(REMOTE, obstacle="unreachable", may_be_tried=True)
+    down = replace(REMOTE, obstacle="unreachable", is_last_resort=True)
     order = choose_routes(ASKED, mode, [*place(LOCAL, local), down])
     is_served_here = local not in UNUSABLE and mode is not RouteMode.REMOTE_ONLY
     is_tried = mode is not RouteMode.LOCAL_ONLY and not is_served_here

@@ -29,12 +29,12 @@ from edgeagent.errors import (
     WorkerCrashed,
 )
 from edgeagent.machine_policy import file as policy_file
-from edgeagent.remotes import Endpoint, Limits, Remote
+from edgeagent.remotes import EndpointConfig, Limits, Remote
 from edgeagent.remotes import file as remotes_file
 from edgeagent.remotes.file import RemotesFile, add_remote, remove_remote
 from edgeagent.remotes.keys import KeyFinder
 from edgeagent.router import remote_backends
-from edgeagent.router.outside import Outside
+from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.router.router import NO_MODEL, Router
 from edgeagent.types import (
@@ -51,7 +51,7 @@ from edgeagent.types import (
 )
 from tests.backends.remote.fault_server import Act, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, usage
-from tests.router.test_journey import Answer, Place, run
+from tests.router.test_routed_request import Answer, Place, run
 
 ASKED = GenerateRequest("r1", "fake", ChatPrompt((Message("user", "canary"),)))
 LIMITS = Limits(max_concurrent=8, connect_s=2.0, first_token_s=5.0, idle_s=5.0, total_s=20.0)
@@ -60,7 +60,7 @@ REST = (ROLE, chunk({"content": " two three"}), chunk({"content": " four"}, fini
 
 
 def remote(url: str, name: str = "gpu", **fields: Any) -> Remote:
-    return Remote(name, (Endpoint(url),), **{"limits": LIMITS, "models": {"fake": "far"}, **fields})
+    return Remote(name, (EndpointConfig(url),), **{"limits": LIMITS, "models": {"fake": "far"}, **fields})
 
 
 async def another_turn() -> None:
@@ -71,7 +71,7 @@ async def another_turn() -> None:
 @asynccontextmanager
 async def router_at(folder: Path, *places: Place, **config: Any) -> AsyncIterator[Router]:
     settings = Config(state_dir=folder, **config)
-    made = Router(places, Outside(settings))
+    made = Router(places, RemoteAccess(settings))
     await made.start()
     await another_turn()
     try:
@@ -145,7 +145,7 @@ async def test_an_answer_that_lost_its_network_goes_on_here_though_nothing_else_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_backends, "_TICK_S", 0.01)
-    monkeypatch.setattr(cluster, "_LOOK_S", 0.0)
+    monkeypatch.setattr(cluster, "_NETWORK_CHECK_S", 0.0)
     far_stream = half(ROLE, chunk({"content": "one"}), chunk({"content": " two"}), Act.STALL)
     local = Place("local")
     async with faults(far_stream) as far, router_at(tmp_path, local, route="prefer_remote") as router:
@@ -251,20 +251,20 @@ async def test_a_turn_looks_at_each_file_once(tmp_path: Path, monkeypatch: pytes
     async with router_at(tmp_path, Place("local"), route="prefer_remote") as router:
         add_remote(tmp_path, remote("http://127.0.0.1:9/v1"))
         add_remote(tmp_path, remote("http://127.0.0.1:9/v1", "other"))
-        router._placing.choose(ASKED)
+        router._chooser.choose(ASKED)
         await another_turn()
         looks.clear()
         for _ in range(3):
-            assert len(router._placing.choose(ASKED).routes) == 3
+            assert len(router._chooser.choose(ASKED).routes) == 3
             assert router.mode() is RouteMode.PREFER_REMOTE
         assert len(looks) == len(set(looks)) == 2
         remove_remote(tmp_path, "other")
         await another_turn()
-        assert len(router._placing.choose(ASKED).routes) == 2, "the next one looks again"
+        assert len(router._chooser.choose(ASKED).routes) == 2, "the next one looks again"
 
 
 class Owner:
-    """The owner's file and mode, as `Outside` has them."""
+    """The owner's file and mode, as `RemoteAccess` has them."""
 
     def __init__(self, folder: Path, *remotes: Remote, mode: RouteMode = RouteMode.PREFER_REMOTE) -> None:
         self.mode, self.remotes, self.revision = mode, remotes, 1
@@ -343,12 +343,12 @@ async def test_connections_are_opened_anew_after_each_sleep_of_the_machine_and_a
             ticked.set()
         return lags_s.pop(0) if len(lags_s) > 1 else lags_s[0]
 
-    async def network_changed(backend: RemoteBackend) -> None:
+    async def renew_connections(backend: RemoteBackend) -> None:
         renewed_at.append(len(lags_s))
 
     monkeypatch.setattr(remote_backends, "_lag_s", lag_s)
     monkeypatch.setattr(remote_backends, "_TICK_S", 0.0)
-    monkeypatch.setattr(RemoteBackend, "network_changed", network_changed)
+    monkeypatch.setattr(RemoteBackend, "renew_connections", renew_connections)
     followed = RemoteBackends(Owner(tmp_path, remote("http://127.0.0.1:1/v1")), {"local": Place("local")})  # type: ignore[arg-type]
     followed.start()
     await ticked.wait()

@@ -152,23 +152,23 @@ async def purge_egress(request: Request) -> JSONResponse:
 
 def route_report(context: Context) -> RouteReport:
     """Return the part of the status about remotes: the machine's mode, the status of each remote, and what is wrong."""
-    outside = context.service.outside
-    if outside is None:
+    remote_access = context.service.remote_access
+    if remote_access is None:
         return {"mode": RouteMode.LOCAL_ONLY, "trouble": None, "ledger_trouble": None, "remotes": []}
     statuses = {status.name: status for status in context.service.remotes()}
     return {
-        "mode": outside.mode,
-        "trouble": outside.file.trouble or outside.policy.why_local or None,
-        "ledger_trouble": outside.ledger.trouble or None,
+        "mode": remote_access.mode,
+        "trouble": remote_access.file.trouble or remote_access.policy.why_local or None,
+        "ledger_trouble": remote_access.ledger.trouble or None,
         "remotes": [
             _remote(
                 remote,
-                outside.policy.why_not(remote),
+                remote_access.policy.why_not(remote),
                 statuses.get(remote.name),
-                outside.ledger.spent(remote.name),
-                outside.ledger.budget_left(remote.name, ""),
+                remote_access.ledger.spent(remote.name),
+                remote_access.ledger.why_blocked(remote.name, ""),
             )
-            for remote in outside.file.remotes
+            for remote in remote_access.file.remotes
         ],
     }
 

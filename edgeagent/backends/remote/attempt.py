@@ -43,13 +43,13 @@ class Attempt:
         self._guard = guard
         self._exchange: Exchange | None = None
         self._loop = asyncio.get_running_loop()
-        self.tally = reader.tally
+        self.answer = reader.answer
         self.is_over = False
 
     async def begin(self, permit: Permit, call: Call) -> list[Delta]:
         """Send the call; return the first content, or an empty list if the answer is complete and empty.
 
-        Raise a Failure, or Ended if the request was ended from outside.
+        Raise a Failure, or RequestEnded if the request was ended from outside.
         """
         until_s = min(self._loop.time() + self._limits.first_token_s, self._ends_at_s)
         try:
@@ -67,13 +67,13 @@ class Attempt:
 
         Any event restarts the idle timeout.
         """
-        num_events, until_s = self.tally.num_events, self._idle_until_s()
+        num_events, until_s = self.answer.num_events, self._idle_until_s()
         try:
             while not self.is_over:
                 if deltas := await self._read(until_s):
                     return deltas
-                if self.tally.num_events > num_events:
-                    num_events, until_s = self.tally.num_events, self._idle_until_s()
+                if self.answer.num_events > num_events:
+                    num_events, until_s = self.answer.num_events, self._idle_until_s()
         except OutOfTime:
             raise Failure(Kind.TIMEOUT, f"no more events within {self._limits.idle_s:g} s") from None
         return []
@@ -88,14 +88,14 @@ class Attempt:
 
     async def _read(self, until_s: float) -> list[Delta]:
         assert self._exchange is not None
-        tally = self.tally
-        if tally.fault is not None:
-            raise tally.fault
-        if not tally.is_whole:
+        answer = self.answer
+        if answer.fault is not None:
+            raise answer.fault
+        if not answer.has_end_marker:
             chunk = await self._control.wait(until_s, self._exchange.read)
             if chunk:
                 deltas = self._guard.take(self._reader.feed(chunk))
-                if deltas or not tally.is_whole:
+                if deltas or not answer.has_end_marker:
                     return deltas
         last = self._guard.take(self._reader.end()) + self._guard.release()
         self.is_over = True

@@ -17,7 +17,7 @@ from edgeagent.backends.remote.bodies.chat import unsupported
 from edgeagent.backends.remote.connection.transport import Call, check_permit
 from edgeagent.backends.remote.control import Cause
 from edgeagent.backends.remote.endpoints.choose import score
-from edgeagent.backends.remote.endpoints.cluster import Cluster, Ledger, num_prompt_tokens
+from edgeagent.backends.remote.endpoints.cluster import Cluster, EgressRecorder, num_prompt_tokens
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure
 from edgeagent.backends.remote.run import Run
 from edgeagent.errors import ConfigError, Forbidden, ModelNotFound, NotSupported, Overloaded, RemoteUnavailable
@@ -61,7 +61,7 @@ class RemoteBackend:
         remote: Remote,
         *,
         keys: FindKey,
-        ledger: Ledger,
+        ledger: EgressRecorder,
         probes: Callable[[], ProbePermit | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -106,7 +106,7 @@ class RemoteBackend:
         if self._cluster is not None:
             await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
 
-    async def network_changed(self) -> None:
+    async def renew_connections(self) -> None:
         """Use new connections from now on, and forget earlier failures of endpoints.
 
         Called when the network may have changed, for example because the machine has slept.
@@ -119,10 +119,10 @@ class RemoteBackend:
         if self._cluster is not None:
             self._cluster.access.forgive()
 
-    def look_at_network(self) -> None:
+    def check_network(self) -> None:
         """Check for a change of network if requests are running. A new request makes this check itself."""
         if self._cluster is not None and self._live:
-            self._cluster.note_network()
+            self._cluster.renew_if_network_changed()
 
     def warm(self) -> None:
         """Open connections to the usable endpoints, and probe all, because requests are likely to follow.
@@ -137,7 +137,7 @@ class RemoteBackend:
         if self._warmed_s is None or now_s - self._warmed_s >= _WARM_INTERVAL_S:
             self._warmed_s = now_s
             for endpoint, prober in zip(self._cluster.endpoints, self._cluster.probers, strict=True):
-                if endpoint.can_try(now_s):
+                if endpoint.accepts_requests(now_s):
                     task = asyncio.get_running_loop().create_task(prober.open_ahead(permit, _NUM_WARM))
                     self._warming.add(task)
                     task.add_done_callback(self._warming.discard)
@@ -210,11 +210,11 @@ class RemoteBackend:
         """
         cluster = self._served()
         model = cluster.model_there(request.model)
-        cluster.note_network()
+        cluster.renew_if_network_changed()
         now_s = self._clock()
         num_tokens = num_prompt_tokens(request)
         views = [endpoint.view(model, num_tokens, now_s) for endpoint in cluster.endpoints]
-        known = [score(view, is_long=False) for view in views if view.can_try and view.first_token_s is not None]
+        known = [score(view, is_long=False) for view in views if view.is_usable and view.first_token_s is not None]
         rates = [rate for endpoint in cluster.endpoints if (rate := endpoint.averages.token_s(now_s)) is not None]
         wait_s = cluster.seconds_until_next()
         obstacle, trouble = self._obstacle_of(request, num_tokens, wait_s)
@@ -228,7 +228,8 @@ class RemoteBackend:
             trouble=trouble,
             first_token_s=min(known, default=None),
             token_s=min(rates, default=None),
-            may_be_tried=obstacle == UNREACHABLE and any(each.may_be_tried(now_s) for each in cluster.endpoints),
+            is_last_resort=obstacle == UNREACHABLE
+            and any(each.accepts_last_resort(now_s) for each in cluster.endpoints),
         )
 
     def cancel(self, request_id: str) -> None:
@@ -262,15 +263,15 @@ class RemoteBackend:
 
     def _accept(self, request: GenerateRequest, permit: Permit, so_far: AnswerSoFar | None) -> Run:
         cluster = self._served()
-        cluster.note_network()
+        cluster.renew_if_network_changed()
         kind, trouble = self._obstacle()
         if kind:
             raise RemoteUnavailable(f"{self.name}: {trouble}", served_by=self.name)
-        if (spent := self._ledger.budget_left(self.remote.name, permit.client)) is not None:
-            raise RemoteUnavailable(f"{self.name}: {spent}", served_by=self.name)
+        if (why := self._ledger.why_blocked(self.remote.name, permit.client)) is not None:
+            raise RemoteUnavailable(f"{self.name}: {why}", served_by=self.name)
         if len(self._live) >= self.remote.limits.max_concurrent:
-            crowd = f"{len(self._live)} requests are running at {self.name}"
-            raise Overloaded.by(crowd, retry_after_s=_RETRY_AFTER_S, served_by=self.name)
+            reason = f"{len(self._live)} requests are running at {self.name}"
+            raise Overloaded.full_queue(reason, retry_after_s=_RETRY_AFTER_S, served_by=self.name)
         return Run(cluster, request, permit, so_far)
 
     def _served(self) -> Cluster:
@@ -288,15 +289,15 @@ class RemoteBackend:
         kind, trouble = self._obstacle()
         if kind:
             return kind, trouble
-        if unsupported(request) or self._speaks_no(request):
+        if unsupported(request) or self._is_prompt_unsupported(request):
             return "unsupported", ""
         if self._awaits_probe():
             return UNREACHABLE, ""
         cluster, now_s = self._served(), self._clock()
         if not cluster.fits(cluster.model_there(request.model), num_tokens):
             return CONTEXT, ""
-        if (spent := self._ledger.budget_left(self.remote.name, request.client)) is not None:
-            return "budget", spent
+        if (why := self._ledger.why_blocked(self.remote.name, request.client)) is not None:
+            return "budget", why
         if not wait_s:
             return "", ""
         is_open = all(endpoint.breaker.seconds_left(now_s) for endpoint in cluster.endpoints)
@@ -309,7 +310,7 @@ class RemoteBackend:
         endpoints answer again.
         """
         cluster, now_s = self._served(), self._clock()
-        usable = [endpoint for endpoint in cluster.endpoints if endpoint.can_try(now_s)]
+        usable = [endpoint for endpoint in cluster.endpoints if endpoint.accepts_requests(now_s)]
         if not usable or not all(endpoint.breaker.wants_probe(now_s) for endpoint in usable):
             return False
         if self._probes() is None:
@@ -317,7 +318,7 @@ class RemoteBackend:
         self._note_use()
         return True
 
-    def _speaks_no(self, request: GenerateRequest) -> bool:
+    def _is_prompt_unsupported(self, request: GenerateRequest) -> bool:
         """Whether the remote's protocol cannot express this kind of prompt."""
         if self.remote.wire == "responses":
             return isinstance(request.prompt, TextPrompt | TokenPrompt)
@@ -346,9 +347,9 @@ class RemoteBackend:
         while self._used_s is not None and self._clock() - self._used_s <= _PROBED_AFTER_USE_S:
             if (permit := self._probes()) is None or self._obstacle()[0]:
                 return
-            cluster.note_network()
+            cluster.renew_if_network_changed()
             await asyncio.gather(*(self._probe(cluster, index, permit) for index in range(len(cluster.endpoints))))
-            if cluster.is_resting or await cluster.rests_within(_PROBE_INTERVAL_S):
+            if cluster.has_open_breaker or await cluster.wait_for_open_breaker(_PROBE_INTERVAL_S):
                 # Full jitter: many machines may have seen the same failure, and should not all probe at the same time.
                 await asyncio.sleep(self._chance() * most_s)
                 most_s = min(2 * most_s, _MAX_DELAY_S)

@@ -17,7 +17,7 @@ class Cause(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
-class Ended(Exception):
+class RequestEnded(Exception):
     """The request was ended from outside. `Control.cause` says why."""
 
 
@@ -44,14 +44,14 @@ class Control:
     async def wait(self, until_s: float, work: Callable[[], Awaitable[Result]]) -> Result:
         """Call `work` and return its result.
 
-        Raise OutOfTime at `until_s` on the event loop's clock, or Ended after `end`.
+        Raise OutOfTime at `until_s` on the event loop's clock, or RequestEnded after `end`.
         """
         if self.cause is not None:
-            raise Ended
+            raise RequestEnded
         try:
             async with asyncio.timeout_at(until_s) as self._scope:
                 return await work()
         except TimeoutError:
-            raise (OutOfTime if self.cause is None else Ended) from None
+            raise (OutOfTime if self.cause is None else RequestEnded) from None
         finally:
             self._scope = None

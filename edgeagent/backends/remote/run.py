@@ -10,13 +10,13 @@ from functools import partial
 from edgeagent.backends.remote.access import KEY_IS_MENDED, Headers, quotes_key
 from edgeagent.backends.remote.answers.chat import ChatReader
 from edgeagent.backends.remote.answers.echo import EchoGuard
-from edgeagent.backends.remote.answers.reader import NO_TOKEN, AnswerReader, Tally
+from edgeagent.backends.remote.answers.reader import NO_TOKEN, AnswerReader, AnswerState
 from edgeagent.backends.remote.answers.responses import ResponsesReader
 from edgeagent.backends.remote.attempt import Attempt
 from edgeagent.backends.remote.bodies.chat import Body, Target, tokens_left, write_body
 from edgeagent.backends.remote.bodies.responses import write_responses_body
 from edgeagent.backends.remote.connection.transport import Call
-from edgeagent.backends.remote.control import Cause, Control, Ended, OutOfTime
+from edgeagent.backends.remote.control import Cause, Control, OutOfTime, RequestEnded
 from edgeagent.backends.remote.dialect import VLLM
 from edgeagent.backends.remote.endpoints.cluster import Cluster, num_prompt_tokens
 from edgeagent.backends.remote.endpoints.context import is_too_long, told_context
@@ -69,7 +69,7 @@ class Run:
         self._attempt: Attempt | None = None
         self._endpoint: Endpoint | None = None
         self._row: int | None = None
-        self._num_told = 0
+        self._num_delivered_tokens = 0
         self._key_headers: Headers = ()
         self._began_s = cluster.clock()
         self._first_s = 0.0
@@ -90,7 +90,7 @@ class Run:
             return self._finish(FinishReason.LENGTH)
         try:
             return await self._try_endpoints()
-        except Ended:
+        except RequestEnded:
             return self._end_early()
         except Failure as failure:
             raise self._error(failure) from None
@@ -102,7 +102,7 @@ class Run:
         assert self._attempt is not None and self._endpoint is not None
         try:
             deltas = await self._attempt.next()
-        except Ended:
+        except RequestEnded:
             return self._end_early()
         except Failure as failure:
             self._blame(self._endpoint, failure)
@@ -130,7 +130,7 @@ class Run:
                     break
                 if endpoint is before:
                     await self._pause()
-                if not endpoint.can_try(self._cluster.clock()):
+                if not endpoint.accepts_requests(self._cluster.clock()):
                     continue
             try:
                 return await self._try(endpoint, prober)
@@ -178,18 +178,18 @@ class Run:
         is_chat = self._remote.wire != "responses"
         reader: AnswerReader = ChatReader(num_rivals) if is_chat else ResponsesReader(num_rivals)
         before = self._so_far.text if self._so_far is not None else ""
-        reader.tally.skip(len(before))
+        reader.answer.skip(len(before))
         guard = EchoGuard("" if endpoint.dialect is VLLM else before)
         self._attempt = Attempt(endpoint.transport, reader, self.control, self._remote.limits, self._ends_at_s, guard)
         self._row = cluster.ledger.begin(self._permit, endpoint.transport.host, self._model, len(body.content))
         deltas = await self._attempt.begin(self._permit, self._call(body, headers))
-        self._check_model(endpoint, reader.tally)
+        self._check_model(endpoint, reader.answer)
         now_s = self._first_s = self._heard_s = cluster.clock()
         endpoint.note_content(self._num_prompt_tokens, now_s - began_s, now_s)
-        usage = reader.tally.usage or Usage()
+        usage = reader.answer.usage or Usage()
         placement = Placement(
             cluster.name,
-            reader.tally.model or self._model,
+            reader.answer.model or self._model,
             self._permit.reason,
             endpoint.transport.host,
             endpoint.region,
@@ -213,9 +213,9 @@ class Run:
         headers = (*headers, ("Accept", "text/event-stream"), ("X-Session-ID", self._session), num_hops)
         return Call(body.path, body.content, headers, self._request.id)
 
-    def _check_model(self, endpoint: Endpoint, tally: Tally) -> None:
+    def _check_model(self, endpoint: Endpoint, answer: AnswerState) -> None:
         """Raise a Failure if another of the endpoint's models answered. Accept a name that is not in its list."""
-        if tally.model != self._model and tally.model in endpoint.models and self._model in endpoint.models:
+        if answer.model != self._model and answer.model in endpoint.models and self._model in endpoint.models:
             raise Failure(Kind.WRONG_MODEL, "it answered with another model than the requested one")
 
     async def _pause(self) -> None:
@@ -228,25 +228,25 @@ class Run:
 
     def _step(self, deltas: list[Delta], started: Started | None = None) -> Step:
         assert self._attempt is not None
-        tally = self._attempt.tally
+        answer = self._attempt.answer
         all_deltas: list[Delta] = [*([started] if started is not None else []), *deltas]
         if self._attempt.is_over:
-            assert tally.finish is not None
-            return self._finish(tally.finish, all_deltas)
-        return Step(tuple(all_deltas), self._new_tokens(tally), time.monotonic())
+            assert answer.finish is not None
+            return self._finish(answer.finish, all_deltas)
+        return Step(tuple(all_deltas), self._new_tokens(answer), time.monotonic())
 
-    def _new_tokens(self, tally: Tally) -> tuple[int, ...]:
-        num_new, self._num_told = tally.num_tokens - self._num_told, tally.num_tokens
+    def _new_tokens(self, answer: AnswerState) -> tuple[int, ...]:
+        num_new, self._num_delivered_tokens = answer.num_tokens - self._num_delivered_tokens, answer.num_tokens
         return (NO_TOKEN,) * num_new
 
     def _finish(self, reason: FinishReason, deltas: list[Delta] | None = None) -> Step:
         """End the request and return its last step."""
         self.is_over = True
         now_s = self._cluster.clock()
-        tally = self._attempt.tally if self._attempt is not None else Tally()
-        usage = tally.usage or Usage(num_output_tokens=tally.num_tokens)
+        answer = self._attempt.answer if self._attempt is not None else AnswerState()
+        usage = answer.usage or Usage(num_output_tokens=answer.num_tokens)
         if self._endpoint is not None and self._first_s:
-            self._endpoint.averages.note_tokens(tally.num_tokens - 1, now_s - self._first_s, now_s)
+            self._endpoint.averages.note_tokens(answer.num_tokens - 1, now_s - self._first_s, now_s)
             if reason is not FinishReason.CANCELLED:
                 self._endpoint.breaker.finish()
         self._close_row("cancelled" if reason is FinishReason.CANCELLED else "completed")
@@ -257,7 +257,7 @@ class Run:
             reason=self._permit.reason,
         )
         finished = Finished(reason, self._total(usage), timings)
-        return Step((*(deltas or ()), finished), self._new_tokens(tally), time.monotonic())
+        return Step((*(deltas or ()), finished), self._new_tokens(answer), time.monotonic())
 
     def _total(self, usage: Usage) -> Usage:
         """Return the counts for the whole answer. The remote counted the earlier part of the answer with the prompt."""
@@ -278,15 +278,15 @@ class Run:
             return self._finish(FinishReason.CANCELLED)
         self._close_row("withdrawn")
         raise RemoteUnavailable(
-            self.control.message, served_by=self._cluster.name, num_delivered_tokens=self._num_told
+            self.control.message, served_by=self._cluster.name, num_delivered_tokens=self._num_delivered_tokens
         ) from None
 
     def _close_row(self, outcome: str) -> None:
         row, self._row = self._row, None
         if row is None:
             return
-        tally = self._attempt.tally if self._attempt is not None else Tally()
-        usage = tally.usage or Usage(self._num_prompt_tokens if tally.num_tokens else 0, 0, tally.num_tokens)
+        answer = self._attempt.answer if self._attempt is not None else AnswerState()
+        usage = answer.usage or Usage(self._num_prompt_tokens if answer.num_tokens else 0, 0, answer.num_tokens)
         self._cluster.ledger.end(row, outcome, usage.num_prompt_tokens, usage.num_output_tokens)
 
     async def _leave(self) -> None:
@@ -299,14 +299,14 @@ class Run:
 
     def _error(self, failure: Failure) -> EdgeAgentError:
         """Convert a failure to an error for the router and the client. Only a rejection shows the remote's own text."""
-        name, num_told = self._cluster.name, self._num_told
+        name, num_delivered_tokens = self._cluster.name, self._num_delivered_tokens
         message = f"{name}: {failure.message}"
         if failure.kind is Kind.TIMEOUT and self._is_own_timeout():
             message = f"the request did not end within its {self._request.timeout_s:g} s"
-            return RequestTimeout(message, served_by=name, num_delivered_tokens=num_told)
-        if failure.kind is Kind.REJECTED and not num_told:
-            is_told = failure.detail and not quotes_key(failure.detail, self._key_headers)
-            detailed = f"{message}: {failure.detail}" if is_told else message
+            return RequestTimeout(message, served_by=name, num_delivered_tokens=num_delivered_tokens)
+        if failure.kind is Kind.REJECTED and not num_delivered_tokens:
+            is_detail_shown = failure.detail and not quotes_key(failure.detail, self._key_headers)
+            detailed = f"{message}: {failure.detail}" if is_detail_shown else message
             if failure.status == 413:
                 return PayloadTooLarge(message, served_by=name)
             kind = ContextLengthExceeded if _is_too_long(failure) else InvalidRequest
@@ -316,7 +316,9 @@ class Run:
         retry_after_s = failure.retry_after_s
         if retry_after_s is None and failure.kind in (Kind.OVERLOADED, Kind.UNREACHABLE):
             retry_after_s = self._cluster.seconds_until_next() or None
-        return RemoteUnavailable(message, retry_after_s=retry_after_s, served_by=name, num_delivered_tokens=num_told)
+        return RemoteUnavailable(
+            message, retry_after_s=retry_after_s, served_by=name, num_delivered_tokens=num_delivered_tokens
+        )
 
     def _is_own_timeout(self) -> bool:
         timeout_s = self._request.timeout_s

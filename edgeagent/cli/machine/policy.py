@@ -49,31 +49,31 @@ policy_app.command("show")(with_declared_options(show))
 
 def _effective(loaded: LoadedConfig) -> dict[str, Any]:
     # Imported here, since it is slow to import and not needed to read the file.
-    from edgeagent.router.outside import Outside
+    from edgeagent.router.remote_access import RemoteAccess
 
-    outside = Outside(loaded.config)
+    remote_access = RemoteAccess(loaded.config)
     try:
-        usable = {remote.name: remote for remote in outside.remotes}
-        allowed = outside.policy.policy
+        usable = {remote.name: remote for remote in remote_access.remotes}
+        allowed = remote_access.policy.policy
         return {
-            "route": outside.mode.value,
+            "route": remote_access.mode.value,
             "pulls": allowed.pulls,
             "model_sha256": allowed.model_sha256,
             "budget": described(allowed).get("budget"),
-            "remotes_trouble": outside.file.trouble or None,
+            "remotes_trouble": remote_access.file.trouble or None,
             "remotes": [
                 {
                     "name": remote.name,
-                    "trouble": outside.policy.why_not(remote) or None,
+                    "trouble": remote_access.policy.why_not(remote) or None,
                     "ca_file": usable.get(remote.name, remote).tls.ca_file,
                     "proxy": usable.get(remote.name, remote).proxy,
-                    "budget_trouble": outside.ledger.budget_left(remote.name, ""),
+                    "budget_trouble": remote_access.ledger.why_blocked(remote.name, ""),
                 }
-                for remote in outside.file.remotes
+                for remote in remote_access.file.remotes
             ],
         }
     finally:
-        outside.close()
+        remote_access.close()
 
 
 def _print(report: Mapping[str, Any]) -> None:

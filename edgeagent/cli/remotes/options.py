@@ -13,7 +13,7 @@ import typer
 
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
-from edgeagent.remotes import Budget, Endpoint, Key, Limits, Price
+from edgeagent.remotes import Budget, EndpointConfig, Key, Limits, Price
 
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="A name of your choice for the remote.")]
 Urls = Annotated[
@@ -123,12 +123,12 @@ def models(aliases: Sequence[str]) -> dict[str, str]:
     return dict(_pair(alias, "--model", "LOCAL=REMOTE, e.g. builtin=meta-llama/Llama-3.1-8B") for alias in aliases)
 
 
-def endpoints(urls: Sequence[str], regions: Sequence[str]) -> tuple[Endpoint, ...]:
+def endpoints(urls: Sequence[str], regions: Sequence[str]) -> tuple[EndpointConfig, ...]:
     """Return an endpoint for each URL. `regions` is empty, has one region for all URLs, or one for each URL."""
     if len(regions) not in (0, 1, len(urls)):
         raise ConfigError(f"--region: give it once, or once for each of the {len(urls)} URLs, in their order")
     places = regions if len(regions) == len(urls) else [*regions, ""][:1] * len(urls)
-    return tuple(Endpoint(url, place) for url, place in zip(urls, places, strict=True))
+    return tuple(EndpointConfig(url, place) for url, place in zip(urls, places, strict=True))
 
 
 def price(text: str | None) -> Price:

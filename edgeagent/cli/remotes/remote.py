@@ -158,19 +158,19 @@ def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config
 
     from edgeagent.router.checkup import check
     from edgeagent.router.modes import strictest
-    from edgeagent.router.outside import Outside
+    from edgeagent.router.remote_access import RemoteAccess
 
     settings = _settings(state_dir, config)
     remote = find_among(load_remotes(settings.state_dir), name)
-    outside = Outside(settings)
-    _check_policy(outside.policy, remote)
-    remote = under(outside.policy.policy, remote)
+    remote_access = RemoteAccess(settings)
+    _check_policy(remote_access.policy, remote)
+    remote = under(remote_access.policy.policy, remote)
     key = "" if remote.key is None else KeyFinder()(remote.key)
     try:
-        mode = strictest(outside.mode, _mode_of_daemon(settings)) or RouteMode.LOCAL_ONLY
-        found = asyncio.run(check(remote, mode, key, outside.ledger))
+        mode = strictest(remote_access.mode, _mode_of_daemon(settings)) or RouteMode.LOCAL_ONLY
+        found = asyncio.run(check(remote, mode, key, remote_access.ledger))
     finally:
-        outside.close()
+        remote_access.close()
     if as_json:
         typer.echo(json.dumps({"remote": name, "endpoints": found}, indent=2))
     else:

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from edgeagent.config import Config
-from edgeagent.remotes import REMOTES_FILE, Budget, Endpoint, Price, Remote
+from edgeagent.remotes import REMOTES_FILE, Budget, EndpointConfig, Price, Remote
 from edgeagent.remotes.file import add_remote, remove_remote
-from edgeagent.router.outside import Outside
+from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.types import EndpointStatus, Permit, RemoteStatus, RouteMode
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
@@ -25,7 +25,7 @@ class WithRemotes(FakeBackend):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.outside: Outside = Outside(config)
+        self.remote_access: RemoteAccess = RemoteAccess(config)
 
 
 @pytest_asyncio.fixture
@@ -34,12 +34,12 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Running]:
     service = WithRemotes(config)
     async with running(service, config) as daemon:
         yield daemon
-    service.outside.close()
+    service.remote_access.close()
 
 
-def outside(daemon: Running) -> Outside:
-    assert daemon.service.outside is not None
-    return daemon.service.outside
+def remote_access(daemon: Running) -> RemoteAccess:
+    assert daemon.service.remote_access is not None
+    return daemon.service.remote_access
 
 
 async def route(daemon: Running) -> dict[str, Any]:
@@ -51,7 +51,7 @@ async def route(daemon: Running) -> dict[str, Any]:
 
 async def test_the_status_follows_the_file(daemon: Running, tmp_path: Path) -> None:
     assert await route(daemon) == {"mode": "local_only", "trouble": None, "ledger_trouble": None, "remotes": []}
-    add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example", "eu"),), budget=Budget(tokens=100)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example", "eu"),), budget=Budget(tokens=100)))
     report = await route(daemon)
     assert report["mode"] == "prefer_local"
     (remote,) = report["remotes"]
@@ -67,14 +67,14 @@ async def test_the_status_follows_the_file(daemon: Running, tmp_path: Path) -> N
 
 
 async def test_the_status_of_a_remote_that_is_used(daemon: Running, tmp_path: Path) -> None:
-    add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example"),), price=Price(output=1.0)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example"),), price=Price(output=1.0)))
     assert isinstance(daemon.service, FakeBackend)
     endpoint = EndpointStatus("https://gpu.example/v1", breaker="open", cause="connect: refused", num_waiting=3)
     daemon.service.statuses = [RemoteStatus("gpu", "the key was refused", 2, (endpoint,))]
-    ledger = outside(daemon).ledger
+    ledger = remote_access(daemon).ledger
     row = ledger.begin(Permit("r1", "gpu", RouteMode.PREFER_LOCAL, "queue_full"), "gpu.example", "m", 10)
     ledger.end(row, "completed", 10, 1_000_000)
-    add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example"),), budget=Budget(client_money=0.5)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example"),), budget=Budget(client_money=0.5)))
     (remote,) = (await route(daemon))["remotes"]
     assert "1 of 0.5 money" in remote["budget_trouble"]
     assert (remote["is_used"], remote["trouble"], remote["num_live"]) == (True, "the key was refused", 2)
@@ -86,25 +86,27 @@ async def test_right_after_a_change_what_was_written_is_shown(daemon: Running, t
     assert isinstance(daemon.service, FakeBackend)
     before = EndpointStatus("https://gpu.example/v1", "eu", num_waiting=3)
     daemon.service.statuses = [RemoteStatus("gpu", "", 2, (before,))]
-    add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example", "us"), Endpoint("https://new.example"))))
+    add_remote(
+        tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example", "us"), EndpointConfig("https://new.example")))
+    )
     (remote,) = (await route(daemon))["remotes"]
     first, second = remote["endpoints"]
     assert (remote["is_used"], first["region"], first["num_waiting"]) == (True, "us", 3)
     assert second == {"url": "https://new.example/v1", "region": ""}
-    add_remote(tmp_path, Remote("gpu", (Endpoint("https://new.example"),)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://new.example"),)))
     (remote,) = (await route(daemon))["remotes"]
     assert (remote["is_used"], remote["num_live"]) == (False, 0)
 
 
 async def test_a_ledger_that_cannot_be_kept_is_told(daemon: Running, tmp_path: Path) -> None:
-    add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example"),)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example"),)))
     (tmp_path / "egress").write_text("in the way")
-    assert outside(daemon).ledger.budget_left("gpu", "") is not None
+    assert remote_access(daemon).ledger.why_blocked("gpu", "") is not None
     assert "cannot be kept" in (await route(daemon))["ledger_trouble"]
 
 
 async def test_the_ledger_is_shown_and_purged(daemon: Running, tmp_path: Path) -> None:
-    ledger = outside(daemon).ledger
+    ledger = remote_access(daemon).ledger
     for number in range(3):
         permit = Permit(f"r{number}", "gpu", RouteMode.PREFER_LOCAL, "queue_full", "kiosk")
         ledger.end(ledger.begin(permit, "gpu.example", "m", 10), "completed", 4, 5)

@@ -71,7 +71,7 @@ def read(reader: AnswerReader, pieces: Iterable[bytes]) -> tuple[tuple[Delta, ..
     try:
         for piece in pieces:
             deltas += reader.feed(piece)
-            if reader.tally.fault is not None:
+            if reader.answer.fault is not None:
                 break
         deltas += reader.end()
     except Failure as failure:

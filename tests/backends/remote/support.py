@@ -10,7 +10,7 @@ from typing import Any
 
 from edgeagent.backends.remote.backend import RemoteBackend
 from edgeagent.errors import EdgeAgentError
-from edgeagent.remotes import Endpoint, Key, Limits, Remote, Tls
+from edgeagent.remotes import EndpointConfig, Key, Limits, Remote, Tls
 from edgeagent.types import (
     AnswerSoFar,
     ChatPrompt,
@@ -51,7 +51,7 @@ class Rows:
         assert self.rows[row][3] == "open"
         self.rows[row][3:] = [outcome, num_prompt_tokens, num_output_tokens]
 
-    def budget_left(self, remote: str, client: str) -> str | None:
+    def why_blocked(self, remote: str, client: str) -> str | None:
         """Return the value that the test set."""
         return self.spent
 
@@ -84,7 +84,7 @@ async def backend(
 ) -> AsyncIterator[RemoteBackend]:
     """Run the backend of a remote at these URLs."""
     regions = regions or ("",) * len(urls)
-    endpoints = tuple(Endpoint(url, region) for url, region in zip(urls, regions, strict=True))
+    endpoints = tuple(EndpointConfig(url, region) for url, region in zip(urls, regions, strict=True))
     given = {"key": Key("env", "KEY"), "limits": LIMITS, "tls": tls or Tls(), **fields}
     leave = ProbePermit("gpu", RouteMode.PREFER_LOCAL) if probes else None
     made = RemoteBackend(

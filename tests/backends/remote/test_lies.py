@@ -44,7 +44,7 @@ def test_counts_that_cannot_be(prompt: int, cached: int, output: int, counted: U
     }
     reader = ChatReader()
     read(reader, [answer("a")[: -len(DONE)] + event({"choices": [], "usage": chat}) + DONE])
-    assert reader.tally.usage == counted
+    assert reader.answer.usage == counted
     responses = {
         "input_tokens": prompt,
         "output_tokens": output,
@@ -53,7 +53,7 @@ def test_counts_that_cannot_be(prompt: int, cached: int, output: int, counted: U
     }
     other = ResponsesReader()
     read(other, [event({"type": "response.completed", "response": {"usage": responses}})])
-    assert other.tally.usage == counted
+    assert other.answer.usage == counted
 
 
 @pytest.mark.parametrize("said", [{"timings": {"predicted_n": 10**12}}, {"usage": {"completion_tokens": 10**12}}])
@@ -61,7 +61,7 @@ def test_an_answer_of_more_tokens_than_any(said: dict[str, Any]) -> None:
     """Each counted token takes memory on this machine."""
     reader = ChatReader()
     read(reader, [ROLE + chunk({"content": "a"}, **said)])
-    assert reader.tally.num_tokens == MAX_OUTPUT_TOKENS
+    assert reader.answer.num_tokens == MAX_OUTPUT_TOKENS
 
 
 @pytest.mark.parametrize("name", ["m" * 513, "big\r\nset-cookie: a=b", "\x1b[31mred", "\u202egpt"])

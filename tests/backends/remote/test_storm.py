@@ -8,7 +8,7 @@ import random
 import pytest
 
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.backends.remote.connection.errands import Errands
+from edgeagent.backends.remote.connection.background_tasks import BackgroundTasks
 from edgeagent.backends.remote.failures import Failure
 from edgeagent.remotes import Limits, Tls
 from edgeagent.types import ChatPrompt, Message, replace
@@ -73,9 +73,9 @@ async def weather(remote: RemoteBackend, rows: Rows, seed: int, num_requests: in
     await until(lambda: len(asyncio.all_tasks()) <= num_tasks + 60)
 
 
-async def test_an_errand_is_cancelled_once() -> None:
+async def test_a_background_task_is_cancelled_once() -> None:
     """Work that completes although it was cancelled is undone. Work that `finish` ends is a failure, not a cancel."""
-    errands = Errands()
+    tasks = BackgroundTasks()
     begun, undone, going = asyncio.Event(), list[int](), asyncio.Event()
 
     async def work() -> int:
@@ -89,23 +89,23 @@ async def test_an_errand_is_cancelled_once() -> None:
     async def undo(result: int) -> None:
         undone.append(result)
 
-    waiting = asyncio.create_task(errands.run(work(), undo))
+    waiting = asyncio.create_task(tasks.run(work(), undo))
     await begun.wait()
     for _ in range(3):
         waiting.cancel()
         await asyncio.sleep(0)
     await asyncio.wait([waiting])
-    assert waiting.cancelled() and len(errands) == 1
+    assert waiting.cancelled() and len(tasks) == 1
     going.set()
-    await until(lambda: undone == [7] and not len(errands))
+    await until(lambda: undone == [7] and not len(tasks))
 
     async def hang() -> None:
         await asyncio.sleep(60)
 
-    other = asyncio.create_task(errands.run(hang()))
+    other = asyncio.create_task(tasks.run(hang()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    await errands.finish()
+    await tasks.finish()
     with pytest.raises(Failure, match="closed on this machine"):
         await other
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.remotes import Endpoint, Remote
+from edgeagent.remotes import EndpointConfig, Remote
 from edgeagent.remotes.file import add_remote, load_remotes
 
 Output = pytest.CaptureFixture[str]
@@ -41,8 +41,8 @@ def test_without_a_policy_nothing_is_forbidden(machine_policy: Path, tmp_path: P
 
 def test_what_holds_is_the_strictest_of_all(machine_policy: Path, tmp_path: Path, capsys: Output) -> None:
     write(machine_policy, POLICY)
-    add_remote(tmp_path, Remote("gpu", (Endpoint("https://gpu.example"),)))
-    add_remote(tmp_path, Remote("mine", (Endpoint("https://mine.example"),)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example"),)))
+    add_remote(tmp_path, Remote("mine", (EndpointConfig("https://mine.example"),)))
     assert shown(tmp_path, capsys)["policy"] == {
         "route": "prefer_remote",
         "remote_hosts": ["gpu.example"],
@@ -77,7 +77,7 @@ def test_what_is_forbidden_is_neither_added_nor_tried_nor_pulled(
     machine_policy: Path, tmp_path: Path, capsys: Output
 ) -> None:
     folder = ["--state-dir", str(tmp_path)]
-    add_remote(tmp_path, Remote("old", (Endpoint("https://old.example"),)))
+    add_remote(tmp_path, Remote("old", (EndpointConfig("https://old.example"),)))
     write(machine_policy, "remote_hosts = []\npulls = false")
     assert main(["remote", "add", "gpu", "https://gpu.example", "--yes", *folder]) == 2
     assert main(["remote", "test", "old", *folder]) == 2

@@ -15,7 +15,7 @@ import pytest
 from edgeagent.cli import main
 from edgeagent.cli.remotes import remote
 from edgeagent.egress.rows import folder_of, read_rows
-from edgeagent.remotes import Endpoint, Key, Limits, Remote
+from edgeagent.remotes import EndpointConfig, Key, Limits, Remote
 from edgeagent.remotes.file import add_remote
 from edgeagent.runtime_file import Runtime
 
@@ -78,7 +78,9 @@ def checked(folder: Path, capsys: Output, **fields: Any) -> tuple[int, dict[str,
 
 def test_a_remote_that_does(server: Any, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_KEY", SECRET)
-    add_remote(tmp_path, Remote("gpu", (Endpoint(url(server), "lab"),), Key("env", "GPU_KEY"), {"builtin": "small"}))
+    add_remote(
+        tmp_path, Remote("gpu", (EndpointConfig(url(server), "lab"),), Key("env", "GPU_KEY"), {"builtin": "small"})
+    )
     assert main(["remote", "test", "gpu", "--state-dir", str(tmp_path)]) == 0
     first, second, third = capsys.readouterr().out.splitlines()
     assert re.sub(r"[\d.]+ ms", "N ms", first) == f"{url(server)} (lab): name N ms, connect N ms, models N ms"
@@ -98,7 +100,7 @@ def test_a_remote_that_does(server: Any, tmp_path: Path, capsys: Output, monkeyp
 
 
 def test_in_json(server: Any, tmp_path: Path, capsys: Output) -> None:
-    add_remote(tmp_path, Remote("gpu", (Endpoint(url(server)),)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),)))
     status, found = checked(tmp_path, capsys)
     assert (status, found["problem"], found["model"], found["models"]) == (0, "", "big", ["big", "small"])
     assert found["tls_s"] is None and found["token_s"] > 0
@@ -107,7 +109,7 @@ def test_in_json(server: Any, tmp_path: Path, capsys: Output) -> None:
 def test_the_responses_api(server: Any, tmp_path: Path, capsys: Output) -> None:
     answer = {"output": [], "usage": {"input_tokens": 5, "output_tokens": 16}}
     server.answers["/v1/responses"] = (200, answer)
-    add_remote(tmp_path, Remote("gpu", (Endpoint(url(server)),), wire="responses"))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),), wire="responses"))
     assert checked(tmp_path, capsys)[0] == 0
     assert json.loads(server.asked[1][2])["store"] is False
     assert [(row.num_prompt_tokens, row.num_output_tokens) for row in read_rows(folder_of(tmp_path))] == [(5, 16)]
@@ -136,7 +138,7 @@ def test_what_is_wrong_is_told(
     path: str, answer: tuple[int, Any], problem: str, server: Any, tmp_path: Path, capsys: Output
 ) -> None:
     server.answers[path] = answer
-    add_remote(tmp_path, Remote("gpu", (Endpoint(url(server)),)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),)))
     status, found = checked(tmp_path, capsys)
     assert status == 1 and problem in found["problem"]
     outcomes = [row.outcome for row in read_rows(folder_of(tmp_path))]
@@ -144,14 +146,14 @@ def test_what_is_wrong_is_told(
 
 
 def test_a_model_that_it_does_not_have(server: Any, tmp_path: Path, capsys: Output) -> None:
-    add_remote(tmp_path, Remote("gpu", (Endpoint(url(server)),), models={"builtin": "huge", "tiny": "small"}))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),), models={"builtin": "huge", "tiny": "small"}))
     status, found = checked(tmp_path, capsys)
     assert (status, found["problem"]) == (1, "it does not serve huge; it has big, small")
     assert found["model"] == "small", "the other alias was tried all the same"
 
 
 def test_nobody_is_there(server: Any, tmp_path: Path, capsys: Output) -> None:
-    add_remote(tmp_path, Remote("gpu", (Endpoint("http://127.0.0.1:1/v1"), Endpoint(url(server)))))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("http://127.0.0.1:1/v1"), EndpointConfig(url(server)))))
     assert main(["remote", "test", "gpu", "--state-dir", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "http://127.0.0.1:1/v1: not reached"
@@ -164,14 +166,14 @@ def test_a_server_without_an_answer(server: Any, tmp_path: Path, capsys: Output)
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        add_remote(tmp_path, Remote("gpu", (Endpoint(place),), limits=Limits(first_token_s=0.05)))
+        add_remote(tmp_path, Remote("gpu", (EndpointConfig(place),), limits=Limits(first_token_s=0.05)))
         assert "no answer within 0.05 s" in checked(tmp_path, capsys)[1]["problem"]
 
 
 def test_local_only_lets_no_test_leave(
     server: Any, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_remote(tmp_path, Remote("gpu", (Endpoint(url(server)),)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),)))
     monkeypatch.setenv("EDGEAGENT_ROUTE", "local_only")
     assert main(["remote", "test", "gpu", "--state-dir", str(tmp_path)]) == 2
     assert "nothing leaves this machine, not even a test" in capsys.readouterr().err
@@ -182,7 +184,7 @@ def test_neither_does_that_of_the_running_daemon(
     server: Any, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon may have a flag that the command does not know."""
-    add_remote(tmp_path, Remote("gpu", (Endpoint(url(server)),)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),)))
     monkeypatch.setattr(remote, "find_daemon", lambda _: Runtime(1, 1.0, 1, "http://127.0.0.1:1", "0"))
     monkeypatch.setattr(remote, "ask", lambda address, path: {"route": {"mode": "local_only"}})
     assert main(["remote", "test", "gpu", "--state-dir", str(tmp_path)]) == 2
@@ -194,7 +196,7 @@ def test_a_missing_key_or_remote_is_told_before_anything_is_sent(
     server: Any, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GPU_KEY", raising=False)
-    add_remote(tmp_path, Remote("gpu", (Endpoint(url(server)),), Key("env", "GPU_KEY")))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),), Key("env", "GPU_KEY")))
     assert main(["remote", "test", "gpu", "--state-dir", str(tmp_path)]) == 2
     assert "GPU_KEY, which is not set" in capsys.readouterr().err
     assert main(["remote", "test", "other", "--state-dir", str(tmp_path)]) == 2

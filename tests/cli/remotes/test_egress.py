@@ -12,7 +12,7 @@ import pytest
 
 from edgeagent.cli import main
 from edgeagent.egress.ledger import Ledger
-from edgeagent.remotes import Endpoint, Price, Remote
+from edgeagent.remotes import EndpointConfig, Price, Remote
 from edgeagent.remotes.file import RemotesFile, add_remote
 from edgeagent.types import Permit, RouteMode
 
@@ -20,7 +20,7 @@ Output = pytest.CaptureFixture[str]
 
 
 def fill(folder: Path, *ages_s: float) -> None:
-    add_remote(folder, Remote("gpu", (Endpoint("https://gpu.example"),), price=Price(output=1000.0)))
+    add_remote(folder, Remote("gpu", (EndpointConfig("https://gpu.example"),), price=Price(output=1000.0)))
     now_s = time.time()
     for number, age_s in enumerate(ages_s):
         ledger = Ledger(folder, RemotesFile(folder), lambda at_s=now_s - age_s: at_s)  # type: ignore[misc]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from edgeagent.cli import main
 from edgeagent.cli.remotes import remote
 from edgeagent.cli.remotes.consent import consent_text
-from edgeagent.remotes import Budget, Endpoint, Key, Limits, Price, Remote, Terms, Tls
+from edgeagent.remotes import Budget, EndpointConfig, Key, Limits, Price, Remote, Terms, Tls
 from edgeagent.remotes.file import add_remote, load_remotes
 from edgeagent.runtime_file import Runtime, write_private
 
@@ -43,7 +43,7 @@ def test_what_is_said_is_written(tmp_path: Path, capsys: Output) -> None:
     assert load_remotes(state) == (
         Remote(
             "gpu",
-            (Endpoint("https://a.example/v1", "eu"), Endpoint("https://b.example:8443/llm/v1", "us")),
+            (EndpointConfig("https://a.example/v1", "eu"), EndpointConfig("https://b.example:8443/llm/v1", "us")),
             key=Key("env", "GPU_KEY"),
             models={"builtin": "meta/llama", "small": "tiny"},
             context_length=131072,
@@ -158,8 +158,8 @@ def test_a_file_that_cannot_be_trusted_stops_every_command(tmp_path: Path, capsy
 
 
 def test_the_consent_says_what_leaves_and_what_changes() -> None:
-    before = Remote("gpu", (Endpoint("https://old.example/v1"),))
-    after = Remote("gpu", (Endpoint("http://10.0.0.7:8000/v1", "lab"), Endpoint("http://10.0.0.8:8000/v1")))
+    before = Remote("gpu", (EndpointConfig("https://old.example/v1"),))
+    after = Remote("gpu", (EndpointConfig("http://10.0.0.7:8000/v1", "lab"), EndpointConfig("http://10.0.0.8:8000/v1")))
     text = consent_text(after, before, "auto")
     assert "gpu is at 10.0.0.7:8000 (lab), 10.0.0.8:8000." in text
     assert "It replaces gpu at old.example." in text
@@ -176,7 +176,7 @@ def test_the_consent_says_what_leaves_and_what_changes() -> None:
 
 
 def test_the_consent_names_the_operator_and_what_is_still_unknown() -> None:
-    remote = Remote("gpu", (Endpoint("https://gpu.example/v1"),))
+    remote = Remote("gpu", (EndpointConfig("https://gpu.example/v1"),))
     assert (
         "Who can read it: the operator of gpu.example. Find out for how long it is kept (--retention) and whether "
         "models are trained on it (--training)."
@@ -270,7 +270,7 @@ def test_the_status_is_the_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_remote_that_is_added_again_is_replaced(tmp_path: Path, capsys: Output) -> None:
-    add_remote(tmp_path, Remote("gpu", (Endpoint("https://old.example"),)))
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://old.example"),)))
     assert main(["remote", "add", "gpu", "https://new.example", "--yes", "--state-dir", str(tmp_path)]) == 0
     assert "It replaces gpu at old.example." in capsys.readouterr().err
     assert [each.endpoints[0].url for each in load_remotes(tmp_path)] == ["https://new.example/v1"]

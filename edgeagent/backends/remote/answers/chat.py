@@ -141,9 +141,9 @@ class ChatReader(AnswerReader):
     def _last_deltas(self) -> list[Delta]:
         if any(call.pending for call in self._calls.values()):
             raise Failure(Kind.GARBLED, "it sent the arguments of a tool call without the tool's name")
-        if self.tally.num_calls and self.tally.finish is FinishReason.STOP:
+        if self.answer.num_calls and self.answer.finish is FinishReason.STOP:
             # vLLM's finish reason is "stop" if the request named the function.
-            self.tally.finish = FinishReason.TOOL_CALLS
+            self.answer.finish = FinishReason.TOOL_CALLS
         return [
             ToolCallDelta(call.index, "{}")
             for call in self._calls.values()
@@ -152,22 +152,22 @@ class ChatReader(AnswerReader):
 
     def _read(self, event: Event, deltas: list[Delta]) -> None:
         if event.data == _DONE:
-            self.tally.is_whole = True
+            self.answer.has_end_marker = True
             return
         chunk = read_json(event.data, _Chunk)
         if chunk.error is not None:
             raise failure_from(chunk.error)
         if chunk.object == "error" or event.name == "error":
             raise failure_from(read_json(event.data, dict))
-        self.tally.note_model(chunk.model)
+        self.answer.note_model(chunk.model)
         if chunk.usage is not None:
-            self.tally.usage = _usage(chunk.usage)
+            self.answer.usage = _usage(chunk.usage)
         if chunk.choices:
             self._read_choice(chunk.choices[0], deltas)
             # A chunk may hold several tokens: a slow reader gets several steps at once, and the tokens of one character
             # come together.
-            self.tally.note_tokens(self.tally.usage.num_output_tokens if self.tally.usage is not None else 0)
-            self.tally.note_tokens((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
+            self.answer.note_tokens(self.answer.usage.num_output_tokens if self.answer.usage is not None else 0)
+            self.answer.note_tokens((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
 
     def _read_choice(self, choice: _Choice, deltas: list[Delta]) -> None:
         num_before = len(deltas)
@@ -176,20 +176,20 @@ class ChatReader(AnswerReader):
         if reasoning := delta.reasoning_content or delta.reasoning:
             deltas.append(ReasoningDelta(reasoning))
         if text := delta.content or delta.refusal:
-            deltas.append(self.tally.text(text, tuple(self._logprobs)))
+            deltas.append(self.answer.text(text, tuple(self._logprobs)))
             self._logprobs.clear()
         for position, call in enumerate(delta.tool_calls or ()):
             self._read_call(position, call, deltas)
         if choice.finish_reason is not None:
             self._finish(choice.finish_reason)
         num_new = num_logprobs or len(choice.token_ids or ()) or (len(deltas) > num_before)
-        self.tally.note_tokens(self.tally.num_tokens + num_new)
+        self.answer.note_tokens(self.answer.num_tokens + num_new)
 
     def _finish(self, reason: str) -> None:
         finish = _FINISHES.get(reason)
         if finish is None:
             raise Failure(Kind.SERVER_ERROR, "it ended the answer with an unknown finish reason")
-        self.tally.finish = finish
+        self.answer.finish = finish
 
     def _read_call(self, position: int, said: _Call, deltas: list[Delta]) -> None:
         key = said.index if said.index is not None else position
@@ -201,7 +201,7 @@ class ChatReader(AnswerReader):
         if function.arguments is not None:
             call.pending += _as_text(function.arguments)
         if call.index is None and function.name:
-            started = self.tally.start_call(call.id, function.name)
+            started = self.answer.start_call(call.id, function.name)
             call.index = started.index
             deltas.append(started)
         if call.index is not None and call.pending:

@@ -25,10 +25,10 @@ Json = TypeVar("Json")
 NO_TOKEN = -1
 
 
-class Tally:
+class AnswerState:
     """Collects the counts and names in an answer's events, and how many tool calls the answer has started.
 
-    `is_whole`: the protocol's end marker was read. `fault` is an error in the stream after the deltas that were
+    `has_end_marker`: the protocol's end marker was read. `fault` is an error in the stream after the deltas that were
     returned last; None if there is none.
     """
 
@@ -36,7 +36,7 @@ class Tally:
         self.model = ""
         self.usage: Usage | None = None
         self.finish: FinishReason | None = None
-        self.is_whole = False
+        self.has_end_marker = False
         self.num_events = 0
         self.num_tokens = 0
         self.num_calls = 0
@@ -85,11 +85,11 @@ class AnswerReader(ABC):
     """Turns the bytes of one stream into deltas.
 
     `feed` raises a Failure for an error in the stream, and for bytes that violate the protocol. If deltas precede the
-    fault, `feed` returns them and keeps the fault in `tally.fault`. Call `end` when no more bytes come.
+    fault, `feed` returns them and keeps the fault in `answer.fault`. Call `end` when no more bytes come.
     """
 
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.answer = AnswerState()
         self._events = EventReader()
 
     def feed(self, chunk: bytes) -> list[Delta]:
@@ -97,24 +97,24 @@ class AnswerReader(ABC):
         deltas: list[Delta] = []
         try:
             for event in self._events.feed(chunk):
-                if self.tally.is_whole:
+                if self.answer.has_end_marker:
                     break
-                self.tally.num_events += 1
+                self.answer.num_events += 1
                 self._read(event, deltas)
         except Failure as failure:
-            self.tally.fault = failure
+            self.answer.fault = failure
             if not deltas:
                 raise
         return deltas
 
     def end(self) -> list[Delta]:
         """Return the last deltas of a complete answer; raise a Failure if the answer is incomplete."""
-        if self.tally.fault is not None:
-            raise self.tally.fault
-        if not self.tally.is_whole:
+        if self.answer.fault is not None:
+            raise self.answer.fault
+        if not self.answer.has_end_marker:
             half = " within an event" if self._events.has_half_an_event else ""
             raise Failure(Kind.CUT, f"its stream ended{half} before the answer was complete")
-        if self.tally.finish is None:
+        if self.answer.finish is None:
             raise Failure(Kind.CUT, "its stream ended without a finish reason")
         return self._last_deltas()
 

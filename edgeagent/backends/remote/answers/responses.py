@@ -92,13 +92,13 @@ class ResponsesReader(AnswerReader):
                 nested = said.response.error if said.response is not None else None
                 raise failure_from(said.error or nested or read_json(event.data, dict))
             case "response.output_item.added" if said.item is not None and said.item.type == "function_call":
-                started = self.tally.start_call(said.item.call_id or said.item.id or "", said.item.name or "")
+                started = self.answer.start_call(said.item.call_id or said.item.id or "", said.item.name or "")
                 self._calls[said.output_index] = _OpenCall(started.index)
                 deltas.append(started)
             case "response.function_call_arguments.delta" | "response.function_call_arguments.done":
                 self._read_arguments(said, deltas)
             case kind if kind in _TEXT and said.delta:
-                deltas.append(self.tally.text(_text(said.delta), self._logprobs_of(said)))
+                deltas.append(self.answer.text(_text(said.delta), self._logprobs_of(said)))
             case kind if kind in _REASONING and said.delta:
                 deltas.append(ReasoningDelta(_text(said.delta)))
             case "response.completed":
@@ -107,19 +107,19 @@ class ResponsesReader(AnswerReader):
                 details = said.response.incomplete_details if said.response is not None else None
                 is_length = details is None or details.reason in _TOO_LONG
                 self._finish(FinishReason.LENGTH if is_length else FinishReason.STOP)
-        self.tally.note_tokens(self.tally.num_tokens + (len(said.logprobs or ()) or (len(deltas) > num_before)))
+        self.answer.note_tokens(self.answer.num_tokens + (len(said.logprobs or ()) or (len(deltas) > num_before)))
 
     def _note(self, response: _Response | None) -> None:
         if response is None:
             return
-        self.tally.note_model(response.model)
+        self.answer.note_model(response.model)
         if (usage := response.usage) is not None:
             cached = usage.input_tokens_details.cached_tokens if usage.input_tokens_details else 0
             reasoning = usage.output_tokens_details.reasoning_tokens if usage.output_tokens_details else 0
-            self.tally.usage = usage_of(usage.input_tokens, cached, usage.output_tokens, reasoning)
+            self.answer.usage = usage_of(usage.input_tokens, cached, usage.output_tokens, reasoning)
 
     def _finish(self, reason: FinishReason) -> None:
-        self.tally.finish, self.tally.is_whole = reason, True
+        self.answer.finish, self.answer.has_end_marker = reason, True
 
     def _read_arguments(self, said: _Event, deltas: list[Delta]) -> None:
         call = self._calls.get(said.output_index)

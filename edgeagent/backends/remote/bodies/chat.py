@@ -87,7 +87,7 @@ def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | N
     """
     if what := unsupported(request):
         raise not_supported(what)
-    if so_far is not None and (what := bound_part(request, so_far)):
+    if so_far is not None and (what := why_not_continuable(request, so_far)):
         raise not_supported(what)
     fields = _common(request, target, so_far)
     match request.prompt:
@@ -109,7 +109,7 @@ def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | N
     return Body(path, msgspec.json.encode(fields))
 
 
-def bound_part(request: GenerateRequest, so_far: AnswerSoFar) -> str:
+def why_not_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> str:
     """Return which part of an answer no remote can continue, in words; empty if a remote may continue the answer."""
     if so_far.reasoning and not so_far.text:
         return "the rest of unfinished reasoning"

@@ -21,7 +21,7 @@ import httpcore
 from msgspec import Struct
 
 from edgeagent.backends.remote.connection.names import resolve
-from edgeagent.backends.remote.connection.way import NOWHERE
+from edgeagent.backends.remote.connection.route_lookup import NOWHERE
 from edgeagent.backends.remote.failures import Failure, Kind
 
 NAME_S = 2.0

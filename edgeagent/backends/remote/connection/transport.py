@@ -22,9 +22,9 @@ import httpcore
 from msgspec import Struct, field
 
 from edgeagent import metrics
-from edgeagent.backends.remote.connection.errands import Errands
+from edgeagent.backends.remote.connection.background_tasks import BackgroundTasks
 from edgeagent.backends.remote.connection.network import Network, Stages
-from edgeagent.backends.remote.connection.way import is_ours, seconds_asleep, source_of
+from edgeagent.backends.remote.connection.route_lookup import is_ours, seconds_asleep, source_of
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.errors import ConfigError, Forbidden
 from edgeagent.remotes import Remote, Tls
@@ -69,7 +69,7 @@ class Transport:
         self._pinned = context if remote.tls.pin is not None else None
         self._context = context
         self._proxy = _proxy_of(remote, url)
-        self._errands = Errands()
+        self._tasks = BackgroundTasks()
         self._num_sleeps = int(seconds_asleep() / _SLEPT_S)
         self._connections = self._new_connections()
 
@@ -94,7 +94,7 @@ class Transport:
         """How many connections are open, in use or idle."""
         return len(self._connections.pool.connections)
 
-    def note_network(self) -> bool:
+    def renew_if_network_changed(self) -> bool:
         """Renew the connections if the network has changed since the last call; return whether it has.
 
         The network has changed if the route to the endpoint has changed or the machine has slept.
@@ -119,7 +119,7 @@ class Transport:
             self._close_later(old)
 
     def _close_later(self, connections: _Connections) -> None:
-        self._errands.begin(connections.pool.aclose())
+        self._tasks.begin(connections.pool.aclose())
 
     def _leave(self, connections: _Connections) -> None:
         connections.num_used -= 1
@@ -151,7 +151,7 @@ class Transport:
         )
         used.num_used += 1
         try:
-            response = await self._errands.run(pool.handle_async_request(request), httpcore.Response.aclose)
+            response = await self._tasks.run(pool.handle_async_request(request), httpcore.Response.aclose)
         except httpcore.ProxyError as error:
             self._leave(used)
             raise Failure(Kind.UNREACHABLE, f"the proxy refused: {str(error)[:_MAX_PROXY_CHARS]}") from None
@@ -166,7 +166,7 @@ class Transport:
             self._leave(used)
             raise
         self._measure(stages, is_request=bool(call.request_id))
-        return Exchange(response, stages, self._errands, partial(self._leave, used))
+        return Exchange(response, stages, self._tasks, partial(self._leave, used))
 
     def _measure(self, stages: CallStages, *, is_request: bool) -> None:
         seconds: dict[str, float] = {}
@@ -187,7 +187,7 @@ class Transport:
 
     async def drop(self) -> None:
         """Close every connection at once; the next call opens new ones."""
-        await self._errands.finish()
+        await self._tasks.finish()
         old, self._connections = self._connections, self._new_connections()
         await old.pool.aclose()
 
@@ -232,11 +232,11 @@ class Exchange:
         self,
         response: httpcore.Response,
         stages: CallStages,
-        errands: Errands,
+        tasks: BackgroundTasks,
         leave: Callable[[], None],
     ) -> None:
         self._response = response
-        self._errands = errands
+        self._tasks = tasks
         self._leave = leave
         self._chunks = response.aiter_stream()
         self._num_bytes = 0
@@ -263,7 +263,7 @@ class Exchange:
         if self._is_at_end:
             return b""
         try:
-            chunk = await self._errands.run(self._next())
+            chunk = await self._tasks.run(self._next())
         except _CUT:
             raise Failure(Kind.CUT, "the connection broke in the middle of its answer") from None
         self._num_bytes += len(chunk)
@@ -286,10 +286,10 @@ class Exchange:
         self._is_closed = True
         if is_done and not self._is_at_end:
             # Read the few bytes after the end in the background, so that the connection can be reused.
-            self._errands.begin(self._read_off())
+            self._tasks.begin(self._read_off())
         else:
             # `drop` may cancel `ending`. asyncio.wait does not pass that cancel on to the task that called `close`.
-            ending = self._errands.begin(self._end())
+            ending = self._tasks.begin(self._end())
             await asyncio.wait([ending])
             if not ending.cancelled():
                 ending.result()

@@ -29,7 +29,7 @@ class View(Struct, frozen=True):
 
     url: str
     region: str = ""
-    can_try: bool = True
+    is_usable: bool = True
     is_on_trial: bool = False
     first_token_s: float | None = None
     num_long: int = 0
@@ -48,7 +48,7 @@ def choose(views: Sequence[View], num_prompt_tokens: int, session: str = "") -> 
     4. The others follow in the order of their predicted times (see `score`).
     """
     is_long = num_prompt_tokens >= LONG_PROMPT_TOKENS
-    usable = [index for index, view in enumerate(views) if view.can_try]
+    usable = [index for index, view in enumerate(views) if view.is_usable]
     scores = {index: score(views[index], is_long=is_long) for index in usable}
     proven = [index for index in usable if not views[index].is_on_trial]
     ordered: list[int] = []

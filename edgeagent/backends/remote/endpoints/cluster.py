@@ -22,12 +22,12 @@ from edgeagent.remotes import Remote
 from edgeagent.types import ChatPrompt, GenerateRequest, Permit, TextPrompt
 
 _CHARS_A_TOKEN = 4
-_LOOK_S = 1.0
+_NETWORK_CHECK_S = 1.0
 
 logger = logging.getLogger(__name__)
 
 
-class Ledger(Protocol):
+class EgressRecorder(Protocol):
     """Records every request to a remote before it is sent."""
 
     def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
@@ -38,7 +38,7 @@ class Ledger(Protocol):
         """Write the outcome and the token counts of the request with this row number."""
         ...
 
-    def budget_left(self, remote: str, client: str) -> str | None:
+    def why_blocked(self, remote: str, client: str) -> str | None:
         """Return why a client may send nothing more to a remote today; None if it may."""
         ...
 
@@ -50,7 +50,7 @@ class Cluster:
     """
 
     def __init__(
-        self, remote: Remote, find_key: FindKey, ledger: Ledger, clock: Callable[[], float] = time.monotonic
+        self, remote: Remote, find_key: FindKey, ledger: EgressRecorder, clock: Callable[[], float] = time.monotonic
     ) -> None:
         context = tls_context(remote.tls)
         self.remote = remote
@@ -59,18 +59,18 @@ class Cluster:
         self.access = Access(remote.key, find_key)
         self.pseudonyms = Pseudonyms(remote.name)
         self.retries = RetryBudget()
-        self._looked_s = -_LOOK_S
-        self.endpoints = [Endpoint(remote, address, context) for address in remote.endpoints]
+        self._network_checked_s = -_NETWORK_CHECK_S
+        self.endpoints = [Endpoint(remote, config, context) for config in remote.endpoints]
         self.probers = [Prober(endpoint) for endpoint in self.endpoints]
         self._has_opened = asyncio.Event()
 
     @property
-    def is_resting(self) -> bool:
+    def has_open_breaker(self) -> bool:
         """Whether the breaker of at least one endpoint is open, so that the endpoint gets no requests."""
         now_s = self.clock()
         return any(endpoint.breaker.state(now_s) == "open" for endpoint in self.endpoints)
 
-    async def rests_within(self, seconds: float) -> bool:
+    async def wait_for_open_breaker(self, seconds: float) -> bool:
         """Wait until the breaker of an endpoint opens; return False if none opens within `seconds`."""
         self._has_opened.clear()
         try:
@@ -118,7 +118,7 @@ class Cluster:
         views = [endpoint.view(model, num_prompt_tokens, now_s) for endpoint in self.endpoints]
         chosen = choose(views, num_prompt_tokens, session)
         if not chosen:
-            chosen = [index for index, endpoint in enumerate(self.endpoints) if endpoint.may_be_tried(now_s)]
+            chosen = [index for index, endpoint in enumerate(self.endpoints) if endpoint.accepts_last_resort(now_s)]
         for index in chosen * 2 if len(chosen) == 1 else chosen:
             yield self.endpoints[index], self.probers[index]
 
@@ -129,17 +129,17 @@ class Cluster:
             max(endpoint.breaker.seconds_left(now_s), endpoint.pause.seconds_left(now_s)) for endpoint in self.endpoints
         )
 
-    def note_network(self) -> None:
+    def renew_if_network_changed(self) -> None:
         """Use new connections and forget earlier failures if the network has changed or the machine has slept.
 
         The network is checked at most once a second.
         """
         now_s = self.clock()
-        if now_s - self._looked_s < _LOOK_S:
+        if now_s - self._network_checked_s < _NETWORK_CHECK_S:
             return
-        self._looked_s = now_s
+        self._network_checked_s = now_s
         for endpoint in self.endpoints:
-            if endpoint.transport.note_network():
+            if endpoint.transport.renew_if_network_changed():
                 endpoint.breaker.forgive()
 
     def renew(self) -> None:

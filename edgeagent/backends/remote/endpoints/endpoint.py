@@ -13,8 +13,7 @@ from edgeagent.backends.remote.endpoints.choose import LONG_PROMPT_TOKENS, View
 from edgeagent.backends.remote.endpoints.context import CERTAIN
 from edgeagent.backends.remote.endpoints.health import Breaker, Pause
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, WAS_NOT_SENT, Failure, Kind
-from edgeagent.remotes import Endpoint as Address
-from edgeagent.remotes import Remote
+from edgeagent.remotes import EndpointConfig, Remote
 from edgeagent.types import EndpointStatus
 
 
@@ -24,13 +23,13 @@ class Endpoint:
     def __init__(
         self,
         remote: Remote,
-        address: Address,
+        config: EndpointConfig,
         context: ssl.SSLContext,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.url = address.url
-        self.region = address.region
-        self.transport = Transport(remote, address.url, context)
+        self.url = config.url
+        self.region = config.region
+        self.transport = Transport(remote, config.url, context)
         self.breaker = Breaker()
         self.pause = Pause(chance)
         self.averages = Averages()
@@ -99,20 +98,20 @@ class Endpoint:
         room = self.context(model)
         return not room or num_prompt_tokens <= CERTAIN * room
 
-    def can_try(self, now_s: float) -> bool:
+    def accepts_requests(self, now_s: float) -> bool:
         """Whether a request may be sent to this endpoint now."""
-        return self.breaker.can_try(now_s) and not self.pause.seconds_left(now_s)
+        return self.breaker.accepts_requests(now_s) and not self.pause.seconds_left(now_s)
 
-    def may_be_tried(self, now_s: float) -> bool:
+    def accepts_last_resort(self, now_s: float) -> bool:
         """Whether a request that no other backend can serve may be sent here now, even if the breaker is open."""
-        return self.breaker.may_be_tried(now_s) and not self.pause.seconds_left(now_s)
+        return self.breaker.accepts_last_resort(now_s) and not self.pause.seconds_left(now_s)
 
     def view(self, model: str, num_prompt_tokens: int, now_s: float) -> View:
         """Return the view of this endpoint that `choose` needs for a request to one of its models."""
         return View(
             url=self.url,
             region=self.region,
-            can_try=self.can_try(now_s) and self.fits(model, num_prompt_tokens),
+            is_usable=self.accepts_requests(now_s) and self.fits(model, num_prompt_tokens),
             is_on_trial=self.breaker.state(now_s) != "closed",
             first_token_s=self.averages.first_token_s(num_prompt_tokens, now_s),
             num_long=self._num_long,

@@ -58,15 +58,15 @@ class Breaker:
             return "closed"
         return "open" if now_s < self._open_until_s else "half_open"
 
-    def can_try(self, now_s: float) -> bool:
+    def accepts_requests(self, now_s: float) -> bool:
         """Whether a request may be sent to the endpoint."""
         state = self.state(now_s)
         return state == "closed" or (state == "half_open" and not self._is_trying)
 
-    def may_be_tried(self, now_s: float) -> bool:
+    def accepts_last_resort(self, now_s: float) -> bool:
         """Whether a request that no other backend can serve may be sent to it, even if the breaker is open."""
         is_spent = self._is_trying or self._has_hung or now_s < self._failed_s + LAST_RESORT_S
-        return self.can_try(now_s) or not is_spent
+        return self.accepts_requests(now_s) or not is_spent
 
     def wants_probe(self, now_s: float) -> bool:
         """Whether the breaker is half-open after a hang, so that a probe should be sent before the next request."""

@@ -91,7 +91,7 @@ class Prober:
         """Ask which models the endpoint has, and learn the kind of server from their `owned_by`.
 
         Raise a Failure if the endpoint cannot be reached, refuses the key, fails, or sends no valid list.
-        If `control` is given, raise Ended when the request of that Control is ended.
+        If `control` is given, raise RequestEnded when the request of that Control is ended.
         """
         status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id), control)
         if status in (401, 403):

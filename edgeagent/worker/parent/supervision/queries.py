@@ -58,7 +58,7 @@ class Queries:
         num_waiting = sum(other.is_embed == added.is_embed for other in self._open.values())
         if num_waiting >= (MAX_EMBEDS if added.is_embed else MAX_QUERIES):
             what = "requests for embeddings" if added.is_embed else "questions about text"
-            raise Overloaded.by(f"{num_waiting} {what} are waiting", served_by="local")
+            raise Overloaded.full_queue(f"{num_waiting} {what} are waiting", served_by="local")
         self._open[added.ask.id] = added
         return added
 

@@ -61,9 +61,9 @@ DELTAS: tuple[Delta, ...] = (
 def test_any_cut_gives_the_same_deltas(places: list[int]) -> None:
     reader = ChatReader()
     assert read(reader, cut(CALLS, places)) == (DELTAS, None)
-    assert reader.tally.finish is FinishReason.TOOL_CALLS
-    assert reader.tally.usage == Usage(20, 16, 11)
-    assert reader.tally.model == "tiny"
+    assert reader.answer.finish is FinishReason.TOOL_CALLS
+    assert reader.answer.usage == Usage(20, 16, 11)
+    assert reader.answer.model == "tiny"
 
 
 @given(st.lists(st.integers(0, 100_000), max_size=6), st.integers(0, len(CALLS) - len(DONE)))
@@ -122,16 +122,16 @@ def test_tokens_are_counted_where_a_chunk_has_several() -> None:
         ROLE + chunk({"content": "One"}, usage=told(1)) + chunk({"content": " two three"}, usage=told(3))
     )
     assert [delta.text for delta in deltas if isinstance(delta, TextDelta)] == ["One", " two three"]
-    assert reader.tally.num_tokens == 3
+    assert reader.answer.num_tokens == 3
     reader.feed(chunk({"content": " four"}, usage=told(4)))
-    assert reader.tally.num_tokens == 4
+    assert reader.answer.num_tokens == 4
 
 
 def test_named_functions_end_with_stop_on_vllm() -> None:
     stream = call(0, id="x", function={"name": "f", "arguments": "{}"}) + chunk(finish="stop") + DONE
     reader = ChatReader()
     assert read(reader, [stream])[1] is None
-    assert reader.tally.finish is FinishReason.TOOL_CALLS
+    assert reader.answer.finish is FinishReason.TOOL_CALLS
 
 
 def test_what_follows_the_end_is_ignored() -> None:
@@ -155,7 +155,7 @@ def test_logprobs_of_chat() -> None:
     assert [(token.piece, token.start) for token in delta.logprobs] == [(b"H", 3), (b"i", 4)]
     assert [rival.piece for rival in delta.logprobs[0].top] == [b"H"]
     assert math.isnan(delta.logprobs[1].logprob)
-    assert reader.tally.num_tokens == 3
+    assert reader.answer.num_tokens == 3
     assert not ChatReader().feed(event({"choices": [choice]}))[0].logprobs  # type: ignore[union-attr]
 
 
@@ -166,9 +166,9 @@ def test_a_chunk_of_several_tokens(counted: dict[str, Any]) -> None:
     """vLLM joins chunks that are not read at once; one character may need several tokens."""
     reader = ChatReader()
     reader.feed(chunk({"content": "😀"}, **counted))
-    assert reader.tally.num_tokens == 3
+    assert reader.answer.num_tokens == 3
     reader.feed(chunk({"content": "!"}))
-    assert reader.tally.num_tokens == 4
+    assert reader.answer.num_tokens == 4
 
 
 def test_a_chunk_with_the_ids_of_its_tokens() -> None:
@@ -177,7 +177,7 @@ def test_a_chunk_with_the_ids_of_its_tokens() -> None:
     for text, ids in (("one two", [7, 8]), ("", [9]), ("!", [10])):
         choice = {"index": 0, "delta": {"content": text}, "token_ids": ids}
         reader.feed(event({"choices": [choice]}))
-    assert reader.tally.num_tokens == 4
+    assert reader.answer.num_tokens == 4
 
 
 def test_text_completions() -> None:
@@ -189,7 +189,7 @@ def test_text_completions() -> None:
     assert isinstance(delta, TextDelta) and delta.text == "ab"
     assert [len(token.top) for token in delta.logprobs] == [2, 0]
     reader.end()
-    assert reader.tally.finish is FinishReason.LENGTH
+    assert reader.answer.finish is FinishReason.LENGTH
 
 
 def responses_event(kind: str, **fields: object) -> bytes:
@@ -234,15 +234,15 @@ def test_responses_in_any_pieces(places: list[int]) -> None:
     reader = ResponsesReader()
     expected = (ReasoningDelta("Hm."), TextDelta("Grüße"), ToolCallStarted(0, "c", "f"), ToolCallDelta(0, '{"a":1}'))
     assert read(reader, cut(RESPONSES, places)) == (expected, None)
-    assert reader.tally.finish is FinishReason.TOOL_CALLS
-    assert reader.tally.usage == Usage(5, 2, 4, 1)
+    assert reader.answer.finish is FinishReason.TOOL_CALLS
+    assert reader.answer.usage == Usage(5, 2, 4, 1)
 
 
 def test_vllm_cuts_responses_that_it_had_created() -> None:
     """Over its limit vLLM sends created and in_progress and then closes the connection: no answer had begun."""
     reader = ResponsesReader()
     deltas, failure = read(reader, [CREATED])
-    assert not deltas and not reader.tally.num_tokens
+    assert not deltas and not reader.answer.num_tokens
     assert failure is not None and failure.kind is Kind.CUT
 
 
@@ -260,7 +260,7 @@ def test_vllm_cuts_responses_that_it_had_created() -> None:
 def test_ends_of_responses(last: bytes, finish: str) -> None:
     reader = ResponsesReader()
     assert read(reader, [last])[1] is None
-    assert reader.tally.finish == finish
+    assert reader.answer.finish == finish
 
 
 @pytest.mark.parametrize(

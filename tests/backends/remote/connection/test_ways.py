@@ -17,7 +17,7 @@ from edgeagent.backends.remote.connection import network, transport
 from edgeagent.backends.remote.connection.transport import Call
 from edgeagent.errors import RemoteUnavailable
 from edgeagent.metrics import REGISTRY
-from edgeagent.remotes import Endpoint, Remote, Tls
+from edgeagent.remotes import EndpointConfig, Remote, Tls
 from edgeagent.types import Permit, ProbePermit, RouteMode
 from tests.backends.remote.certificates import Authority, Certificate, server_context
 from tests.backends.remote.fault_server import Act, FaultServer, faults, free_port, half, models, plain, stream
@@ -149,7 +149,7 @@ async def test_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
         clock.now_s += 2
         assert remote.estimate(REQUEST).obstacle == ""
         assert endpoint.transport.num_connections == 0
-        await remote.network_changed()
+        await remote.renew_connections()
         assert (await ask(remote, id="r2")).text == "a"
         assert server.num_connections == 2
         assert (await anext(steps)).deltas[0].text == "Two"  # type: ignore[union-attr]
@@ -260,7 +260,7 @@ async def test_the_stages_of_new_connections_and_of_requests_are_measured(
     tls = Tls(ca_file=str(authority.own.path))
     probe = ProbePermit("staged", RouteMode.PREFER_LOCAL)
     async with faults(stream(answer("a")), tls=server_context(good)) as server:
-        address = Endpoint(server.url)
+        address = EndpointConfig(server.url)
         staged = transport.Transport(Remote("staged", (address,), tls=tls), server.url, transport.tls_context(tls))
         await (await staged.open(probe, Call("/models"))).read_all(10_000)
         assert counts("staged") == [1, 1, 1, 0]

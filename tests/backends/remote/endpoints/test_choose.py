@@ -17,7 +17,7 @@ views = st.lists(
         View,
         url=st.sampled_from([f"https://{letter}/v1" for letter in "abcdef"]),
         region=st.sampled_from(["", "eu", "us"]),
-        can_try=st.booleans(),
+        is_usable=st.booleans(),
         is_on_trial=st.booleans(),
         first_token_s=st.none() | st.floats(0, 30),
         num_long=st.integers(0, 5),
@@ -33,7 +33,7 @@ views = st.lists(
 @given(views, st.integers(0, 100_000), st.text(max_size=4))
 def test_each_usable_endpoint_once_and_those_on_trial_last(many: list[View], num_tokens: int, session: str) -> None:
     order = choose(many, num_tokens, session)
-    assert sorted(order) == [index for index, view in enumerate(many) if view.can_try]
+    assert sorted(order) == [index for index, view in enumerate(many) if view.is_usable]
     trials = [many[index].is_on_trial for index in order]
     assert trials == sorted(trials)
     assert choose(many, num_tokens, session) == order
@@ -57,7 +57,7 @@ def test_the_first_region_is_home_until_it_is_much_slower() -> None:
     assert choose([here, there], 100) == [0, 1]
     slow = View("a", "eu", first_token_s=5.0)
     assert choose([slow, there], 100) == [1, 0]
-    down = View("a", "eu", can_try=False)
+    down = View("a", "eu", is_usable=False)
     assert choose([down, there, View("c", "eu", first_token_s=0.6)], 100) == [1, 2]
     assert choose([View("a", "eu", first_token_s=0.6), there, View("c", "eu", first_token_s=0.5)], 100) == [2, 0, 1]
 
@@ -67,7 +67,7 @@ def test_a_conversation_keeps_its_endpoint() -> None:
     homes = {session: choose(many, 100, session)[0] for session in map(str, range(400))}
     counts = [list(homes.values()).count(index) for index in range(4)]
     assert min(counts) > 60, "conversations are spread"
-    without = [*many[:3], View(many[3].url, can_try=False)]
+    without = [*many[:3], View(many[3].url, is_usable=False)]
     for session, home in homes.items():
         assert home == 3 or choose(without, 100, session)[0] == home, "only those of the lost one move"
     busy = [View(view.url, first_token_s=3.0 if index == homes["0"] else 0.2) for index, view in enumerate(many)]
@@ -98,15 +98,15 @@ def test_the_breaker() -> None:
         breaker.fail(0, "cut")
     breaker.succeed()
     for number in range(MAX_FAILURES):
-        assert breaker.can_try(0), number
+        assert breaker.accepts_requests(0), number
         breaker.fail(0, "cut")
     assert breaker.state(0) == "open" and breaker.seconds_left(10) == OPEN_S - 10
     breaker.fail(29, "late")
     assert breaker.seconds_left(29) == 1, "the end of what had begun before changes nothing"
     breaker.begin()
-    assert breaker.state(OPEN_S) == "half_open" and not breaker.can_try(OPEN_S)
+    assert breaker.state(OPEN_S) == "half_open" and not breaker.accepts_requests(OPEN_S)
     breaker.give_up()
-    assert breaker.can_try(OPEN_S)
+    assert breaker.accepts_requests(OPEN_S)
     now_s = OPEN_S
     for _ in range(9):
         breaker.begin()
@@ -116,7 +116,7 @@ def test_the_breaker() -> None:
     breaker.fail(now_s, "again")
     assert breaker.seconds_left(now_s) == MAX_OPEN_S
     breaker.forgive()
-    assert breaker.can_try(now_s)
+    assert breaker.accepts_requests(now_s)
     breaker.succeed()
     assert breaker.state(now_s) == "closed" and not breaker.cause
 
@@ -178,7 +178,7 @@ def test_an_answer_that_is_cut_ends_no_trial() -> None:
     breaker.fail(0, "hung", hung=True)
     breaker.begin()
     breaker.fail(OPEN_S, "cut", had_begun=True)
-    assert breaker.state(OPEN_S) == "half_open" and not breaker.can_try(OPEN_S)
+    assert breaker.state(OPEN_S) == "half_open" and not breaker.accepts_requests(OPEN_S)
 
 
 def test_a_pause_is_no_longer_than_can_be_meant() -> None:
@@ -206,17 +206,17 @@ def test_a_last_resort_may_be_tried_once_a_second() -> None:
     breaker = Breaker()
     for _ in range(MAX_FAILURES):
         breaker.fail(0, "refused")
-    assert not breaker.may_be_tried(0.9) and breaker.may_be_tried(1) and not breaker.can_try(1)
+    assert not breaker.accepts_last_resort(0.9) and breaker.accepts_last_resort(1) and not breaker.accepts_requests(1)
     breaker.begin()
-    assert not breaker.may_be_tried(2), "one at a time"
+    assert not breaker.accepts_last_resort(2), "one at a time"
     breaker.fail(2, "refused")
-    assert not breaker.may_be_tried(2.9) and breaker.may_be_tried(3)
+    assert not breaker.accepts_last_resort(2.9) and breaker.accepts_last_resort(3)
     assert breaker.seconds_left(2) == OPEN_S - 2, "it costs other requests nothing"
     breaker.begin()
     breaker.succeed()
-    assert breaker.can_try(3)
+    assert breaker.accepts_requests(3)
     breaker.fail(4, "hung", hung=True)
-    assert not breaker.may_be_tried(9), "this one would cost a limit of time"
+    assert not breaker.accepts_last_resort(9), "this one would cost a limit of time"
 
 
 def test_second_tries_are_saved_up_to_a_limit() -> None:

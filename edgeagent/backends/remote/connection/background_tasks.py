@@ -16,7 +16,7 @@ from edgeagent.backends.remote.failures import Failure, Kind
 Result = TypeVar("Result")
 
 
-class Errands:
+class BackgroundTasks:
     """Tracks the background tasks of one transport."""
 
     def __init__(self) -> None:

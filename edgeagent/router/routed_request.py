@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from edgeagent.backends.remote.bodies.chat import bound_part
+from edgeagent.backends.remote.bodies.chat import why_not_continuable
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded, RemoteUnavailable, RequestTimeout
 from edgeagent.router.delivery import Delivery
 from edgeagent.router.hedge import race
-from edgeagent.router.placing import Placing
 from edgeagent.router.policy import REMOTE_PREFIX, Order, Route
-from edgeagent.router.refusals import is_final, kept_here, lacks, most_telling, only_full
+from edgeagent.router.refusals import is_final, is_missing_feature, kept_here, most_telling, only_full
+from edgeagent.router.route_chooser import RouteChooser
 from edgeagent.types import Finished, GenerateRequest, Interrupted, Step, replace
 
 Steps = AsyncGenerator[Step, None]
@@ -26,12 +26,12 @@ WORKER_LOST = "worker_lost"
 _MAX_ATTEMPTS = 12
 
 
-class Journey:
+class RoutedRequest:
     """Generates the answer to one request. The router sets `is_cancelled` when the request is cancelled."""
 
-    def __init__(self, request: GenerateRequest, placing: Placing, clock: Callable[[], float]) -> None:
+    def __init__(self, request: GenerateRequest, chooser: RouteChooser, clock: Callable[[], float]) -> None:
         self._request = request
-        self._placing = placing
+        self._chooser = chooser
         self._clock = clock
         self._delivery = Delivery(request, clock)
         self._deadline_s = None if request.timeout_s is None else clock() + request.timeout_s
@@ -58,13 +58,13 @@ class Journey:
                         yield step
                 cause = WORKER_LOST
             except EdgeAgentError as error:
-                cause = self._judged(error)
+                cause = self._record_failure(error)
             if self._is_over or (cause is WORKER_LOST and self._elsewhere is None):
                 return
             if self.is_cancelled:
                 yield self._delivery.cancelled()
                 return
-            if self._delivery.is_whole:
+            if self._delivery.has_reached_limit:
                 yield self._delivery.cut_at_limit()
                 return
             self._has_moved = True
@@ -84,26 +84,26 @@ class Journey:
             held = []
         async with aclosing(self._source(order, request)) as steps:
             async for step in steps:
-                told = self._delivery.take(step)
-                if told is None:
-                    if _is_interrupted(step) and self._goes_on_elsewhere():
+                for_client = self._delivery.take(step)
+                if for_client is None:
+                    if _is_interrupted(step) and self._can_move_sooner():
                         return
                     continue
-                self._is_over = bool(told.deltas) and isinstance(told.deltas[-1], Finished)
+                self._is_over = bool(for_client.deltas) and isinstance(for_client.deltas[-1], Finished)
                 if not self._is_placed and self._delivery.has_content:
                     self._is_placed = True
                     assert self._delivery.route is not None
                     reason = self._delivery.placement.reason
-                    self._placing.note(request, self._delivery.route, reason, self._clock() - self._began_s)
+                    self._chooser.note(request, self._delivery.route, reason, self._clock() - self._began_s)
                 if held is not None:
-                    held.append(told)
+                    held.append(for_client)
                     if not (self._delivery.has_content or self._is_over):
                         continue
                     for earlier in held[:-1]:
                         yield earlier
                     held = None
-                yield told
-                if _is_interrupted(step) and self._goes_on_elsewhere():
+                yield for_client
+                if _is_interrupted(step) and self._can_move_sooner():
                     return
 
     def _source(self, order: Order, request: GenerateRequest) -> Steps:
@@ -111,10 +111,10 @@ class Journey:
         first = self._steps_at(order.routes[0], request)
         if order.hedge_after_s is None or self._delivery.has_content:
             return first
-        self._placing.hedges.earn()
+        self._chooser.hedges.earn()
 
         def start_second() -> Steps | None:
-            return self._steps_at(order.routes[1], request) if self._placing.may_hedge(request, order) else None
+            return self._steps_at(order.routes[1], request) if self._chooser.may_hedge(request, order) else None
 
         def choose(index: int) -> None:
             self._delivery.begin(order.routes[index])
@@ -122,10 +122,10 @@ class Journey:
         return race(first, start_second, order.hedge_after_s, choose)
 
     def _steps_at(self, route: Route, request: GenerateRequest) -> Steps:
-        backend = self._placing.backends.get(route.backend)
+        backend = self._chooser.backends.get(route.backend)
         if backend is None:
             raise RemoteUnavailable(f"{route.backend} was removed", served_by=route.backend)
-        return self._placing.streams.steps(backend, request, route.permit, self._delivery.so_far)
+        return self._chooser.streams.steps(backend, request, route.permit, self._delivery.so_far)
 
     def _timed(self) -> GenerateRequest:
         """Return the request for the next attempt. After the first attempt, its timeout is the time that remains.
@@ -142,7 +142,7 @@ class Journey:
     def _choose(self) -> Order:
         """Return the order of the backends that have not failed; raise the error for the client if none is left."""
         try:
-            return self._placing.choose(self._request, self._failed, self._delivery.so_far)
+            return self._chooser.choose(self._request, self._failed, self._delivery.so_far)
         except EdgeAgentError as error:
             has_failed_here = any(not name.startswith(REMOTE_PREFIX) for name in self._failed)
             if not self._errors:
@@ -151,21 +151,21 @@ class Journey:
                 self._errors = [full]
             raise self._failure() from None
 
-    def _goes_on_elsewhere(self) -> bool:
+    def _can_move_sooner(self) -> bool:
         """Whether another backend can continue a dead worker's answer sooner than the next worker.
 
         Set `_elsewhere` to the routes of these backends; None if there are none.
         """
-        if self.is_cancelled or (self._delivery.has_content and self._delivery.why_bound):
+        if self.is_cancelled or (self._delivery.has_content and self._delivery.why_not_movable):
             return False
         so_far = self._delivery.so_far
-        if so_far is not None and bound_part(self._request, so_far):
+        if so_far is not None and why_not_continuable(self._request, so_far):
             return False
         assert self._delivery.route is not None
-        self._elsewhere = self._placing.sooner_elsewhere(self._request, self._delivery.route, self._failed)
+        self._elsewhere = self._chooser.sooner_elsewhere(self._request, self._delivery.route, self._failed)
         return self._elsewhere is not None
 
-    def _judged(self, error: EdgeAgentError) -> str:
+    def _record_failure(self, error: EdgeAgentError) -> str:
         """Record the current backend's failure and return the error's code.
 
         Raise the error for the client if no other backend may continue.
@@ -176,11 +176,11 @@ class Journey:
         self._failed.add(route.backend)
         if self._delivery.has_content and (self._broken is None or self._delivery.num_tokens > self._num_before):
             self._broken = error
-        if isinstance(error, InvalidRequest) and not route.is_local and not lacks(error):
+        if isinstance(error, InvalidRequest) and not route.is_local and not is_missing_feature(error):
             # Other remotes would refuse the request too, but this machine may accept it.
-            self._failed.update(name for name in self._placing.backends if name.startswith(REMOTE_PREFIX))
-        is_bound = self._delivery.has_content and bool(self._delivery.why_bound)
-        if is_bound or is_final(error, is_local=route.is_local) or self._placing.is_stopping:
+            self._failed.update(name for name in self._chooser.backends if name.startswith(REMOTE_PREFIX))
+        is_unmovable = self._delivery.has_content and bool(self._delivery.why_not_movable)
+        if is_unmovable or is_final(error, is_local=route.is_local) or self._chooser.is_stopping:
             raise self._failure() from None
         return error.code
 
@@ -198,9 +198,9 @@ class Journey:
             self._broken.num_delivered_tokens = self._delivery.num_tokens
             return self._broken
         error = most_telling(self._errors)
-        if not self._placing.is_kept_here(self._request):
+        if not self._chooser.is_kept_here(self._request):
             return error
-        return kept_here(error, self._request, self._placing.why_local())
+        return kept_here(error, self._request, self._chooser.why_local())
 
 
 def _is_interrupted(step: Step) -> bool:

@@ -469,7 +469,7 @@ class TestHedging:
         gate, modes = Gate(), [RouteMode.PREFER_LOCAL]
         local, gpu = self.places(Started(7, 3), gate, *map(TextDelta, WORDS), finished())
         router = Router([local, gpu], machine_mode=lambda: modes[-1])
-        placing = router._placing
+        chooser = router._chooser
         running = asyncio.create_task(run(router, wanted=self.wanted))  # type: ignore[arg-type]
         await local.until(lambda backend: backend.num_live == 1)
         if is_removed:
@@ -481,7 +481,7 @@ class TestHedging:
             await asyncio.sleep(0)
         gate.opened.set()
         assert (await running).text == "one two three four"
-        assert gpu.permits == [] and placing.hedges.spend()
+        assert gpu.permits == [] and chooser.hedges.spend()
 
 
 async def test_an_answer_whose_beginning_the_client_gave_goes_on_behind_both() -> None:

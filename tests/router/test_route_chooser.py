@@ -10,11 +10,11 @@ import pytest
 from edgeagent.config import Config, RouterConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.router import build
-from edgeagent.router.placing import Placing
 from edgeagent.router.remote_backends import RemoteBackends
+from edgeagent.router.route_chooser import RouteChooser
 from edgeagent.router.router import NO_MODEL
 from edgeagent.types import RouteMode, replace
-from tests.router.test_journey import Place
+from tests.router.test_routed_request import Place
 from tests.worker.support import request
 
 
@@ -45,9 +45,9 @@ class Remotes:
 def test_a_remote_that_is_missed_is_probed(mode: RouteMode, local: dict[str, Any], is_probed: bool) -> None:
     remotes = Remotes()
     places = [Place("local", **local), Place("remote:gpu", obstacle="unreachable"), Place("remote:far", obstacle="key")]
-    placing = Placing({place.name: place for place in places}, lambda: mode, cast(RemoteBackends, remotes))
+    chooser = RouteChooser({place.name: place for place in places}, lambda: mode, cast(RemoteBackends, remotes))
     try:
-        placing.choose(request("", model="fake"))
+        chooser.choose(request("", model="fake"))
     except EdgeAgentError:
         assert mode is RouteMode.REMOTE_ONLY
     assert remotes.warmed == ["remote:gpu"] * is_probed
@@ -65,17 +65,17 @@ def test_of_a_request_for_remotes_alone_only_these_are_told(remotes: list[str], 
     away = [Place(f"remote:{number}", obstacle=obstacle) for number, obstacle in enumerate(remotes)]
     places = [Place("local"), *away]
     places[0].expects = replace(places[0].expects, num_live=100)
-    placing = Placing({place.name: place for place in places}, lambda: RouteMode.REMOTE_ONLY)
+    chooser = RouteChooser({place.name: place for place in places}, lambda: RouteMode.REMOTE_ONLY)
     with pytest.raises(EdgeAgentError) as caught:
-        placing.choose(request("", model="fake"))
+        chooser.choose(request("", model="fake"))
     assert caught.value.code == code and told in caught.value.message
 
 
 def test_a_client_is_told_what_the_owner_has_to_change() -> None:
     away = Place("remote:gpu", obstacle="budget", trouble="the day's budget is used up")
-    placing = Placing({away.name: away}, lambda: RouteMode.PREFER_LOCAL)
+    chooser = RouteChooser({away.name: away}, lambda: RouteMode.PREFER_LOCAL)
     with pytest.raises(EdgeAgentError, match=r"now \(remote:gpu: the day's budget is used up\)"):
-        placing.choose(request("", model="fake"))
+        chooser.choose(request("", model="fake"))
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_a_client_is_told_what_the_owner_has_to_change() -> None:
     [([], "`edgeagent serve MODEL`.*`edgeagent remote add`"), ([Place("remote:gpu")], "no model of its own, and")],
 )
 def test_a_daemon_without_a_model_says_so(places: list[Place], told: str) -> None:
-    placing = Placing({place.name: place for place in places}, lambda: RouteMode.LOCAL_ONLY)
+    chooser = RouteChooser({place.name: place for place in places}, lambda: RouteMode.LOCAL_ONLY)
     with pytest.raises(EdgeAgentError, match=told):
-        placing.choose(request("", model="fake"))
+        chooser.choose(request("", model="fake"))
 
 
 def test_the_options_of_targets_decide(tmp_path: Path) -> None:
@@ -96,6 +96,6 @@ def test_the_options_of_targets_decide(tmp_path: Path) -> None:
         )
         places = [Place("local", first_token_s=1.0), Place("remote:gpu", first_token_s=0.1)]
         router._backends.update({place.name: place for place in places})
-        router._placing._machine_mode = lambda: RouteMode.PREFER_LOCAL
-        router._placing._remotes = None
-        assert router._placing.choose(wanted).routes[0].backend == first
+        router._chooser._machine_mode = lambda: RouteMode.PREFER_LOCAL
+        router._chooser._remotes = None
+        assert router._chooser.choose(wanted).routes[0].backend == first

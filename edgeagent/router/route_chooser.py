@@ -20,7 +20,7 @@ from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.types import AnswerSoFar, GenerateRequest, RouteMode, replace
 
 
-class Placing:
+class RouteChooser:
     """Chooses backends for requests. It reads the machine's mode again for each decision."""
 
     def __init__(
@@ -50,8 +50,10 @@ class Placing:
 
     def is_kept_here(self, request: GenerateRequest) -> bool:
         """Whether a request must stay on this machine although the owner has remotes, allowed by the policy or not."""
-        is_bound = self.mode(request) is RouteMode.LOCAL_ONLY
-        return is_bound and (any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local()))
+        is_local_only = self.mode(request) is RouteMode.LOCAL_ONLY
+        return is_local_only and (
+            any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local())
+        )
 
     def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
         """Whether a request may start on a second backend now. If it may, take one hedge from the budget."""
@@ -187,4 +189,4 @@ def _no_route(
 def _full(estimates: Mapping[str, Estimate]) -> Overloaded:
     num_live = sum(estimate.num_live for estimate in estimates.values())
     retry_after_s = min(estimate.retry_after_s for estimate in estimates.values())
-    return Overloaded.by(f"{num_live} requests are running or waiting", retry_after_s=retry_after_s)
+    return Overloaded.full_queue(f"{num_live} requests are running or waiting", retry_after_s=retry_after_s)

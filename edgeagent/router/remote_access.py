@@ -13,7 +13,7 @@ from edgeagent.router.modes import machine_mode
 from edgeagent.types import RouteMode
 
 
-class Outside:
+class RemoteAccess:
     """The owner's remotes and the machine's policy, read again after a change. Opens no connection. Call `close`."""
 
     def __init__(self, config: Config) -> None:
