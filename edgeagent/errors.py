@@ -138,7 +138,7 @@ class Forbidden(EdgeAgentError):
 
 
 class PayloadTooLarge(InvalidRequest):
-    """The body or the frame is larger than the limit."""
+    """The body is larger than the limit. For a too large frame, the WebSocket closes with code 1009."""
 
     code = "payload_too_large"
 

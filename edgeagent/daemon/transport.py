@@ -41,6 +41,7 @@ MAX_FRAGMENTS = 16_384
 # connection, and the close frame with the reason might be lost.
 LINGER_S = 1.0
 GOING_AWAY = 1001
+# For too many fragments. The library uses it too, with a reason of its own, for a message that is too large.
 TOO_BIG = 1009
 
 REFUSALS: dict[HTTPStatus, tuple[str, str]] = {
@@ -234,9 +235,9 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._cycles = {cycle for cycle in (*self._cycles, self.cycle) if cycle and not cycle.response_complete}
 
     def _check_handshake(self) -> None:
-        """Refuse a handshake that has a body or a line that is too long.
+        """Refuse a handshake that has a body, and one that has a too long line.
 
-        The WebSocket protocol would never answer it: the parser hands the connection over only after the end of the
+        A handshake with a body would never be answered: the parser hands the connection over only after the end of the
         body, but no code reads the body.
         """
         for name, value in self.headers:
@@ -336,9 +337,9 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         await super().send(message)
 
     def handle_parser_exception(self) -> None:
-        """Send the reason of the failure, then read and drop the client's data for LINGER_S, and close.
+        """Send the close frame, then read and drop the client's data for LINGER_S, and close.
 
-        A failed handshake is answered with HTTP 400, and the connection is closed at once.
+        The library has chosen the code and the reason, and has queued the frame. A failed handshake is answered with HTTP 400, and the connection is closed at once.
         """
         if self.close_sent:
             return

@@ -139,7 +139,7 @@ class Runner(Protocol):
         ...
 
     def length(self, seq_id: int) -> int:
-        """Return the number of positions held: highest position + 1."""
+        """Return a sequence's length in tokens: its highest position + 1. With a window, early cells may be gone."""
         ...
 
     def is_end(self, token: int) -> bool:

@@ -86,7 +86,10 @@ async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> li
 
 
 def _advice(failure: Failure, url: str, remote: Remote) -> str:
-    """Return what the owner can do about a failed connection; empty if unknown."""
+    """Return what the owner can do about a failed connection, as a text to append that begins with "; ".
+
+    It is empty if that is unknown.
+    """
     is_secure = url.startswith("https:")
     if failure.kind is Kind.UNTRUSTED and "not trusted" in failure.message and remote.tls.ca_file is None:
         return "; name its CA (--ca), or this one certificate (--pin)"

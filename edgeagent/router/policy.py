@@ -67,7 +67,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The routes that a request may take, best first; empty if nothing can serve it.
+    """The routes that a request may take, best first; empty if there is no backend to try.
 
     `hedge_after_s`: if the first route gives no content within this time, start the second route too; None: never.
     `is_fallback_likely`: this machine is near its limits, so connections to the second route's remote should be open.

@@ -22,9 +22,9 @@ from edgeagent.types import Tool
 
 
 def told_by(field: str, tags: Mapping[str, str], default: str = "") -> Discriminator:
-    """Return the discriminator of a union: the value of `field` chooses the model.
+    """Return the discriminator of a union: the value of `field` says which type of the union is meant.
 
-    `tags` maps each value to the tag of its model. A tag begins with #. `default` is the value if the field is missing.
+    `tags` maps each value to the tag of its type. A tag begins with #. `default` is the value if the field is missing.
     """
 
     def tag_of(value: Any) -> str | None:

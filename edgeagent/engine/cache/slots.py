@@ -111,10 +111,11 @@ class Slots:
         return num_tokens <= self._cells.num_free + sum(self._cells.num_unshared(seq_id) for seq_id in self._idle)
 
     def claim(self, root: BlockKey, cell_prefix: CellPrefix) -> int | None:
-        """Return the id of a live sequence that begins with the prefix `cell_prefix`; None if no id is available.
+        """Make a sequence live for a new prompt, and return its id; None if no id is available.
 
-        If no id is free, an idle prefix other than `cell_prefix` is evicted. Call this method right after `match`. The
-        sequence is empty if the prefix cannot be copied.
+        If the prefix belongs to an idle sequence and is all of it, that sequence becomes live. Otherwise a free id gets
+        a copy of the prefix, or stays empty if the prefix cannot be copied. If no id is free, another idle prefix is
+        evicted. Call this method right after `match`.
         """
         former = cell_prefix.seq_id
         if former is not None and former in self._idle:

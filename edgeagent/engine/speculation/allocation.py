@@ -4,8 +4,8 @@ The drafts of one stream must not slow another one much.
 
 The value of a draft token is the chance that it and all tokens before it are accepted (Leviathan et al. 2023, section
 3). Its cost is the time by which it lengthens a draft step and the step of the target. Tokens are taken in the order of
-their chances. The number of tokens with the best rate is chosen. All numbers are tried: kernels work in tiles, so a
-fourth token may be free although the second is expensive.
+their chances, or in one of two other orders. The order and the number with the best rate are chosen. All numbers are
+tried: kernels work in tiles, so a fourth token may be free although the second is expensive.
 """
 
 from __future__ import annotations
@@ -65,21 +65,22 @@ def allocate(
         if chance >= _MIN_CHANCE
     )
     plain_rate = _rate(num_sequences, target_steps_s[0])
-    best_rate, chosen = _MIN_GAIN * plain_rate, tokens[:0]
-    # The second order gives each stream one token before any stream gets two, so that none falls behind. A third order
-    # has only the tokens that need no draft step, since they may pay where others do not.
+    rate_to_beat, chosen = _MIN_GAIN * plain_rate, tokens[:0]
+    # The first order is that of the chances. The second one gives each stream one token before any stream gets two, so
+    # that none falls behind. A third one has only the tokens that need no draft step, since they may pay where others
+    # do not.
     orders = [tokens, sorted(tokens, key=lambda token: token[1])] if len(offers) > 1 else [tokens]
     free = [token for token in tokens if not offers[token[2]].step_s]
     if 0 < len(free) < len(tokens):
         orders.append(free)
     for order in orders:
         rate, count = _best_count(order[: len(target_steps_s) - 1], offers, target_steps_s, num_sequences, max_s)
-        if rate > best_rate:
-            best_rate, chosen = rate, order[:count]
+        if rate > rate_to_beat:
+            rate_to_beat, chosen = rate, order[:count]
     counts = [0] * len(offers)
     for _, _, index in chosen:
         counts[index] += 1
-    return counts, best_rate / plain_rate if chosen else 1.0
+    return counts, rate_to_beat / plain_rate if chosen else 1.0
 
 
 def _best_count(
@@ -159,9 +160,9 @@ def best_rate_if_all_draft(offer: Offer, target_steps_s: Items[float], num_seque
     return best
 
 
-def could_pay(offer: Offer, target_steps_s: Items[float], num_sequences: int, rate: float = 1.0) -> bool:
-    """Whether drafts for this offer alone would be worth their time if each token were accepted at this rate."""
-    imagined = replace(offer, chances=tuple(rate**number for number in range(1, len(offer.chances) + 1)))
+def could_pay(offer: Offer, target_steps_s: Items[float], num_sequences: int, acceptance_rate: float = 1.0) -> bool:
+    """Whether drafts for this offer alone would pay if each token, given those before it, had this acceptance rate."""
+    imagined = replace(offer, chances=tuple(acceptance_rate**number for number in range(1, len(offer.chances) + 1)))
     return best_rate(imagined, target_steps_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_steps_s[0])
 
 

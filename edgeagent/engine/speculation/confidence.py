@@ -87,8 +87,8 @@ class DraftPlan:
     - `draft_steps_s[n]`: the seconds of a draft step for n sequences.
     - `num_sequences`: how many sequences decode.
     - `num_drafted`: how many draft tokens are planned for all sequences together.
-    - `gain`: the expected factor by which the drafts raise the tokens per second. 0 if the step has a trial, or if
-      clients have set the lengths of all its drafts.
+    - `gain`: the expected factor by which the drafts raise the tokens per second. 0 if nothing is drafted, if
+      the step has a trial, or if clients have set the lengths of all its drafts.
     - `max_s`: the most seconds that the step may take.
     """
 

@@ -92,9 +92,10 @@ class Tensors:
 
 
 def read_metadata(reader: ByteReader, num_keys: int) -> Metadata:
-    """Return the metadata: scalars, texts, and arrays by type and length.
+    """Return the metadata: the value of each key.
 
-    Only the keys in TEXTS keep their whole text. Other texts are cut short.
+    The texts of the keys in TEXTS are whole. Other texts are cut short. The arrays of the keys in LAYER_ARRAYS have
+    their elements. Of each other array, only the type and the length are returned, as a text.
     """
     metadata: Metadata = {}
     for _ in range(num_keys):

@@ -1,8 +1,8 @@
-"""The hub's shared cache on disk: the paths of a repository's files, and how a file is published. No network.
+"""The hub's shared cache on disk: the paths of a repository's files, and how a finished download gets its name there.
 
-The layout is huggingface_hub's, so that edgeagent and other programs find each other's downloads:
-models--org--repo/blobs/<sha256>, snapshots/<commit>/<file> → blob, refs/main = commit. A download in progress is
-blobs/<sha256>.incomplete.
+No network. The layout is huggingface_hub's, so that edgeagent and other programs find each other's downloads. In the
+folder models--org--repo, blobs/<sha256> has the content of a file, and snapshots/<commit>/<file> is a link to it, or a
+copy. refs/main holds the newest commit. A download in progress is blobs/<sha256>.incomplete.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HubCache:
         return self.root / ".locks" / self.repo_dir(repo).name / f"{sha256}.lock"
 
     def pointer(self, repo: str, commit: str, file: str) -> Path:
-        """Return the path of a published file, which ends in the file's name."""
+        """Return the path at which a downloaded file is, or will be, published: snapshots/<commit>/<file>."""
         return self.repo_dir(repo) / "snapshots" / commit / file
 
     def repos(self) -> tuple[str, ...]:

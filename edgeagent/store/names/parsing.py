@@ -75,8 +75,8 @@ def parse_name(name: str) -> ModelName:
 
     1. Control characters, network paths, addresses, and a name that is empty or too long are refused.
     2. After hf.co/ or huggingface.co/: a repository, or a file of one.
-    3. builtin. From here on, an ending :latest is ignored.
-    4. A path, if the name looks like one or is a file.
+    3. builtin. From here on, an ending :latest is ignored (after hf.co/ too).
+    4. A path, if the name looks like one, or ends in .gguf and is a file.
     5. By its slashes: none for a name of the catalog, one for a repository, more for a file of a repository.
 
     Raise InvalidRequest for a refused name, and for one that has none of these forms. Raise ModelNotFound for a name

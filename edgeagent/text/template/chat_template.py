@@ -276,7 +276,7 @@ def _arrangements(messages: tuple[Message, ...], takes_system: bool) -> Iterator
 
 
 def _strings(prompt: ChatPrompt) -> Iterator[str]:
-    """Yield all text of a prompt that reaches the template."""
+    """Yield the free text of a prompt: that of messages, calls and tools. Roles and template kwargs hold no free text."""
     for message in prompt.messages:
         yield from (message.content, message.reasoning, message.name or "", message.tool_call_id or "")
         for call in message.tool_calls:

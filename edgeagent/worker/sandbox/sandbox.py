@@ -149,8 +149,8 @@ def _may_use_cuda() -> bool:
 def _cuda_thread_names() -> Iterator[Path]:
     """Yield the folder that holds the names of this process's threads, if CUDA may be used.
 
-    CUDA names its threads at its start. If that fails, CUDA finds no GPU. This function leaves the folder open: if
-    memory is short, the kernel may otherwise replace the folder by a new one, to which Landlock's rule does not apply.
+    CUDA writes names there at its start, and finds no GPU if it cannot. The folder stays open, so that the kernel keeps
+    it when memory is short: Landlock's rule would not apply to a new folder.
     """
     if _may_use_cuda():
         threads = Path("/proc/self/task")

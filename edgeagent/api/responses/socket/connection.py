@@ -162,7 +162,7 @@ class Connection(Pump[Frame, OwnAction]):
         self._shrink(live)
 
     def _shrink(self, live: LaneTurn) -> None:
-        """Free the inputs of a turn that is over. Keep only what is needed to write its terminal event.
+        """Free a turn's inputs if it is over and hidden. Keep only what is needed to write its terminal event.
 
         This limits the memory that is kept for a client that does not read.
         """

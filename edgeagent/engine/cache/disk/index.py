@@ -85,7 +85,7 @@ class Index:
         return num_found
 
     def forgotten(self) -> list[IndexEntry]:
-        """Return the forgotten blocks, whose files must be removed."""
+        """Return the forgotten blocks and the bad ones. Their files must be removed."""
         return [entry for entry in self.all() if entry.epoch != self.epoch(entry.name.root)]
 
     def add(self, entry: IndexEntry) -> None:

@@ -200,10 +200,10 @@ class BlockStore:
         return self._writer.num_written
 
     def close(self) -> None:
-        """Write pending blocks for up to `close_s` seconds, then close the folder. See BlockTier.
+        """Write pending blocks for some time, then close the folder. See BlockTier.
 
-        This waits for the writer's thread, at most 0.5 s longer than `close_s`. `close_s` counts from the first call of
-        `wait_written` or `close`.
+        The time is `close_s` of the constructor, and counts from the first call of `wait_written` or `close`. This
+        waits for the writer's thread, for at most 0.5 s longer.
         """
         self._hurry()
         self._is_closed = True

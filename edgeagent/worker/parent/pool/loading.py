@@ -107,7 +107,10 @@ class Preparation:
         """The SHA-256 of the model's file, once the file was checked; empty if not known."""
 
     def weigh(self) -> int:
-        """Read the total size of all files in bytes, and return it."""
+        """Return the size in bytes of the model's file, its adapters, and its draft if `load` has chosen one.
+
+        It reads the disk.
+        """
         self.weights_bytes = sum(map(self._checks.size_of, self.files.paths))
         return self.weights_bytes
 

@@ -1,7 +1,7 @@
-"""The daemon's side of a child process and the frames on its pipes.
+"""The daemon's end of the pipes to a child process.
 
-It spawns a child, sends and receives messages, and ends the child. The supervisor interprets the messages. The event
-loop's read callback passes them directly to the receiver, without a task or a queue.
+A Channel spawns a child, sends and receives messages, and ends the child. It gives each message to `on_message`, in the
+event loop's read callback, without a task or a queue. The supervisor interprets the messages.
 """
 
 from __future__ import annotations

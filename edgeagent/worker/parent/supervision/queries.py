@@ -83,7 +83,7 @@ class Queries:
         return [query for kind, query in first.items() if kind not in sent]
 
     def discard(self, query: Query) -> bool:
-        """Drop a question if it is open. Return True if it was sent, so that the caller must send the worker a Drop."""
+        """Drop a query. Return True if it was open and had been sent: then the caller must send the worker a Drop."""
         return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
 
     def on_answer(self, answer: AnswerPart) -> None:

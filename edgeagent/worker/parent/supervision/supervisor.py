@@ -111,7 +111,7 @@ class Supervisor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are requests or questions that have not ended."""
+        """Whether there are requests or queries that have not ended."""
         return len(self._requests) > 0 or len(self._queries) > 0
 
     def status(self) -> ModelStatus:

@@ -11,7 +11,10 @@ from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, S
 
 
 class Vitals:
-    """The signs of life of one worker process. `status` is the last one that it sent; None before the first pong."""
+    """The signs of life of one worker process.
+
+    `status` is the WorkerStatus in its latest pong; None before the first pong.
+    """
 
     def __init__(self, patience: Patience) -> None:
         self._pulse = Pulse(patience)
