@@ -1,4 +1,7 @@
-"""A daemon's address and token. Both are found through the runtime file, without the daemon's code."""
+"""The address and the token of a daemon: those that the application gives, or those in the daemon's files.
+
+Nothing is imported from the package `daemon`, so that an application does not load it.
+"""
 
 from __future__ import annotations
 

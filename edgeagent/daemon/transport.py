@@ -339,7 +339,8 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     def handle_parser_exception(self) -> None:
         """Send the close frame, then read and drop the client's data for LINGER_S, and close.
 
-        The library has chosen the code and the reason, and has queued the frame. A failed handshake is answered with HTTP 400, and the connection is closed at once.
+        The library has chosen the code and the reason, and has queued the frame. A failed handshake is answered with
+        HTTP 400, and the connection is closed at once.
         """
         if self.close_sent:
             return

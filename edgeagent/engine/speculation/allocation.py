@@ -132,7 +132,7 @@ def expected_s(counts: Items[int], offers: Items[Offer], target_steps_s: Items[f
 
 
 def longest_s(target_steps_s: Items[float], budget_s: float) -> float:
-    """Return how long a step with drafts may take: the longer of `budget_s` and three times a step without drafts."""
+    """Return how long a step with drafts may take: `budget_s`, or if longer _MAX_STRETCH plain steps."""
     return max(budget_s, _MAX_STRETCH * target_steps_s[0])
 
 

@@ -276,7 +276,7 @@ def _arrangements(messages: tuple[Message, ...], takes_system: bool) -> Iterator
 
 
 def _strings(prompt: ChatPrompt) -> Iterator[str]:
-    """Yield the free text of a prompt: that of messages, calls and tools. Roles and template kwargs hold no free text."""
+    """Yield the free text of a prompt: that of messages, calls and tools. Roles and template kwargs have none."""
     for message in prompt.messages:
         yield from (message.content, message.reasoning, message.name or "", message.tool_call_id or "")
         for call in message.tool_calls:

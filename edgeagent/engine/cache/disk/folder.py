@@ -332,10 +332,7 @@ class Folder:
         self._make_room(0 if self.room_trouble is None else self._missing_bytes)
 
     def _tidy(self) -> None:
-        """Remove expired and unreachable blocks.
-
-        Also remove the description of each partition without blocks, unless this process has set it.
-        """
+        """Remove expired and unreachable blocks, and descriptions of empty partitions that others have set."""
         self._evict(0)
         roots = {entry.name.root for entry in self._index.all()}
         for root in self._labelled - roots - set(self._root_records):
