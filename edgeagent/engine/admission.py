@@ -33,18 +33,18 @@ class Admission:
         self._clock = clock
 
     def must_wait(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        """Whether `sequence` should wait for the prefill of a running sequence (the leader) with the same prefix.
+        """Whether `sequence` should wait for the prefill of a running sequence with the same prefix.
 
-        This is the case if the leader will compute at least _MIN_SHARED more tokens of the prompt than are cached now.
-        Then `sequence.follows` is set, and the leader takes over the tier of `sequence` if that tier comes first. If
-        the memory is not full attention, the leader also ends a chunk where the shared prefix ends, so that a state can
-        be saved there.
+        This is the case if the running sequence will compute at least _MIN_SHARED more tokens of the prompt than are
+        cached now. Then `sequence.awaited_prefill` is set, and the running sequence takes over the tier of `sequence`
+        if that tier comes first. If the memory is not full attention, it also ends a chunk where the shared prefix
+        ends, so that a state can be saved there.
         """
-        followed = sequence.leader(running)
-        if followed is not None:
-            followed.is_raised = followed.is_raised or sequence.is_raised
+        awaited = sequence.awaited_sequence(running)
+        if awaited is not None:
+            awaited.is_boosted = awaited.is_boosted or sequence.is_boosted
             return True
-        sequence.follows = None
+        sequence.awaited_prefill = None
         best: tuple[int, Sequence] | None = None
         wanted = sequence.tokens[: sequence.num_usable]
         for other in running:
@@ -54,13 +54,13 @@ class Admission:
                     best = shared, other
         if best is None:
             return False
-        length, leader = best
+        length, awaited = best
         if length < self._find(sequence).end + _MIN_SHARED:
             return False
-        sequence.follows = leader, length
-        leader.tier = min(leader.tier, sequence.tier, key=list(type(leader.tier)).index)
+        sequence.awaited_prefill = awaited, length
+        awaited.tier = min(awaited.tier, sequence.tier, key=list(type(awaited.tier)).index)
         if self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
-            leader.add_chunk_end(length)
+            awaited.add_chunk_end(length)
         return True
 
     def claim(self, sequence: Sequence, *, is_alone: bool) -> bool:
@@ -116,7 +116,7 @@ class Admission:
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             sequence.marks.claimed_s = self._clock()
             sequence.marks.cache_s = sequence.marks.claimed_s - sequence.restore_started_s
-        self._add_stops(sequence)
+        self._add_chunk_ends(sequence)
         return True
 
     def checkpoint(self, sequence: Sequence, start: int) -> None:
@@ -140,7 +140,7 @@ class Admission:
     def _find(self, sequence: Sequence) -> CachedPrefix:
         return self._prefixes.match(sequence.spec.cache_partition, sequence.tokens, sequence.num_usable)
 
-    def _add_stops(self, sequence: Sequence) -> None:
+    def _add_chunk_ends(self, sequence: Sequence) -> None:
         """Choose where the chunks of a prompt end. Full attention needs no such positions.
 
         Other memory can save its state only at the end of a chunk, so a chunk should end where a later prompt may

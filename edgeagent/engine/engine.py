@@ -16,7 +16,7 @@ from edgeagent.engine.admission import Admission
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.context_room import output_room
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
-from edgeagent.engine.scheduler import Scheduler, Work, by_share, by_urgency, raise_stalled, without_drafts
+from edgeagent.engine.scheduler import BatchPart, Scheduler, boost_stalled, by_share, by_urgency, without_drafts
 from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
 from edgeagent.engine.side_prefill import ALONE_S, SidePrefill
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
@@ -149,7 +149,7 @@ class Engine:
         `step` calls this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
         """
         self.settle()
-        raise_stalled(self._running.values(), self._waiting.values(), self._clock())
+        boost_stalled(self._running.values(), self._waiting.values(), self._clock())
         restored = [sequence for sequence in by_urgency(self._running.values()) if sequence.restoring is not None]
         outputs = [output for sequence in restored for output in self._advance_admission(sequence)]
         is_short_of_cells = False
@@ -159,7 +159,7 @@ class Engine:
             if self._admission.must_wait(sequence, self._running.values()):
                 continue
             if not self._admission.claim(sequence, is_alone=not self._running):
-                if not sequence.is_raised:
+                if not sequence.is_boosted:
                     break
                 is_short_of_cells = True
                 continue
@@ -195,41 +195,41 @@ class Engine:
             return outputs
         outputs += self._take_side_chunks()
         began_s = self._clock()
-        works = self._plan()
-        if not works:
+        parts = self._plan()
+        if not parts:
             self._use_idle_moment()
             return outputs
         self._warmer.pause()
         self._prefixes.free_saved_cells()
-        shape, min_tokens = self._costs.padded(works)
+        shape, min_tokens = self._costs.padded(parts)
         expected_s = self.cost_model.predict(shape)
         started_s = self._clock()
-        is_urgent = any(work.sequence.tier is Tier.REALTIME for work in works)
+        is_urgent = any(part.sequence.tier is Tier.REALTIME for part in parts)
         if not self.current_step.begin(shape.num_tokens, expected_s, is_urgent=is_urgent, is_wanted=is_wanted):
             return outputs
         try:
             self._turns.apply(self._runner)
-            self._runner.decode([work.slice for work in works], min_tokens)
+            self._runner.decode([part.slice for part in parts], min_tokens)
         except DecodeCancelled:
-            self._take_back(works)
+            self._take_back(parts)
             self.current_step.note(was_interrupted=True)
             return outputs
         except OutOfCells:
-            return outputs + self._make_room(works)
+            return outputs + self._make_room(parts)
         except InternalError as error:
-            return outputs + self._fail(works, error)
+            return outputs + self._fail(parts, error)
         finally:
             self.current_step.end()
             self._num_steps += 1
         self.current_step.note(was_interrupted=False)
         self._unsettled_s, self._unsettled_tokens = self._clock() - started_s, shape.num_tokens
         self._turns.note(self._unsettled_s)
-        self._unsettled += [(work.sequence, work.sequence.num_computed) for work in works]
+        self._unsettled += [(part.sequence, part.sequence.num_computed) for part in parts]
         self._costs.observe(shape, self._unsettled_s, self._running.values())
-        plain_s = self._costs.plain_s(works) if self.proposals.has_drafted else None
-        outputs += self._verify_all(works, started_s)
+        plain_s = self._costs.plain_s(parts) if self.proposals.has_drafted else None
+        outputs += self._verify_all(parts, started_s)
         if plain_s is not None:
-            self.proposals.note_step(len(works), self._unsettled_s, plain_s)
+            self.proposals.note_step(len(parts), self._unsettled_s, plain_s)
         self._side.resume(self._unsettled_s)
         self._scheduler.note_overhead(self._clock() - began_s - self._unsettled_s)
         return outputs
@@ -272,10 +272,10 @@ class Engine:
             if partition is None or sequence.spec.partition == partition:
                 sequence.is_purged = True
         self._warmer.purge(partition)
-        parts = [None] if partition is None else [partition_of(partition, each) for each in ("", *self._adapters)]
-        return sum(prefixes.purge(part) for prefixes in self._stores for part in parts)
+        partitions = [None] if partition is None else [partition_of(partition, each) for each in ("", *self._adapters)]
+        return sum(prefixes.purge(each) for prefixes in self._stores for each in partitions)
 
-    def _plan(self) -> list[Work]:
+    def _plan(self) -> list[BatchPart]:
         """Return the next batch, with cells reserved for it. If they are short, drop drafts, then preempt sequences."""
         while self._running:
             num_cells = self._prefixes.num_cells_used
@@ -283,17 +283,17 @@ class Engine:
             running = self._side.share(ready, num_cells)
             is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
             self.proposals.catch_up_time.note(is_first_awaited=is_awaited)
-            works = self._turns.plan(running, self._scheduler, self.proposals, num_cells, int(self._side.has_turn))
-            if self._reserve(works):
-                return works
-            if self.proposals.withdraw() and self._reserve(works := without_drafts(works)):
-                return works
+            parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, int(self._side.has_turn))
+            if self._reserve(parts):
+                return parts
+            if self.proposals.withdraw() and self._reserve(parts := without_drafts(parts)):
+                return parts
             assert len(self._running) > 1, "one sequence always fits: it is no longer than the number of cells"
             self._preempt_last()
         return []
 
-    def _reserve(self, works: Items[Work]) -> bool:
-        return self._prefixes.reserve(sum(work.num_tokens + len(work.drafts) for work in works))
+    def _reserve(self, parts: Items[BatchPart]) -> bool:
+        return self._prefixes.reserve(sum(part.num_tokens + len(part.drafts) for part in parts))
 
     def _take_side_chunks(self) -> list[Output]:
         """Pause the side context and copy its chunks into the cells. Return outputs if the request reports progress."""
@@ -314,16 +314,16 @@ class Engine:
             for work in self._idle_work:
                 work.run_when_idle()
 
-    def _verify_all(self, works: Items[Work], started_s: float) -> list[Output]:
+    def _verify_all(self, parts: Items[BatchPart], started_s: float) -> list[Output]:
         """Verify drafts and sample next tokens. Return the batch's outputs. `started_s`: when its decode began."""
         outputs, row = list[Output](), 0
-        for work in works:
-            sequence = work.sequence
+        for part in parts:
+            sequence = part.sequence
             if sequence.marks.prefill_s == 0.0:
                 sequence.marks.prefill_s = started_s
             in_prompt = sequence.num_output == 0
-            output = self._verifier.verify(work, row)
-            row += work.num_logits
+            output = self._verifier.verify(part, row)
+            row += part.num_logits
             sequence.note_progress(started_s)
             if output.is_last:
                 self._end(sequence)
@@ -342,9 +342,9 @@ class Engine:
         sequence.seq_id, sequence.num_computed = None, 0
         self._waiting[sequence.id] = sequence
 
-    def _take_back(self, works: Items[Work]) -> None:
+    def _take_back(self, parts: Items[BatchPart]) -> None:
         """Undo an interrupted batch, so that its tokens can be planned again."""
-        names = [work.sequence.id for work in works]
+        names = [part.sequence.id for part in parts]
         if self._runner.memory_kind not in CUTTABLE:
             self._forget_states()
             names = list(self._running)
@@ -365,20 +365,20 @@ class Engine:
                 self._preempt(sequence)
         self._prefixes.forget_idle()
 
-    def _make_room(self, works: Items[Work]) -> list[Output]:
+    def _make_room(self, parts: Items[BatchPart]) -> list[Output]:
         """Free cells after OutOfCells: evict a prefix, or preempt a sequence. If only one runs, fail it."""
         if self._prefixes.evict_one():
             return []
         if len(self._running) > 1:
             self._preempt_last()
             return []
-        return self._fail(works, InternalError("the KV cache has no room for a batch that must fit", served_by="local"))
+        return self._fail(parts, InternalError("the KV cache has no room for a batch that must fit", served_by="local"))
 
-    def _fail(self, works: Items[Work], error: InternalError) -> list[Output]:
+    def _fail(self, parts: Items[BatchPart], error: InternalError) -> list[Output]:
         """End the sequences of a failed batch with an error. Drop their memory, since its state is unknown."""
         outputs = []
-        for work in works:
-            sequence = work.sequence
+        for part in parts:
+            sequence = part.sequence
             assert sequence.seq_id is not None
             del self._running[sequence.id]
             self._prefixes.reset(sequence.seq_id)

@@ -25,7 +25,7 @@ MIN_CHUNK = 32
 
 # The smallest chunk in a step with streams if MIN_CHUNK would exceed their budget. Half a tile takes a little more than
 # half of a tile's time.
-MIN_CHUNK_BESIDE = 16
+MIN_CHUNK_WITH_STREAMS = 16
 
 # The longest predicted step. Smaller chunks take a slow machine more time in total: measured on a 0.5 B model, a prompt
 # took 21 s in chunks of 508 tokens, 25 s in chunks of 124, and 50 s in chunks of 28.
@@ -58,7 +58,7 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BatchPart:
     """The part of a batch that belongs to one sequence: its next `num_tokens` known tokens, then its `drafts`.
 
     The last `num_logits` of these tokens give a row of logits each:
@@ -89,30 +89,30 @@ class Work:
         return Slice(self.sequence.seq_id, start, tokens, self.num_logits, len(self.drafts))
 
 
-def _work(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> Work:
+def _part_of(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> BatchPart:
     completes = num_tokens == sequence.num_pending and not sequence.spec.prefill_only
     num_sampled = 1 + len(drafts) if completes else 0
     num_logits = num_tokens + len(drafts) if sequence.is_scoring else num_sampled
-    return Work(sequence, num_tokens, drafts, num_logits, num_logits - num_sampled)
+    return BatchPart(sequence, num_tokens, drafts, num_logits, num_logits - num_sampled)
 
 
-def without_drafts(works: Items[Work]) -> list[Work]:
-    """Return the works of a batch without their drafts."""
-    return [replace(work, drafts=(), num_logits=work.num_logits - len(work.drafts)) for work in works]
+def without_drafts(parts: Items[BatchPart]) -> list[BatchPart]:
+    """Return the parts of a batch without their drafts."""
+    return [replace(part, drafts=(), num_logits=part.num_logits - len(part.drafts)) for part in parts]
 
 
 def rank(sequence: Sequence) -> int:
     """Return how urgent a sequence is. A smaller number is more urgent."""
-    return -1 if sequence.is_raised else _RANK[sequence.tier]
+    return -1 if sequence.is_boosted else _RANK[sequence.tier]
 
 
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Return sequences sorted by urgency: raised ones (see `raise_stalled`) first, then by tier and arrival."""
+    """Return sequences sorted by urgency: boosted ones (see `boost_stalled`) first, then by tier and arrival."""
     return sorted(sequences, key=lambda sequence: (rank(sequence), sequence.order))
 
 
 def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
-    """Return sequences in the order in which they are served: raised ones first, then by tier, fair share and arrival.
+    """Return sequences in the order in which they are served: boosted ones first, then by tier, fair share and arrival.
 
     Clients take turns: the n-th sequence of a client comes after the first n - 1 sequences of every other client. A
     client's `running` sequences count as its first ones. Each client has its own partition.
@@ -125,19 +125,19 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
     return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]
 
 
-def raise_stalled(running: Collection[Sequence], waiting: Collection[Sequence], now_s: float) -> None:
-    """Raise a sequence that made no progress for a minute: it runs before all others until it ends.
+def boost_stalled(running: Collection[Sequence], waiting: Collection[Sequence], now_s: float) -> None:
+    """Boost a sequence that made no progress for a minute: it runs before all others until it ends.
 
-    Otherwise more urgent requests could delay it forever. Only one sequence is raised at a time, so that urgent
+    Otherwise more urgent requests could delay it forever. Only one sequence is boosted at a time, so that urgent
     requests wait for at most one. Realtime requests may still start before it while it lacks cells. A sequence that
-    waits for the prefill of another one is not raised.
+    waits for the prefill of another one is not boosted.
     """
     live = (*running, *waiting)
-    if len(live) > 1 and not any(sequence.is_raised for sequence in live):
-        own = [sequence for sequence in live if sequence.leader(running) is None]
+    if len(live) > 1 and not any(sequence.is_boosted for sequence in live):
+        own = [sequence for sequence in live if sequence.awaited_sequence(running) is None]
         stalled = min(own, key=lambda sequence: sequence.advanced_s, default=None)
         if stalled is not None:
-            stalled.is_raised = now_s - stalled.advanced_s >= _MAX_STALL_S
+            stalled.is_boosted = now_s - stalled.advanced_s >= _MAX_STALL_S
 
 
 class Scheduler:
@@ -170,7 +170,7 @@ class Scheduler:
         *,
         num_turns: int = 1,
         others_decode: bool = False,
-    ) -> list[Work]:
+    ) -> list[BatchPart]:
         """Return the next batch for the `running` sequences. There may be at most `max_batch` of them.
 
         `drafts`: proposed tokens by sequence id. `num_cells`: KV cells in use. `num_turns`: how many groups of
@@ -178,17 +178,17 @@ class Scheduler:
         decodes.
         """
         decoding = [sequence for sequence in running if sequence.is_decoding]
-        works = []
+        parts = []
         room = self._max_batch - len(decoding)
         for sequence in decoding:
             proposed = drafts.get(sequence.id, ())[:room]
             room -= len(proposed)
-            works.append(_work(sequence, 1, proposed))
+            parts.append(_part_of(sequence, 1, proposed))
         prompts = [sequence for sequence in running if not sequence.is_decoding]
         if not prompts:
-            return works  # most steps: no prediction is needed
+            return parts  # most steps: no prediction is needed
         beside = StepShape(
-            sum(1 + len(work.drafts) for work in works), num_cells, sum(work.num_pairs for work in works)
+            sum(1 + len(part.drafts) for part in parts), num_cells, sum(part.num_pairs for part in parts)
         )
         budget_s = None if not decoding and not others_decode else self._itl_budget_s / num_turns - self._overhead_s
         if budget_s is not None and any(sequence.spec.delivered for sequence in prompts):
@@ -197,7 +197,7 @@ class Scheduler:
         room = min(room, self._prompt_budget(beside, depth, budget_s))
         # Decoding sequences and drafts need rows of logits, and each prompt one for its last token. Scoring uses the
         # rest.
-        num_spare = self._max_outputs - sum(work.num_logits for work in works) - len(prompts)
+        num_spare = self._max_outputs - sum(part.num_logits for part in parts) - len(prompts)
         for sequence in by_share(prompts):
             num_tokens = min(sequence.num_until_chunk_end, room)
             if sequence.is_scoring:
@@ -206,9 +206,9 @@ class Scheduler:
             if num_tokens > sequence.min_prompt_chunk and sequence.leaves_one(sequence.num_computed + num_tokens):
                 num_tokens -= 1
             if num_tokens > 0:
-                works.append(_work(sequence, num_tokens))
+                parts.append(_part_of(sequence, num_tokens))
                 room -= num_tokens
-        return works
+        return parts
 
     def note_overhead(self, seconds: float) -> None:
         """Record how many seconds the latest step took in addition to its decode. The budget covers both."""
@@ -238,4 +238,4 @@ class Scheduler:
         )
         if budget_s is None:
             return most
-        return min(most, costs.max_tokens_within(budget_s, beside, depth, MIN_CHUNK_BESIDE))
+        return min(most, costs.max_tokens_within(budget_s, beside, depth, MIN_CHUNK_WITH_STREAMS))

@@ -14,7 +14,7 @@ from edgeagent.engine.replay import BatchEnds
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.types import Tier
 
-_NUM_COMPUTED_AGAIN = 2
+_MAX_MIN_PROMPT_CHUNK = 2
 """The largest value of Runner.min_prompt_chunk."""
 
 
@@ -77,7 +77,7 @@ class SequenceSpec:
         """The importance of the request's cached prefix. It decides when the prefix is saved and evicted."""
         kept = Importance.PINNED if self.pin else Importance.NORMAL
         # A request that repeats the prompt computes its last tokens again (see `Sequence.num_usable`).
-        turn_end = min(max(self.boundaries, default=len(self.prompt)), len(self.prompt) - _NUM_COMPUTED_AGAIN)
+        turn_end = min(max(self.boundaries, default=len(self.prompt)), len(self.prompt) - _MAX_MIN_PROMPT_CHUNK)
         importance = kept if self.persist else Importance.VOLATILE
         return CachePriority(importance, self.num_system, self.lane, max(0, turn_end))
 
@@ -118,8 +118,8 @@ class Sequence:
     tier: Tier = Tier.INTERACTIVE  # its own, or that of a more urgent sequence that waits for its prefill
     farthest: int = 0  # the largest `num_computed` so far, reached at `advanced_s`
     advanced_s: float = 0.0
-    is_raised: bool = False  # it comes before all tiers, since it made no progress for long
-    follows: tuple[Sequence, int] | None = None  # it waits until this other sequence has computed this many tokens
+    is_boosted: bool = False  # it comes before all tiers, since it made no progress for long
+    awaited_prefill: tuple[Sequence, int] | None = None  # it waits until that sequence has computed this many tokens
     restoring: Restoring | None = None  # set while blocks of its prefix are being restored
     restore_started_s: float = 0.0
     num_restored: dict[str, int] = field(default_factory=dict)  # number of tokens by the tier that held them
@@ -164,12 +164,12 @@ class Sequence:
         num_computed = 0 if self.spec.prefill_only else 1 if self.num_output else self.min_prompt_chunk
         return max(0, len(self.tokens) - num_computed)
 
-    def leader(self, running: Container[Sequence]) -> Sequence | None:
+    def awaited_sequence(self, running: Container[Sequence]) -> Sequence | None:
         """Return the running sequence whose prefill this one waits for; None if there is none."""
-        if self.follows is None:
+        if self.awaited_prefill is None:
             return None
-        leader, length = self.follows
-        return leader if leader in running and leader.num_computed < length else None
+        sequence, length = self.awaited_prefill
+        return sequence if sequence in running and sequence.num_computed < length else None
 
     def note_batch(self, end: int) -> None:
         """Record that a batch that gave output ended at position `end`. Do nothing if the sampler is not repeatable."""

@@ -20,7 +20,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
-from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_BESIDE, by_urgency, rank
+from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, rank
 from edgeagent.engine.sequence import Sequence
 from edgeagent.errors import InternalError
 
@@ -238,7 +238,7 @@ class SidePrefill:
         if alone_s is None or alone_s < MIN_ALONE_S:
             return 0
         depth = start + num_tokens // 2
-        fitting = self._costs.max_tokens_within(self._budget_s, beside, depth, MIN_CHUNK_BESIDE)
+        fitting = self._costs.max_tokens_within(self._budget_s, beside, depth, MIN_CHUNK_WITH_STREAMS)
         small_s, none_s = self._costs.predict(beside.plus(fitting, depth)), self._costs.predict(beside)
         if small_s is None or none_s is None:
             return 0

@@ -10,7 +10,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import MOST_OFF
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Runner
-from edgeagent.engine.scheduler import Work
+from edgeagent.engine.scheduler import BatchPart
 from edgeagent.engine.sequence import Sequence
 
 _STEPS_PER_RATES = 8  # after the first steps, `rates` is updated once in this many steps: rates change slowly
@@ -31,35 +31,35 @@ class StepCosts:
         A rate is 0 if it is unknown. Other threads may read this.
         """
 
-    def shape(self, works: Items[Work]) -> StepShape:
+    def shape(self, parts: Items[BatchPart]) -> StepShape:
         """Return the shape of a batch."""
-        num_tokens = sum(work.num_tokens + len(work.drafts) for work in works)
+        num_tokens = sum(part.num_tokens + len(part.drafts) for part in parts)
         # Rows of logits that score a prompt count as tokens: otherwise their time would be attributed to the chunks of
         # other prompts.
-        num_tokens += round(self._runner.row_cost * sum(work.num_scored for work in works))
-        return StepShape(num_tokens, self._prefixes.num_cells_used, sum(work.num_pairs for work in works))
+        num_tokens += round(self._runner.row_cost * sum(part.num_scored for part in parts))
+        return StepShape(num_tokens, self._prefixes.num_cells_used, sum(part.num_pairs for part in parts))
 
-    def padded(self, works: Items[Work]) -> tuple[StepShape, int]:
+    def padded(self, parts: Items[BatchPart]) -> tuple[StepShape, int]:
         """Return the shape that a batch should have, and its `min_tokens` (see Runner.decode).
 
         If padding would make the batch faster, the shape includes it. Otherwise `min_tokens` is 0.
         """
-        shape = self._unpadded = self.shape(works)
-        if any(work.num_scored for work in works):
+        shape = self._unpadded = self.shape(parts)
+        if any(part.num_scored for part in parts):
             return shape, 0
-        padded = self._prefixes.costs.padded(shape, sum(work.sequence.num_computed for work in works))
+        padded = self._prefixes.costs.padded(shape, sum(part.sequence.num_computed for part in parts))
         if padded == shape or padded.num_tokens > self._runner.num_cells - shape.num_cells:
             return shape, 0
         return padded, padded.num_tokens
 
-    def plain_s(self, works: Items[Work]) -> float | None:
+    def plain_s(self, parts: Items[BatchPart]) -> float | None:
         """Return the expected seconds of the same step if it had no drafts.
 
         None if nothing was measured, or if a sequence of the step does not decode.
         """
-        if not all(work.sequence.is_decoding for work in works):
+        if not all(part.sequence.is_decoding for part in parts):
             return None
-        return self._prefixes.costs.predict(self.shape([replace(work, drafts=()) for work in works]))
+        return self._prefixes.costs.predict(self.shape([replace(part, drafts=()) for part in parts]))
 
     def observe(self, shape: StepShape, step_s: float, running: Collection[Sequence]) -> None:
         """Record how long a step took, and update `rates` if that is due.

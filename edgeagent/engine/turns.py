@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.runner import Runner
-from edgeagent.engine.scheduler import Scheduler, Work
+from edgeagent.engine.scheduler import BatchPart, Scheduler
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.proposals import Proposals
 
@@ -54,7 +54,7 @@ class AdapterTurns:
         proposals: Proposals,
         num_cells: int,
         num_others: int = 0,
-    ) -> list[Work]:
+    ) -> list[BatchPart]:
         """Choose the adapter of the next step, and return the batch of its sequences.
 
         Nothing is drafted for sequences with an adapter. `num_cells`: KV cells in use. `num_others`: how many side

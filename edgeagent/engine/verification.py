@@ -1,6 +1,6 @@
 """Turns the logits of a step into outputs: sampled tokens, accepted drafts and log probabilities of the prompt.
 
-It handles the part of one sequence (its Work) at a time, and records the computed tokens in the prefix cache. The
+It handles the part of one sequence (its BatchPart) at a time, and records the computed tokens in the prefix cache. The
 engine decides which sequences run.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.runner import Runner
 from edgeagent.engine.sampling.sampler import Logprob, score
-from edgeagent.engine.scheduler import Work
+from edgeagent.engine.scheduler import BatchPart
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.proposals import Proposals
 from edgeagent.errors import EdgeAgentError
@@ -50,26 +50,26 @@ class Verifier:
         self._proposals = proposals
         self._clock = clock
 
-    def verify(self, work: Work, row: int) -> Output:
-        """Record the computed tokens of a work, sample from its logits, and return the output.
+    def verify(self, part: BatchPart, row: int) -> Output:
+        """Record the computed tokens of a part, sample from its logits, and return the output.
 
         `row`: the index of its first row of logits in the batch.
         """
-        sequence, output = work.sequence, Output(work.sequence)
+        sequence, output = part.sequence, Output(part.sequence)
         try:
-            if work.num_scored:
-                self._score(work, row, output)
+            if part.num_scored:
+                self._score(part, row, output)
         except EdgeAgentError as error:
             output.error = error
-        self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + work.num_tokens])
+        self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + part.num_tokens])
         if output.error is not None:
             return output
-        if work.num_logits == work.num_scored:
+        if part.num_logits == part.num_scored:
             if sequence.num_pending == 0:
                 output.finish_reason = FinishReason.STOP
             return output
         try:
-            output.finish_reason = self._sample(work, row + work.num_scored, output)
+            output.finish_reason = self._sample(part, row + part.num_scored, output)
         except EdgeAgentError as error:
             output.error = error
         return output
@@ -79,27 +79,27 @@ class Verifier:
         assert sequence.seq_id is not None
         sequence.num_computed = self._prefixes.rewind(sequence.seq_id)
 
-    def _score(self, work: Work, row: int, output: Output) -> None:
+    def _score(self, part: BatchPart, row: int, output: Output) -> None:
         """Add log probabilities of prompt tokens to `output`: each computed token gives that of the next token."""
-        sequence, num_top = work.sequence, work.sequence.spec.num_prompt_logprobs
+        sequence, num_top = part.sequence, part.sequence.spec.num_prompt_logprobs
         assert num_top is not None
         first = sequence.num_computed + 1
-        for position in range(first, min(first + work.num_scored, sequence.num_prompt)):
+        for position in range(first, min(first + part.num_scored, sequence.num_prompt)):
             if position > sequence.num_scored:  # a preempted prompt is computed twice and scored once
                 logits = self._runner.logits(row + position - first)
                 output.prompt_logprobs.append(score(logits, sequence.tokens[position], num_top))
                 sequence.num_scored = position
 
-    def _sample(self, work: Work, row: int, output: Output) -> FinishReason | None:
+    def _sample(self, part: BatchPart, row: int, output: Output) -> FinishReason | None:
         """Draw tokens, add them to the sequence and `output`, and return why the sequence ended; None if it continues.
 
         After each drawn token, the next one is drawn only if the draft had the same token.
         """
-        sequence, sampler = work.sequence, work.sequence.spec.sampler
+        sequence, sampler = part.sequence, part.sequence.spec.sampler
         num_accepted, reason, has_ended = 0, None, False
-        for index in range(1 + len(work.drafts)):
+        for index in range(1 + len(part.drafts)):
             sampled = sampler.sample(self._runner.logits(row + index))
-            is_accepted = index < len(work.drafts) and work.drafts[index] == sampled.token
+            is_accepted = index < len(part.drafts) and part.drafts[index] == sampled.token
             if self._runner.is_end(sampled.token):
                 reason, has_ended = FinishReason.STOP, is_accepted
                 num_accepted += is_accepted
@@ -120,8 +120,8 @@ class Verifier:
         sequence.marks.last_token_s = self._clock()
         if sequence.marks.first_token_s == 0.0:
             sequence.marks.first_token_s = sequence.marks.last_token_s
-        if work.drafts:
-            self._proposals.observe(sequence, len(work.drafts), num_accepted, has_ended=has_ended)
+        if part.drafts:
+            self._proposals.observe(sequence, len(part.drafts), num_accepted, has_ended=has_ended)
             self.rewind(sequence)
         return reason
 

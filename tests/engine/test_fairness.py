@@ -66,11 +66,11 @@ def test_more_urgent_ones_do_not_keep_one_out_for_ever(num_urgent: int, num_prom
         engine.step()
         check_integrity(engine)
         clock.advance(0.5)
-        assert sum(sequence.is_raised for sequence in (long, *urgent)) <= 1
+        assert sum(sequence.is_boosted for sequence in (long, *urgent)) <= 1
     assert long.num_output == 3
 
 
-def test_a_raised_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() -> None:
+def test_a_boosted_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() -> None:
     clock = FakeClock()
     runner = FakeRunner(end_token=-1, num_cells=1024)
     prefixes = PrefixStore(runner, costs=warm_costs(64, 0.05), clock=clock)
@@ -81,7 +81,7 @@ def test_a_raised_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() -> 
     for _ in range(80):
         engine.step()
         clock.advance(1.0)
-    assert long.is_raised and long.seq_id is None
+    assert long.is_boosted and long.seq_id is None
     other = engine.add(SequenceSpec("other", [3] * 20, greedy(), max_tokens=3))
     urgent = engine.add(SequenceSpec("urgent", [2] * 20, greedy(), max_tokens=3, tier=Tier.REALTIME))
     engine.step()
@@ -92,7 +92,7 @@ def test_a_raised_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() -> 
     assert long.seq_id is not None
 
 
-def test_one_that_waits_for_a_prefill_that_gets_further_is_not_raised() -> None:
+def test_one_that_waits_for_a_prefill_that_gets_further_is_not_boosted() -> None:
     clock = FakeClock()
     runner = FakeRunner(num_cells=4096)
     prefixes = PrefixStore(runner, costs=warm_costs(64, 1.0), clock=clock)
@@ -104,7 +104,7 @@ def test_one_that_waits_for_a_prefill_that_gets_further_is_not_raised() -> None:
     while leader.num_computed < 2900:
         engine.step()
         clock.advance(3.0)
-        assert not (leader.is_raised or follower.is_raised)
+        assert not (leader.is_boosted or follower.is_boosted)
     assert clock() > 70
 
 
@@ -117,7 +117,7 @@ def test_one_whose_leader_has_ended_is_not_kept_out_for_ever() -> None:
     engine.step()
     follower = engine.add(SequenceSpec("follower", prompt, greedy(), max_tokens=3, tier=Tier.BATCH))
     engine.step()
-    assert follower.follows is not None
+    assert follower.awaited_prefill is not None
     urgent: list[Sequence] = []
     while follower.num_output == 0 and clock.now_s < 120:
         urgent = [sequence for sequence in urgent if sequence.num_output < 3]

@@ -17,7 +17,7 @@ from edgeagent.engine.scheduler import (
     MAX_SCORED,
     MAX_STEP_S,
     MIN_CHUNK,
-    MIN_CHUNK_BESIDE,
+    MIN_CHUNK_WITH_STREAMS,
     MIN_SLOW_CHUNK,
     Scheduler,
     by_share,
@@ -47,8 +47,8 @@ def decoding(name: str, order: int = 0) -> Sequence:
     return sequence(name, 10, num_computed=10, num_output=1, order=order)
 
 
-def summary(works: list) -> list[tuple[str, int, int]]:  # type: ignore[type-arg]
-    return [(work.sequence.id, work.num_tokens, work.num_logits) for work in works]
+def summary(parts: list) -> list[tuple[str, int, int]]:  # type: ignore[type-arg]
+    return [(part.sequence.id, part.num_tokens, part.num_logits) for part in parts]
 
 
 def test_alone_a_prompt_fills_the_batch() -> None:
@@ -67,8 +67,8 @@ def test_what_is_left_of_a_prompt_is_not_less_than_its_smallest_chunk() -> None:
     prompts = [sequence("one left", 513), sequence("as many as fit", 512), sequence("two left", 514)]
     for prompt, num_tokens in zip(prompts, (511, 512, 512), strict=True):
         prompt.min_prompt_chunk = 2
-        (work,) = scheduler.plan([prompt], {})
-        assert work.num_tokens == num_tokens
+        (part,) = scheduler.plan([prompt], {})
+        assert part.num_tokens == num_tokens
     assert scheduler.plan([sequence("anyhow", 513)], {})[0].num_tokens == 512
 
 
@@ -78,10 +78,10 @@ def test_output_is_computed_again_in_the_batches_that_gave_it() -> None:
     scheduler = Scheduler(512, 0.1, warm_costs(512))
     sizes = []
     while again.num_computed < 106:
-        (work,) = scheduler.plan([again], {})
-        assert work.num_logits == (again.num_computed == 105)
-        sizes.append(work.num_tokens)
-        again.num_computed += work.num_tokens
+        (part,) = scheduler.plan([again], {})
+        assert part.num_logits == (again.num_computed == 105)
+        sizes.append(part.num_tokens)
+        again.num_computed += part.num_tokens
     assert sizes == [100, 1, 3, 1, 1]
 
 
@@ -92,9 +92,9 @@ def test_what_is_computed_again_is_not_left_alone_where_it_was_not() -> None:
     large, small = (Scheduler(size, 0.1, warm_costs(size)) for size in (512, 32))
     sizes = []
     while again.num_computed < 553:
-        (work,) = (small if again.num_computed > 500 else large).plan([again], {})
-        sizes.append(work.num_tokens)
-        again.num_computed += work.num_tokens
+        (part,) = (small if again.num_computed > 500 else large).plan([again], {})
+        sizes.append(part.num_tokens)
+        again.num_computed += part.num_tokens
     assert sizes == [511, 2, 1, 31, 2, 5, 1]
 
 
@@ -110,8 +110,8 @@ def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:
     costs = CostModel(512)
     for size in (32, 64, 128, 256, 512):
         costs.observe(StepShape.alone(size, 10), size / 1000)  # one millisecond per token
-    works = Scheduler(512, 0.130, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
-    assert summary(works) == [("a", 1, 1), ("b", 127, 0)]
+    parts = Scheduler(512, 0.130, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
+    assert summary(parts) == [("a", 1, 1), ("b", 127, 0)]
 
 
 def test_an_answer_that_waits_to_go_on_takes_longer_steps_than_a_new_prompt() -> None:
@@ -123,15 +123,15 @@ def test_an_answer_that_waits_to_go_on_takes_longer_steps_than_a_new_prompt() ->
     sizes = []
     for budget_s in (0.130, 0.400):
         for prompt in (sequence("b", 600, order=1), resuming):
-            _, work = Scheduler(512, budget_s, costs).plan([decoding("a"), prompt], {})
-            sizes.append(work.num_tokens)
+            _, part = Scheduler(512, budget_s, costs).plan([decoding("a"), prompt], {})
+            sizes.append(part.num_tokens)
     assert sizes[0] < sizes[1] <= 250, "a quarter of a second"
     assert sizes[2] == sizes[3] > 250, "the owner's budget is larger"
 
 
 def test_nothing_known_means_the_smallest_chunk() -> None:
-    works = Scheduler(512, 0.1, CostModel(512)).plan([decoding("a"), sequence("b", 600, order=1)], {})
-    assert summary(works) == [("a", 1, 1), ("b", MIN_CHUNK, 0)]
+    parts = Scheduler(512, 0.1, CostModel(512)).plan([decoding("a"), sequence("b", 600, order=1)], {})
+    assert summary(parts) == [("a", 1, 1), ("b", MIN_CHUNK, 0)]
 
 
 def test_prompts_go_by_tier_and_then_arrival() -> None:
@@ -141,8 +141,8 @@ def test_prompts_go_by_tier_and_then_arrival() -> None:
         sequence("first", 30, order=1),
         sequence("now", 30, tier=Tier.REALTIME, order=3),
     ]
-    works = Scheduler(100, 0.1, warm_costs(100)).plan(running, {})
-    assert summary(works) == [("now", 30, 1), ("first", 30, 1), ("second", 30, 1), ("batch", 10, 0)]
+    parts = Scheduler(100, 0.1, warm_costs(100)).plan(running, {})
+    assert summary(parts) == [("now", 30, 1), ("first", 30, 1), ("second", 30, 1), ("batch", 10, 0)]
 
 
 def test_clients_take_turns_within_a_tier() -> None:
@@ -157,8 +157,8 @@ def test_clients_take_turns_within_a_tier() -> None:
 
 def test_drafts_fit_the_batch_and_leave_every_stream_its_token() -> None:
     running = [decoding("a", 0), decoding("b", 1), decoding("c", 2)]
-    works = Scheduler(6, 0.1, CostModel(6)).plan(running, {"a": (1, 2), "c": (3, 4, 5)})
-    assert [(work.sequence.id, work.drafts, work.num_logits) for work in works] == [
+    parts = Scheduler(6, 0.1, CostModel(6)).plan(running, {"a": (1, 2), "c": (3, 4, 5)})
+    assert [(part.sequence.id, part.drafts, part.num_logits) for part in parts] == [
         ("a", (1, 2), 3),
         ("b", (), 1),
         ("c", (3,), 2),
@@ -172,10 +172,10 @@ def chunks(num_prompt: int, step_s: Callable[[int], float], *, num_warm: int | N
         costs.observe(StepShape.alone(num_warm, 0), step_s(num_warm))
     scheduler, prompt, sizes = Scheduler(512, 0.1, costs), sequence("a", num_prompt), list[int]()
     while prompt.num_pending:
-        (work,) = scheduler.plan([prompt], {})
-        costs.observe(StepShape.alone(work.num_tokens, prompt.num_computed), step_s(work.num_tokens))
-        sizes.append(work.num_tokens)
-        prompt.num_computed += work.num_tokens
+        (part,) = scheduler.plan([prompt], {})
+        costs.observe(StepShape.alone(part.num_tokens, prompt.num_computed), step_s(part.num_tokens))
+        sizes.append(part.num_tokens)
+        prompt.num_computed += part.num_tokens
     return sizes
 
 
@@ -205,8 +205,8 @@ def test_beside_a_stream_too_no_step_is_long_on_a_slow_machine() -> None:
     costs = CostModel(512)
     for size in (1, 4, 8, 32):
         costs.observe(StepShape.alone(size, 10), size / 2)
-    works = Scheduler(512, 0.1, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
-    assert summary(works) == [("a", 1, 1), ("b", 4, 0)]
+    parts = Scheduler(512, 0.1, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
+    assert summary(parts) == [("a", 1, 1), ("b", 4, 0)]
 
 
 def test_rows_of_logits_count_while_somebody_decodes() -> None:
@@ -215,22 +215,22 @@ def test_rows_of_logits_count_while_somebody_decodes() -> None:
     def num_scored(row_cost: float, *others: Sequence) -> int:
         scored = sequence("scored", 600, order=1)
         scored.spec = dataclasses.replace(scored.spec, num_prompt_logprobs=1)
-        # A token takes one millisecond, so the budget allows MIN_CHUNK_BESIDE tokens.
+        # A token takes one millisecond, so the budget allows MIN_CHUNK_WITH_STREAMS tokens.
         plan = Scheduler(512, 0.001, warm_costs(512, 0.512), row_cost=row_cost).plan([*others, scored], {})
-        return next(work.num_scored for work in plan if work.sequence is scored)
+        return next(part.num_scored for part in plan if part.sequence is scored)
 
     assert num_scored(0.5) == num_scored(64.0) == MAX_SCORED
     stream = decoding("stream")
-    assert num_scored(0.0, stream) == MIN_CHUNK_BESIDE
-    assert num_scored(1.0, stream) == MIN_CHUNK_BESIDE // 2
+    assert num_scored(0.0, stream) == MIN_CHUNK_WITH_STREAMS
+    assert num_scored(1.0, stream) == MIN_CHUNK_WITH_STREAMS // 2
     assert num_scored(64.0, stream) == 4
 
 
 def test_rows_cost_nothing_where_nothing_is_said_of_them() -> None:
     scored = sequence("scored", 600, order=1)
     scored.spec = dataclasses.replace(scored.spec, num_prompt_logprobs=1)
-    _, work = Scheduler(512, 0.001, warm_costs(512, 0.512)).plan([decoding("stream"), scored], {})
-    assert work.num_scored == MIN_CHUNK_BESIDE
+    _, part = Scheduler(512, 0.001, warm_costs(512, 0.512)).plan([decoding("stream"), scored], {})
+    assert part.num_scored == MIN_CHUNK_WITH_STREAMS
 
 
 class Asked(CostModel):
@@ -270,15 +270,15 @@ def test_drafts_and_streams_take_from_a_prompt_s_budget() -> None:
 
 
 def test_drafts_never_exceed_the_batch() -> None:
-    works = Scheduler(8, 0.1, Asked(8)).plan(
+    parts = Scheduler(8, 0.1, Asked(8)).plan(
         [decoding("s1"), decoding("s2", order=1)], {"s1": (1,) * 5, "s2": (2,) * 5}
     )
-    assert [(work.num_tokens, len(work.drafts), work.num_logits) for work in works] == [(1, 5, 6), (1, 1, 2)]
+    assert [(part.num_tokens, len(part.drafts), part.num_logits) for part in parts] == [(1, 5, 6), (1, 1, 2)]
 
 
 def test_nothing_is_planned_for_who_gets_no_tokens() -> None:
-    works = Scheduler(512, 0.1, Asked(512)).plan([sequence("a", 512), sequence("b", 512, order=1)], {})
-    assert summary(works) == [("a", 512, 1)]
+    parts = Scheduler(512, 0.1, Asked(512)).plan([sequence("a", 512), sequence("b", 512, order=1)], {})
+    assert summary(parts) == [("a", 512, 1)]
 
 
 def scoring(name: str, num_prompt: int, order: int = 0) -> Sequence:
@@ -291,19 +291,19 @@ def test_rows_that_others_sample_from_are_not_taken_for_scoring() -> None:
     """Of ten rows, the stream and its drafts use three, and each prompt keeps one to sample from."""
     scheduler = Scheduler(512, 0.1, Asked(512), max_outputs=10)
     running = [decoding("s"), scoring("a", 600, order=1), sequence("b", 600, order=2)]
-    works = scheduler.plan(running, {"s": (1, 2)})
-    assert summary(works)[:2] == [("s", 1, 3), ("a", 5, 5)]
-    assert (works[1].num_scored, works[0].num_scored) == (5, 0)
+    parts = scheduler.plan(running, {"s": (1, 2)})
+    assert summary(parts)[:2] == [("s", 1, 3), ("a", 5, 5)]
+    assert (parts[1].num_scored, parts[0].num_scored) == (5, 0)
 
 
 def test_two_that_score_share_the_rows() -> None:
-    works = Scheduler(512, 0.1, Asked(512), max_outputs=30).plan([scoring("a", 20), scoring("b", 600, order=1)], {})
-    assert summary(works) == [("a", 20, 20), ("b", 8, 8)]
-    assert [work.num_scored for work in works] == [19, 8]
+    parts = Scheduler(512, 0.1, Asked(512), max_outputs=30).plan([scoring("a", 20), scoring("b", 600, order=1)], {})
+    assert summary(parts) == [("a", 20, 20), ("b", 8, 8)]
+    assert [part.num_scored for part in parts] == [19, 8]
 
 
 def test_a_smallest_chunk_is_given_up_for_nothing_smaller() -> None:
     prompt = sequence("a", 3)
     prompt.min_prompt_chunk = 2
-    (work,) = Scheduler(2, 0.1, Asked(2)).plan([prompt], {})
-    assert work.num_tokens == 2, "one token alone would be no better"
+    (part,) = Scheduler(2, 0.1, Asked(2)).plan([prompt], {})
+    assert part.num_tokens == 2, "one token alone would be no better"

@@ -14,7 +14,7 @@ from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling.params import ResolvedSampling
 from edgeagent.engine.sampling.sampler import Sampler
-from edgeagent.engine.scheduler import Work
+from edgeagent.engine.scheduler import BatchPart
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.step_costs import StepCosts
 from tests.fakes import FakeClock, FakeRunner
@@ -28,8 +28,8 @@ def test_a_step_without_its_drafts_has_neither_their_tokens_nor_their_attention(
     spec = SequenceSpec("a", [5] * 999, Sampler(ResolvedSampling(), 50))
     sequence = Sequence(spec, array("i", [5] * 1001), 1000, 2000, 0, seq_id=0, num_computed=1000)
     step_costs = StepCosts(runner, PrefixStore(runner, None, costs), 0.1)
-    plain = Work(sequence, 1, (), num_logits=1, num_scored=0)
-    drafted = Work(sequence, 1, (6,) * 15, num_logits=16, num_scored=0)
+    plain = BatchPart(sequence, 1, (), num_logits=1, num_scored=0)
+    drafted = BatchPart(sequence, 1, (6,) * 15, num_logits=16, num_scored=0)
     assert step_costs.shape([drafted]).num_tokens == 16
     assert step_costs.plain_s([drafted]) == pytest.approx(step_costs.plain_s([plain]))
 
@@ -84,12 +84,12 @@ def test_a_step_during_which_the_machine_slept_is_not_hours_of_work() -> None:
     spec = SequenceSpec("a", [5] * 999, Sampler(ResolvedSampling(), 50))
     sequence = Sequence(spec, array("i", [5] * 1001), 1000, 2000, 0, seq_id=0, num_computed=1000)
     costs = CostModel(64)
-    step_costs, works = (
+    step_costs, parts = (
         StepCosts(FakeRunner(), PrefixStore(FakeRunner(), None, costs), 0.1),
-        [Work(sequence, 1, (), 1, 0)],
+        [BatchPart(sequence, 1, (), 1, 0)],
     )
     for seconds in (*[0.1] * 20, 7200.0):
-        shape, _ = step_costs.padded(works)
+        shape, _ = step_costs.padded(parts)
         step_costs.observe(shape, seconds, ())
     [sums] = costs.work.sums()
     assert (sums.kind, sums.num_steps) == ("token", 21.0)
