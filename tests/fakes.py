@@ -44,11 +44,11 @@ class FakeRunner:
         max_outputs: int = 64,
         memory_kind: MemoryKind = MemoryKind.FULL_ATTENTION,
         end_token: int = 0,
-        max_drafts: int | None = None,
+        max_rewind: int | None = None,
     ) -> None:
-        """`max_drafts` is how many draft tokens a memory that is a state can take back."""
+        """`max_rewind` is how many draft tokens a memory that is a state can take back."""
         self.memory_kind = memory_kind
-        self.max_drafts = (max_drafts or 0) if memory_kind not in CUTTABLE else max_batch
+        self.max_rewind = (max_rewind or 0) if memory_kind not in CUTTABLE else max_batch
         self._num_revocable: dict[int, int] = {}
         self.num_vocab = num_vocab
         self.num_cells = num_cells
@@ -81,7 +81,7 @@ class FakeRunner:
             raise OutOfCells
         self._outputs = []
         self.num_decodes += 1
-        self._num_revocable = {part.seq_id: min(part.num_drafts, self.max_drafts) for part in slices}
+        self._num_revocable = {part.seq_id: min(part.num_drafts, self.max_rewind) for part in slices}
         for index, part in enumerate(slices):
             if self.cancel_next is not None and index >= self.cancel_next:
                 self.cancel_next = None

@@ -68,7 +68,7 @@ class Engine:
         self._costs = StepCosts(runner, self._prefixes, itl_budget_s)
         self._admission = Admission(runner, self._prefixes, clock)
         self._itl_budget_s, self._restore_budget_s = itl_budget_s, itl_budget_s * _BUDGET_SHARE_TO_RESTORE
-        drafters = (drafters or Drafters()).within(runner.max_drafts, are_even=runner.memory_kind not in CUTTABLE)
+        drafters = (drafters or Drafters()).within(runner.max_rewind, are_even=runner.memory_kind not in CUTTABLE)
         self._stores = [self._prefixes] if drafters.model is None else [self._prefixes, drafters.model.prefixes]
         self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock, runner.is_end)
         """Proposes drafts, and records how many of their tokens are accepted."""
@@ -81,8 +81,8 @@ class Engine:
         self._adapters, self._turns = tuple(adapters), AdapterTurns()
         self._waiting, self._running = dict[str, Sequence](), dict[str, Sequence]()
         self._num_added = self._num_steps = 0
-        self._unsettled: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
-        self._unsettled_s, self._unsettled_tokens = 0.0, 0  # that step's duration and size
+        self._unsaved: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
+        self._step_s, self._step_tokens = 0.0, 0  # the latest step's duration and size
 
     @property
     def has_work(self) -> bool:
@@ -95,7 +95,7 @@ class Engine:
             prefixes.refresh()
 
     @property
-    def rest_s(self) -> float | None:
+    def wake_after_s(self) -> float | None:
         """Seconds after which `has_work` may become true without a command; None if it will not."""
         return _WAIT_FOR_DISK_S if any(prefixes.has_unsaved for prefixes in self._stores) else None
 
@@ -148,7 +148,7 @@ class Engine:
 
         `step` calls this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
         """
-        self.settle()
+        self.save_step()
         boost_stalled(self._running.values(), self._waiting.values(), self._clock())
         restored = [sequence for sequence in by_urgency(self._running.values()) if sequence.restoring is not None]
         outputs = [output for sequence in restored for output in self._advance_admission(sequence)]
@@ -183,15 +183,15 @@ class Engine:
             self._end(sequence)
         return [output]
 
-    def step(self, is_wanted: Callable[[], bool] = lambda: False) -> list[Output]:
+    def step(self, has_command: Callable[[], bool] = lambda: False) -> list[Output]:
         """Start waiting sequences as `admit` does, compute the next batch, and return the outputs.
 
         An interrupted batch (see Runner.decode) gives no outputs. Its tokens are planned again. The next step cannot be
-        interrupted, so at least every second step completes, however many cancels arrive. If `is_wanted` reports a
+        interrupted, so at least every second step completes, however many cancels arrive. If `has_command` reports a
         waiting command, a long step is postponed, but never twice in a row.
         """
         outputs = self.admit()
-        if not self._side.wait(is_wanted):
+        if not self._side.wait(has_command):
             return outputs
         outputs += self._take_side_chunks()
         began_s = self._clock()
@@ -205,7 +205,7 @@ class Engine:
         expected_s = self.cost_model.predict(shape)
         started_s = self._clock()
         is_urgent = any(part.sequence.tier is Tier.REALTIME for part in parts)
-        if not self.current_step.begin(shape.num_tokens, expected_s, is_urgent=is_urgent, is_wanted=is_wanted):
+        if not self.current_step.begin(shape.num_tokens, expected_s, is_urgent=is_urgent, has_command=has_command):
             return outputs
         try:
             self._turns.apply(self._runner)
@@ -222,35 +222,35 @@ class Engine:
             self.current_step.end()
             self._num_steps += 1
         self.current_step.note(was_interrupted=False)
-        self._unsettled_s, self._unsettled_tokens = self._clock() - started_s, shape.num_tokens
-        self._turns.note(self._unsettled_s)
-        self._unsettled += [(part.sequence, part.sequence.num_computed) for part in parts]
-        self._costs.observe(shape, self._unsettled_s, self._running.values())
+        self._step_s, self._step_tokens = self._clock() - started_s, shape.num_tokens
+        self._turns.note(self._step_s)
+        self._unsaved += [(part.sequence, part.sequence.num_computed) for part in parts]
+        self._costs.observe(shape, self._step_s, self._running.values())
         plain_s = self._costs.plain_s(parts) if self.proposals.has_drafted else None
         outputs += self._verify_all(parts, started_s)
         if plain_s is not None:
-            self.proposals.note_step(len(parts), self._unsettled_s, plain_s)
-        self._side.resume(self._unsettled_s)
-        self._scheduler.note_overhead(self._clock() - began_s - self._unsettled_s)
+            self.proposals.note_step(len(parts), self._step_s, plain_s)
+        self._side.resume(self._step_s)
+        self._scheduler.note_overhead(self._clock() - began_s - self._step_s)
         return outputs
 
-    def settle(self) -> None:
+    def save_step(self) -> None:
         """Save the states and blocks of the latest step, and copy some prefixes from the cells into blocks.
 
         Without this call, the next `admit` or `step` does so. Send the new tokens first: this call takes milliseconds.
         """
-        if not self._unsettled:
+        if not self._unsaved:
             return
-        for sequence, start in self._unsettled:
+        for sequence, start in self._unsaved:
             # An ended sequence left an idle prefix, which is saved as a whole.
             if self._running.get(sequence.id) is sequence:
                 self._admission.checkpoint(sequence, start)
-        self._unsettled.clear()
+        self._unsaved.clear()
         has_streams = any(sequence.num_output for sequence in self._running.values())
         pause_s = self._itl_budget_s * _BUDGET_SHARE_TO_READ_OUT if has_streams else math.inf
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
         for prefixes in self._stores:
-            prefixes.run_after_step(self._unsettled_s, self._unsettled_tokens, pause_s=pause_s, is_awaited=is_awaited)
+            prefixes.run_after_step(self._step_s, self._step_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     def close(self) -> None:
         """Cancel all sequences, and save their prefixes to disk if there is a disk cache. Call no method afterwards."""
@@ -280,10 +280,10 @@ class Engine:
         while self._running:
             num_cells = self._prefixes.num_cells_used
             ready = [sequence for sequence in self._running.values() if sequence.restoring is None]
-            running = self._side.share(ready, num_cells)
+            running = self._side.split_running(ready, num_cells)
             is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
             self.proposals.catch_up_time.note(is_first_awaited=is_awaited)
-            parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, int(self._side.has_turn))
+            parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, int(self._side.may_compute))
             if self._reserve(parts):
                 return parts
             if self.proposals.withdraw() and self._reserve(parts := without_drafts(parts)):
@@ -299,7 +299,7 @@ class Engine:
         """Pause the side context and copy its chunks into the cells. Return outputs if the request reports progress."""
         self._side.pause()
         copied = self._side.copy(self._preempt_last)
-        self._unsettled += copied
+        self._unsaved += copied
         self._num_steps += len(copied)
         return [Output(sequence) for sequence, _ in copied if sequence.spec.reports_progress]
 
@@ -395,6 +395,6 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.seq_id is not None
-        self._side.leave(sequence)
+        self._side.close_for(sequence)
         self.proposals.release(sequence)
         self._admission.release(sequence)

@@ -112,7 +112,7 @@ def can_take_back(runner: LlamaRunner) -> bool:
     differs by architecture and backend, and was wrong for some. Other memory is not tried. The cells must be empty, and
     are empty afterwards. Raise OutOfCells or InternalError.
     """
-    num_drafts = min(runner.max_drafts, _NUM_DRAFTS)
+    num_drafts = min(runner.max_rewind, _NUM_DRAFTS)
     if runner.memory_kind in CUTTABLE or num_drafts < 1:
         return num_drafts > 0
     count = _NUM_BEFORE + num_drafts + 2

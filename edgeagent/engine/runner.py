@@ -56,7 +56,7 @@ class Runner(Protocol):
     max_batch: int
     max_outputs: int  # the most tokens of a batch that may give logits
     row_cost: float  # what a row of logits costs in addition to its token, as a multiple of a token's cost
-    max_drafts: int  # the most tokens of a sequence that `rewind` can take back; 0: no drafts are possible
+    max_rewind: int  # the most tokens of a sequence that `rewind` can take back; 0: no drafts are possible
     attention_tile: int  # how many tokens of one sequence attention computes at once; 0: no batch is padded
     min_prompt_chunk: int  # prompt chunks of fewer tokens give slightly different logits (see engine.replay)
 

@@ -187,14 +187,12 @@ class Scheduler:
         prompts = [sequence for sequence in running if not sequence.is_decoding]
         if not prompts:
             return parts  # most steps: no prediction is needed
-        beside = StepShape(
-            sum(1 + len(part.drafts) for part in parts), num_cells, sum(part.num_pairs for part in parts)
-        )
+        base = StepShape(sum(1 + len(part.drafts) for part in parts), num_cells, sum(part.num_pairs for part in parts))
         budget_s = None if not decoding and not others_decode else self._itl_budget_s / num_turns - self._overhead_s
         if budget_s is not None and any(sequence.spec.delivered for sequence in prompts):
             budget_s = max(budget_s, _RESUMING_STEP_S)
         depth = max(sequence.num_computed for sequence in prompts)
-        room = min(room, self._prompt_budget(beside, depth, budget_s))
+        room = min(room, self._prompt_budget(base, depth, budget_s))
         # Decoding sequences and drafts need rows of logits, and each prompt one for its last token. Scoring uses the
         # rest.
         num_spare = self._max_outputs - sum(part.num_logits for part in parts) - len(prompts)
@@ -223,19 +221,19 @@ class Scheduler:
             return MAX_SCORED
         return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))
 
-    def _prompt_budget(self, beside: StepShape, depth: int, budget_s: float | None) -> int:
-        """Return how many prompt tokens to add to a step. `beside`: the shape of the step without them.
+    def _prompt_budget(self, base: StepShape, depth: int, budget_s: float | None) -> int:
+        """Return how many prompt tokens to add to a step. `base`: the shape of the step without them.
 
         `depth`: the largest number of tokens that are computed already, among the prompts. `budget_s`: how long the
         step may take; None if no stream waits for its end.
         """
         costs = self._cost_model
-        if costs.predict(beside.plus(MIN_CHUNK, depth)) is None:
+        if costs.predict(base.plus(MIN_CHUNK, depth)) is None:
             return MIN_CHUNK
         # The limit is doubled for steps larger than all measured ones, since their estimates are usually too high.
         most = costs.max_tokens_within(
-            MAX_STEP_S, beside, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=_MAX_GROWTH
+            MAX_STEP_S, base, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=_MAX_GROWTH
         )
         if budget_s is None:
             return most
-        return min(most, costs.max_tokens_within(budget_s, beside, depth, MIN_CHUNK_WITH_STREAMS))
+        return min(most, costs.max_tokens_within(budget_s, base, depth, MIN_CHUNK_WITH_STREAMS))

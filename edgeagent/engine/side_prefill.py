@@ -58,7 +58,7 @@ class SidePrefill:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """If `open_context` is None, there are no side contexts: prompts are computed in the streams' steps."""
-        self._open = open_context
+        self._open_context = open_context
         self._runner = runner
         self._prefixes = prefixes
         self._budget_s = itl_budget_s
@@ -73,7 +73,7 @@ class SidePrefill:
         self._unfit: set[Sequence] = set()  # running sequences that get no (other) side context
         self.sequence: Sequence | None = None
         """The sequence whose prompt is computed in the side context. The engine's steps leave it out meanwhile."""
-        self.has_turn = False
+        self.may_compute = False
         """Whether the side context computes after the next step. It waits while there is a more urgent prompt."""
 
     @property
@@ -82,27 +82,27 @@ class SidePrefill:
         context = self._context
         return 0 if context is None else context.num_bytes
 
-    def share(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
+    def split_running(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
         """Return the sequences that the engine's next step may compute: all except the one in the side context.
 
         If a side context would make a prompt faster, open one for it. If one is open already, replace it only for a
         more urgent prompt. `num_cells`: KV cells in use.
         """
-        self._begin_with_one(running, num_cells)
+        self._open_if_useful(running, num_cells)
         own = self.sequence
         others = [sequence for sequence in running if sequence is not own]
-        self.has_turn = own is not None and not any(
+        self.may_compute = own is not None and not any(
             rank(sequence) < rank(own) for sequence in others if not sequence.is_decoding
         )
         return others
 
-    def wait(self, is_wanted: Callable[[], bool]) -> bool:
+    def wait(self, has_command: Callable[[], bool]) -> bool:
         """Let the side context compute until the streams' next step is due.
 
-        Return False as soon as `is_wanted` reports a waiting command, otherwise True.
+        Return False as soon as `has_command` reports a waiting command, otherwise True.
         """
         while self._context is not None and (rest_s := self._until_s - self._clock()) > 0 and not self._context.is_over:
-            if is_wanted():
+            if has_command():
                 return False
             if not self._give() and self._context.wait_paused(min(rest_s, _POLL_S)):
                 break
@@ -126,12 +126,12 @@ class SidePrefill:
             self._pause_s += _WEIGHT * (self._clock() - started_s - self._pause_s)
 
     def resume(self, step_s: float) -> None:
-        """Let the side context continue after a step that took `step_s` seconds, if `has_turn`."""
+        """Let the side context continue after a step that took `step_s` seconds, if `may_compute`."""
         if self._context is None:
             return
         self._step_s = self._step_s + _WEIGHT * (step_s - self._step_s) if self._step_s else step_s
         self._until_s = self._clock()
-        if self.has_turn:
+        if self.may_compute:
             rest_s = _PLANNED_SHARE * self._budget_s - step_s - self._pause_s
             self._until_s += max(rest_s, min(step_s, self._step_s))
             self._context.resume(self._until_s)
@@ -166,38 +166,38 @@ class SidePrefill:
                 self._give_up()
         return copied
 
-    def leave(self, sequence: Sequence) -> None:
+    def close_for(self, sequence: Sequence) -> None:
         """Close the side context if it computes the prompt of `sequence`. Cells that were copied stay."""
         if self._context is not None and sequence is self.sequence:
             self._context.close()
-            self._context, self.sequence, self.has_turn = None, None, False
+            self._context, self.sequence, self.may_compute = None, None, False
             self._chunks.clear()
 
     def _give_up(self) -> None:
         """Close the side context, and open no other one for its sequence. The engine's steps compute the rest."""
         assert self.sequence is not None
         self._unfit.add(self.sequence)
-        self.leave(self.sequence)
+        self.close_for(self.sequence)
 
-    def _begin_with_one(self, running: Items[Sequence], num_cells: int) -> None:
+    def _open_if_useful(self, running: Items[Sequence], num_cells: int) -> None:
         streams = [sequence for sequence in running if sequence.is_decoding]
         own = self.sequence
-        if self._open is None or not streams:
+        if self._open_context is None or not streams:
             return
         self._unfit.intersection_update(running)
         depths = sum(float(sequence.num_computed) for sequence in streams)
-        beside = StepShape(len(streams), num_cells, depths)
+        base = StepShape(len(streams), num_cells, depths)
         for sequence in by_urgency(running):
             if own is not None and rank(sequence) >= rank(own):
                 return
-            chunk = 0 if sequence in self._unfit else self._chunk_of(sequence, beside)
+            chunk = 0 if sequence in self._unfit else self._chunk_of(sequence, base)
             if chunk:
                 if own is not None:
-                    self.leave(own)
-                self._begin(self._open, sequence, chunk)
+                    self.close_for(own)
+                self._open_for(self._open_context, sequence, chunk)
                 return
 
-    def _begin(self, open_context: OpenSideContext, sequence: Sequence, chunk: int) -> None:
+    def _open_for(self, open_context: OpenSideContext, sequence: Sequence, chunk: int) -> None:
         self._num_given, self._num_known = 0, sequence.num_computed
         self._context = open_context(sequence.tokens[: _end_of(sequence)], self._num_known, chunk)
         if self._context is None:
@@ -224,10 +224,10 @@ class SidePrefill:
         self._num_given = end
         return True
 
-    def _chunk_of(self, sequence: Sequence, beside: StepShape) -> int:
+    def _chunk_of(self, sequence: Sequence, base: StepShape) -> int:
         """Return the chunk size in tokens for a side context; 0 if the prompt should not get one.
 
-        `beside`: the shape of a step with all streams.
+        `base`: the shape of a step with all streams.
         """
         start, spec = sequence.num_computed, sequence.spec
         num_tokens = _end_of(sequence) - start
@@ -238,8 +238,8 @@ class SidePrefill:
         if alone_s is None or alone_s < MIN_ALONE_S:
             return 0
         depth = start + num_tokens // 2
-        fitting = self._costs.max_tokens_within(self._budget_s, beside, depth, MIN_CHUNK_WITH_STREAMS)
-        small_s, none_s = self._costs.predict(beside.plus(fitting, depth)), self._costs.predict(beside)
+        fitting = self._costs.max_tokens_within(self._budget_s, base, depth, MIN_CHUNK_WITH_STREAMS)
+        small_s, none_s = self._costs.predict(base.plus(fitting, depth)), self._costs.predict(base)
         if small_s is None or none_s is None:
             return 0
         is_cheap = (small_s - none_s) * num_tokens < MIN_GAIN * alone_s * fitting

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.cost_model import MOST_OFF
+from edgeagent.engine.costs.cost_model import MAX_ERROR_FACTOR
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Runner
 from edgeagent.engine.scheduler import BatchPart
@@ -69,7 +69,7 @@ class StepCosts:
         """
         costs = self._prefixes.costs
         expected_s = costs.predict(shape)
-        costs.work.note(self._unpadded, step_s if expected_s is None else min(step_s, MOST_OFF * expected_s))
+        costs.work.note(self._unpadded, step_s if expected_s is None else min(step_s, MAX_ERROR_FACTOR * expected_s))
         costs.observe(shape, step_s)
         self._num_steps += 1
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
@@ -83,10 +83,10 @@ class StepCosts:
         """
         costs = self._prefixes.costs
         depths = [sequence.num_computed for sequence in running]
-        beside = StepShape(len(depths), self._prefixes.num_cells_used, float(sum(depths)))
+        base = StepShape(len(depths), self._prefixes.num_cells_used, float(sum(depths)))
         depth, size = max(depths, default=0), self._runner.max_batch
         if depths:
-            size = costs.max_tokens_within(self._itl_budget_s, beside, depth, 1)
-        step_s = costs.predict(beside.plus(size, depth))
-        token_s = costs.measured(beside.plus(1, depth))
+            size = costs.max_tokens_within(self._itl_budget_s, base, depth, 1)
+        step_s = costs.predict(base.plus(size, depth))
+        token_s = costs.predict_if_reliable(base.plus(1, depth))
         return size / step_s if step_s else 0.0, token_s or 0.0

@@ -22,9 +22,9 @@ class StepInProgress:
     """
 
     can_be_interrupted: bool
-    # Whether the step is long and may be interrupted. `begin` sets this before it calls `is_wanted`. So if a thread
+    # Whether the step is long and may be interrupted. `begin` sets this before it calls `has_command`. So if a thread
     # queues a command and then reads False here, the next `begin` of a long step sees the command. `begin` does not
-    # call `is_wanted` if the step is not long, or if the step before was postponed.
+    # call `has_command` if the step is not long, or if the step before was postponed.
     is_long: bool = False
     is_urgent: bool = False  # whether the step has a realtime request; keeps its value until the next step
     expected_s: float = 0.0  # 0 if unknown
@@ -32,18 +32,18 @@ class StepInProgress:
     _was_put_off: bool = False
 
     def begin(
-        self, num_tokens: int, expected_s: float | None, *, is_urgent: bool, is_wanted: Callable[[], bool]
+        self, num_tokens: int, expected_s: float | None, *, is_urgent: bool, has_command: Callable[[], bool]
     ) -> bool:
         """Begin a step, and return True if it may run now. `expected_s`: None if unknown.
 
-        Return False if the step is postponed, because `is_long` is true and `is_wanted` reports a waiting command. Such
-        a step has ended already, so `end` is not needed.
+        Return False if the step is postponed, because `is_long` is true and `has_command` reports a waiting command.
+        Such a step has ended already, so `end` is not needed.
         """
         is_long = num_tokens > _LONG_TOKENS if expected_s is None else expected_s > _LONG_S
         self.is_urgent = is_urgent
         self.is_long = is_long and self.can_be_interrupted and not self._was_interrupted
         self.expected_s = expected_s or 0.0
-        self._was_put_off = self.is_long and not self._was_put_off and is_wanted()
+        self._was_put_off = self.is_long and not self._was_put_off and has_command()
         if self._was_put_off:
             self.end()
         return not self._was_put_off

@@ -97,13 +97,13 @@ def num_states(config: EngineConfig) -> int:
     return config.num_parallel + num_idle
 
 
-def layer_kv_bytes(layer: LayerShape, config: EngineConfig, num_cells: int, num_back: int = 0) -> int:
+def layer_kv_bytes(layer: LayerShape, config: EngineConfig, num_cells: int, max_rewind: int = 0) -> int:
     """Return the bytes of a layer's KV cells and recurrent states in a context of `num_cells` tokens.
 
-    A layer with states keeps `num_back` earlier states of each sequence in addition to the present one.
+    A layer with states keeps `max_rewind` earlier states of each sequence in addition to the present one.
     """
     k, v = _BYTES_OF_32[config.kv_type_k] / 32, _BYTES_OF_32[config.kv_type_v] / 32
-    states = num_states(config) * (1 + num_back) * layer.num_state_values * _STATE_BYTES
+    states = num_states(config) * (1 + max_rewind) * layer.num_state_values * _STATE_BYTES
     return int(num_cells * (k * layer.num_k_values + v * layer.num_v_values)) + states
 
 
@@ -124,12 +124,12 @@ def outputs_bytes(shape: FileShape, config: EngineConfig) -> int:
     return min(num_rows + _NUM_SCORED, config.batch) * shape.num_vocab * _BYTES_A_LOGIT
 
 
-def compute_bytes(shape: FileShape, config: EngineConfig, num_cells: int, num_back: int = 0) -> int:
-    """Return the bytes of the buffers in which a batch is computed. Earlier states (`num_back`) make them larger."""
+def compute_bytes(shape: FileShape, config: EngineConfig, num_cells: int, max_rewind: int = 0) -> int:
+    """Return the bytes of the buffers in which a batch is computed. Earlier states (`max_rewind`) make them larger."""
     numbers = config.batch * (_NUM_WIDE * shape.width + _NUM_FFN * shape.ffn_width)
     if config.flash_attention == "off":
         numbers += config.batch * shape.num_heads * num_cells
-    numbers += num_back * num_states(config) * max((layer.num_state_values for layer in shape.layers), default=0)
+    numbers += max_rewind * num_states(config) * max((layer.num_state_values for layer in shape.layers), default=0)
     return numbers * _BYTES_A_NUMBER
 
 
@@ -157,27 +157,27 @@ def predict(
     num_cells: int,
     machine: str | None = None,
     *,
-    num_back: int = 0,
+    max_rewind: int = 0,
 ) -> Need:
     """Return the memory that a model and its draft model take on a CPU, with a context of `num_cells` tokens.
 
     The first shape is the model, the others its draft model. `machine` is the processor architecture (None: this
-    machine's). The model keeps `num_back` earlier states of each sequence; see `draft_states`.
+    machine's). The model keeps `max_rewind` earlier states of each sequence; see `draft_states`.
     """
-    backs = [num_back] + [0] * (len(shapes) - 1)
+    max_rewinds = [max_rewind] + [0] * (len(shapes) - 1)
     return Need(
         weights_bytes=sum(shape.num_bytes for shape in shapes),
         repacked_bytes=sum(repacked_bytes(shape, machine) for shape in shapes),
         kv_bytes=sum(
-            layer_kv_bytes(layer, config, num_cells, back)
-            for shape, back in zip(shapes, backs, strict=True)
+            layer_kv_bytes(layer, config, num_cells, rewind)
+            for shape, rewind in zip(shapes, max_rewinds, strict=True)
             for layer in shape.layers
         ),
         blocks_bytes=blocks_bytes(shapes[0], config, num_cells),
         outputs_bytes=sum(outputs_bytes(shape, config) for shape in shapes),
         # Only about half of the buffers is ever touched.
         buffers_bytes=sum(
-            compute_bytes(shape, config, num_cells, back) for shape, back in zip(shapes, backs, strict=True)
+            compute_bytes(shape, config, num_cells, rewind) for shape, rewind in zip(shapes, max_rewinds, strict=True)
         )
         // 2,
         worker_bytes=WORKER_BYTES,

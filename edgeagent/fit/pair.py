@@ -26,7 +26,7 @@ def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, free_memory:
     if len(shapes) == 1:
         return ""
     pair, alone = make_plan(shapes, config, free_memory), make_plan(shapes[:1], config, free_memory)
-    keeps_states = pair.layout.num_back >= alone.layout.num_back
+    keeps_states = pair.layout.max_rewind >= alone.layout.max_rewind
     if pair.fits and keeps_states and pair.config == alone.config and _of_model(pair) == _of_model(alone):
         return ""
     needed = predict(shapes[1:], pair.config, pair.num_cells)
@@ -37,4 +37,4 @@ def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, free_memory:
 
 
 def _of_model(plan: RunPlan) -> Layout:
-    return replace(plan.layout, num_draft_gpu_layers=0, num_back=0)
+    return replace(plan.layout, num_draft_gpu_layers=0, max_rewind=0)

@@ -29,14 +29,14 @@ class FreeMemory:
 class Layout:
     """How many layers of a model and of its draft model are on GPUs. A file's output matrix counts as one more layer.
 
-    The experts of the model's first `num_cpu_experts` layers are in the machine's RAM. The model keeps `num_back`
+    The experts of the model's first `num_cpu_experts` layers are in the machine's RAM. The model keeps `max_rewind`
     earlier states of each sequence.
     """
 
     num_gpu_layers: int = 0
     num_draft_gpu_layers: int = 0
     num_cpu_experts: int = 0
-    num_back: int = 0
+    max_rewind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class MemoryUse:
 
 
 def layouts(
-    shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, num_back: int = 0
+    shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, max_rewind: int = 0
 ) -> Iterator[Layout]:
-    """Yield the layouts that a model may have with `num_back` earlier states, the best one first.
+    """Yield the layouts that a model may have with `max_rewind` earlier states, the best one first.
 
     The first shape is the model, the last one its draft model, if there is one.
 
@@ -77,7 +77,7 @@ def layouts(
     num_all, num_draft = (len(shape.layers) + 1 for shape in (shapes[0], shapes[-1]))
     has_draft = len(shapes) > 1
     if not free_memory.gpus or config.gpu_layers == 0:
-        yield Layout(num_back=num_back)
+        yield Layout(max_rewind=max_rewind)
         return
     has_experts = any(layer.num_expert_bytes for layer in shapes[0].layers)
     asked = config.cpu_experts if has_experts else 0
@@ -85,9 +85,9 @@ def layouts(
     most = num_all if config.gpu_layers < 0 else min(config.gpu_layers, num_all)
     for num_experts in experts if has_experts else [0]:
         for num_drafting in ([num_draft] if has_draft else []) + [0]:
-            yield Layout(most, num_drafting, num_experts, num_back)
+            yield Layout(most, num_drafting, num_experts, max_rewind)
     if config.gpu_layers < 0:
-        yield from (Layout(count, 0, max(experts), num_back) for count in range(num_all - 1, -1, -1))
+        yield from (Layout(count, 0, max(experts), max_rewind) for count in range(num_all - 1, -1, -1))
 
 
 def predict_use(
@@ -129,7 +129,7 @@ def _predict_file_use(
     shares of these layers.
     """
     num_there = layout.num_gpu_layers
-    cells = [layer_kv_bytes(layer, config, num_cells, layout.num_back) for layer in shape.layers]
+    cells = [layer_kv_bytes(layer, config, num_cells, layout.max_rewind) for layer in shape.layers]
     weights = [
         layer.num_bytes - (layer.num_expert_bytes if index < layout.num_cpu_experts else 0)
         for index, layer in enumerate(shape.layers)
@@ -139,7 +139,7 @@ def _predict_file_use(
     for place, gpu in _places(len(shape.layers), num_there, shares):
         is_output = place == len(shape.layers)
         on_gpus[gpu] += shape.output_bytes or shape.table_bytes if is_output else weights[place] + cells[place]
-    compute = compute_bytes(shape, config, num_cells, layout.num_back)
+    compute = compute_bytes(shape, config, num_cells, layout.max_rewind)
     there = compute + outputs_bytes(shape, config)
     gone = sum(weights[first:]) + (shape.output_bytes if num_there else 0)
     share = 1 - gone / max(1, sum(layer.num_bytes for layer in shape.layers) + shape.output_bytes)

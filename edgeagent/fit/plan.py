@@ -82,30 +82,30 @@ def make_plan(
         return plan
     if may_keep_states and states.num_tokens:
         keeping = _plan(shapes, config, free_memory, most_cells, states.num_tokens)
-        is_same_layout = replace(keeping.layout, num_back=0) == plan.layout
+        is_same_layout = replace(keeping.layout, max_rewind=0) == plan.layout
         if is_same_layout and keeping.config == plan.config and keeping.fits == plan.fits:
             return replace(keeping, draft_states=states)
     return replace(plan, draft_states=replace(states, num_tokens=0))
 
 
 def _plan(
-    shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, most_cells: int = 0, num_back: int = 0
+    shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, most_cells: int = 0, max_rewind: int = 0
 ) -> RunPlan:
-    plan = _plan_as_asked(shapes, config, free_memory, most_cells, num_back)
+    plan = _plan_as_asked(shapes, config, free_memory, most_cells, max_rewind)
     if config.gpu_layers > 0 and free_memory.gpus and not plan.layout.num_gpu_layers:
         as_many_as_fit = config.model_copy(update={"gpu_layers": -1})
-        return _plan_as_asked(shapes, as_many_as_fit, free_memory, most_cells, num_back)
+        return _plan_as_asked(shapes, as_many_as_fit, free_memory, most_cells, max_rewind)
     return plan
 
 
 def _plan_as_asked(
-    shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, most_cells: int, num_back: int
+    shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, most_cells: int, max_rewind: int
 ) -> RunPlan:
     wanted = num_cells_wanted(shapes[0], config)
     most = min(wanted, most_cells) if most_cells and not config.ctx else wanted
     floors = [wanted] if config.ctx else [min(most, cells) for cells in _CONTEXT_FLOORS]
     for floor in dict.fromkeys(floors):
-        for layout in layouts(shapes, config, free_memory, num_back):
+        for layout in layouts(shapes, config, free_memory, max_rewind):
             for typed in _variants(shapes, config):
                 if predict_use(shapes, typed, floor, layout, free_memory.gpus).fits(free_memory):
                     cells = _longest(shapes, typed, layout, free_memory, floor, most)
@@ -115,10 +115,10 @@ def _plan_as_asked(
     typed, cells = _typed(least)[0], min(most, least_cells(shapes[0], config))
     on_gpus = (
         layout
-        for layout in layouts(shapes, config, free_memory, num_back)
+        for layout in layouts(shapes, config, free_memory, max_rewind)
         if predict_use(shapes, typed, cells, layout, free_memory.gpus).fits_gpus(free_memory)
     )
-    return _planned(shapes, typed, cells, wanted, next(on_gpus, Layout(num_back=num_back)), free_memory)
+    return _planned(shapes, typed, cells, wanted, next(on_gpus, Layout(max_rewind=max_rewind)), free_memory)
 
 
 def plan_again(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, num_tries: int) -> RunPlan:
@@ -131,7 +131,7 @@ def plan_again(shapes: Sequence[FileShape], config: EngineConfig, free_memory: F
     plan = make_plan(shapes, config, free_memory)
     counts = _parallel_counts(shapes, config)
     for _ in range(num_tries):
-        if plan.layout.num_back:
+        if plan.layout.max_rewind:
             plan = make_plan(shapes, config, free_memory, may_keep_states=False)
         elif plan.layout.num_gpu_layers:
             gpus = tuple(

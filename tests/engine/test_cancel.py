@@ -116,14 +116,14 @@ class TestCancel:
         engine.add(SequenceSpec("a", [1 + i % 40 for i in range(60)], greedy(), max_tokens=3))
         seen: list[bool] = []
 
-        def is_wanted() -> bool:
+        def has_command() -> bool:
             seen.append(engine.current_step.is_long)
             return True
 
-        engine.step(is_wanted)
+        engine.step(has_command)
         assert (seen, runner.num_tokens_computed, engine.current_step.is_long) == ([True], 0, False)
         engine.step()
-        engine.step(is_wanted)
+        engine.step(has_command)
         assert runner.num_tokens_computed == 61, "a short step is not asked about"
 
     def test_a_flood_of_commands_holds_up_no_stream(self) -> None:

@@ -119,22 +119,22 @@ class TestTakingBack:
         yield model
         model.close()
 
-    @pytest.mark.parametrize("num_back", [1, 2, 16])
-    def test_states_that_are_kept_are_right(self, model: Model, num_back: int) -> None:
-        runner = LlamaRunner(model, CONFIG, num_back=num_back)
-        assert runner.max_drafts == num_back
+    @pytest.mark.parametrize("max_rewind", [1, 2, 16])
+    def test_states_that_are_kept_are_right(self, model: Model, max_rewind: int) -> None:
+        runner = LlamaRunner(model, CONFIG, max_rewind=max_rewind)
+        assert runner.max_rewind == max_rewind
         assert can_take_back(runner)
         assert [runner.length(seq_id) for seq_id in range(2)] == [0, 0]
         runner.close()
 
     def test_states_that_are_not_the_earlier_ones_are_seen(self, model: Model) -> None:
-        runner = Stale(model, CONFIG, num_back=8)
+        runner = Stale(model, CONFIG, max_rewind=8)
         assert not can_take_back(runner)
         runner.close()
 
     def test_none_are_kept_unless_asked_for(self, model: Model) -> None:
         runner = LlamaRunner(model, CONFIG)
-        assert runner.max_drafts == 0
+        assert runner.max_rewind == 0
         assert not can_take_back(runner)
         runner.close()
 
@@ -142,6 +142,6 @@ class TestTakingBack:
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_of_the_tiny_models_only_attention_takes_drafts_back(tiny_model: TinyModel, kind: MemoryKind) -> None:
     model = Model(tiny_model(kind), CONFIG)
-    runner = LlamaRunner(model, CONFIG, num_back=4)
+    runner = LlamaRunner(model, CONFIG, max_rewind=4)
     assert can_take_back(runner) == (kind in CUTTABLE)
     runner.close()

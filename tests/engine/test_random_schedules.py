@@ -37,7 +37,7 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
         num_sequences=rng.choice((4, 6, 12)),
         max_batch=rng.choice((8, 16, 64)),
         memory_kind=kind,
-        max_drafts=3,
+        max_rewind=3,
     )
     # The draft agrees only if its function of the prefix is the same, so it gets an equal one.
     draft = FakeRunner(num_cells=runner.num_cells, num_sequences=runner.num_sequences) if speculative else None

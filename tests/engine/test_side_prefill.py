@@ -151,8 +151,8 @@ class Scene:
         spec = SequenceSpec(name, prompt, greedy(), max_tokens, **options)  # type: ignore[arg-type]
         self.engine.add(spec)
 
-    def step(self, is_wanted: Callable[[], bool] = lambda: False) -> None:
-        for output in self.engine.step(is_wanted):
+    def step(self, has_command: Callable[[], bool] = lambda: False) -> None:
+        for output in self.engine.step(has_command):
             assert output.error is None
             self.outputs.setdefault(output.sequence.id, []).extend(output.tokens)
             if output.tokens:

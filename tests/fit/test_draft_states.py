@@ -67,8 +67,8 @@ def test_others_keep_none() -> None:
 
 def test_they_are_part_of_the_plan() -> None:
     plan, without = make_plan([LARGE], CONFIG, ROOMY), make_plan([LARGE], EngineConfig(), ROOMY)
-    assert (plan.layout.num_back, without.layout.num_back) == (4, 0)
-    kept = predict([LARGE], plan.config, plan.num_cells, num_back=4)
+    assert (plan.layout.max_rewind, without.layout.max_rewind) == (4, 0)
+    kept = predict([LARGE], plan.config, plan.num_cells, max_rewind=4)
     none = predict([LARGE], plan.config, plan.num_cells)
     assert plan.memory_use.ram_bytes - without.memory_use.ram_bytes == kept.total_bytes - none.total_bytes
     (choice,) = describe(plan, CONFIG, 4)
@@ -86,11 +86,11 @@ def test_they_give_way_first() -> None:
     tight = FreeMemory(whole.memory_use.ram_bytes)
     plan = make_plan([LARGE], CONFIG, tight)
     assert num_kept(LARGE, free_memory=tight) > 0
-    assert (plan.layout.num_back, plan.num_cells, plan.fits) == (0, whole.num_cells, True)
+    assert (plan.layout.max_rewind, plan.num_cells, plan.fits) == (0, whole.num_cells, True)
     assert plan.draft_states is not None
     assert plan.draft_states.num_tokens == 0
     tries = [plan_again([LARGE], CONFIG, ROOMY, count) for count in range(3)]
-    assert [(each.layout.num_back, each.num_cells) for each in tries] == [(4, 8192), (0, 8192), (0, 4096)]
+    assert [(each.layout.max_rewind, each.num_cells) for each in tries] == [(4, 8192), (0, 8192), (0, 4096)]
 
 
 def test_they_move_no_draft_off_the_gpu() -> None:

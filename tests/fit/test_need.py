@@ -40,7 +40,7 @@ def test_states_are_kept_for_each_sequence_and_not_for_tokens() -> None:
 
 def test_earlier_states_are_kept_for_each_sequence_of_the_model_and_not_of_its_draft() -> None:
     with_states = structs.replace(PLAIN, layers=(LayerShape(0, num_state_values=1000),))
-    without, with_two = (predict([with_states] * 2, EngineConfig(parallel=5), 100, num_back=back) for back in (0, 2))
+    without, with_two = (predict([with_states] * 2, EngineConfig(parallel=5), 100, max_rewind=back) for back in (0, 2))
     assert with_two.kv_bytes - without.kv_bytes == 2 * (5 + 3) * 1000 * 4
     assert with_two.buffers_bytes - without.buffers_bytes == 2 * (5 + 3) * 1000 * 4 // 2
 

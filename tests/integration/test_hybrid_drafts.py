@@ -59,8 +59,8 @@ def model(path: Path) -> Iterator[Model]:
 
 @pytest.fixture
 def runner(model: Model) -> Iterator[LlamaRunner]:
-    made = LlamaRunner(model, EXACT, num_back=DEPTH)
-    assert made.max_drafts == DEPTH
+    made = LlamaRunner(model, EXACT, max_rewind=DEPTH)
+    assert made.max_rewind == DEPTH
     yield made
     made.close()
 
@@ -303,7 +303,7 @@ def test_whatever_is_drafted_the_answers_stay(path: Path, config: EngineConfig, 
     known: list[list[int]] = []
     verified = accepted = 0
     for seed in range(2):
-        runner = Watched(model, config, num_back=DEPTH)
+        runner = Watched(model, config, max_rewind=DEPTH)
         blocks = make_blocks(model.memory_kind, config, Keyring(b"", SECRET), below)
         drafters = Drafters(Guesses(oracle), Found(oracle) if rule == "mixed" else None)
         prefixes = PrefixStore(runner, blocks, clock=FakeClock())
@@ -345,7 +345,7 @@ class ShortOfCells(LlamaRunner):
 @pytest.mark.usefixtures("_always_draft")
 def test_a_batch_of_which_only_a_part_was_computed_is_computed_again(path: Path, model: Model) -> None:
     naive, oracle = Naive(model, EXACT), Oracle(model, EXACT, "mixed")
-    runner = ShortOfCells(model, EXACT, num_back=DEPTH)
+    runner = ShortOfCells(model, EXACT, max_rewind=DEPTH)
     engine = Engine(runner, max_running=4, drafters=Drafters(Guesses(oracle)), clock=FakeClock())
     check(run(engine, model, random.Random(5), [], 100), naive, EXACT_FLOOR)
     assert runner.num_refused > 3

@@ -70,7 +70,7 @@ class Life:
         sequence = engine.add(SequenceSpec("a", prompt, sampler, NUM_OUTPUT))
         while engine.num_live:
             engine.step()
-            engine.settle()
+            engine.save_step()
             if sequence.num_output and first_s == started_s:
                 first_s = time.perf_counter()
         ended_s = time.perf_counter()

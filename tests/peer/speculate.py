@@ -109,7 +109,7 @@ class Ours:
         began_s, num_before = 0.0, 0
         while engine.num_live:
             engine.step()
-            engine.settle()
+            engine.save_step()
             if not began_s and all(stream.num_output for stream in streams):
                 began_s, num_before = time.perf_counter(), sum(stream.num_output for stream in streams)
         return (sum(stream.num_output for stream in streams) - num_before) / (time.perf_counter() - began_s)

@@ -56,7 +56,7 @@ def fit(
     why = why_no_draft(shapes, engine, free_memory)
     shapes = shapes[:1] if why else shapes
     plan = make_plan(shapes, engine, free_memory)
-    need = predict(shapes, plan.config, plan.num_cells, num_back=plan.layout.num_back)
+    need = predict(shapes, plan.config, plan.num_cells, max_rewind=plan.layout.max_rewind)
     longest = longest_context(shapes, engine, plan.free_memory)
     choices = describe(plan, engine, len(shapes[0].layers))
     choices += (Choice("draft", "none", "memory", why),) if why else ()

@@ -43,13 +43,13 @@ _MIN_S = 1e-4  # a shorter mean time is raised to this
 class _Mean:
     """The mean terms and the mean seconds of one kind of step.
 
-    `num`: how many measurements of this kind there were. `order`: the number of the latest of them. The measurements of
-    all kinds are numbered together, from 1.
+    `num`: how many measurements of this kind there were. `measurement_number`: the number of the latest of them. The
+    measurements of all kinds are numbered together, from 1.
     """
 
     terms: _Terms
     seconds: float
-    order: int
+    measurement_number: int
     num: int
 
 
@@ -111,7 +111,10 @@ class CostFit:
 
     def means(self) -> list[tuple[StepShape, float]]:
         """Return the mean shape and the mean seconds of each kind of step. The latest measured kind comes last."""
-        means = sorted((mean for kinds in self._means.values() for mean in kinds.values()), key=lambda mean: mean.order)
+        means = sorted(
+            (mean for kinds in self._means.values() for mean in kinds.values()),
+            key=lambda mean: mean.measurement_number,
+        )
         return [(_shape_of(mean.terms), mean.seconds) for mean in means]
 
     def sum_s(self, shape: StepShape) -> float:
@@ -141,19 +144,19 @@ class CostFit:
         place = bisect.bisect_left(self.sizes, size)
         return interpolated([(each, self._ratios[each]) for each in self.sizes[max(0, place - 1) : place + 1]], size)
 
-    def order(self, num_tokens: int) -> int:
-        """Return `_Mean.order` of the latest measurement of steps with this many tokens.
+    def latest_measurement(self, num_tokens: int) -> int:
+        """Return the number of the latest measurement of steps with this many tokens.
 
         If this size was never measured, use the next larger measured size, or else the largest one.
         """
         place = min(bisect.bisect_left(self.sizes, size_of(num_tokens)), len(self.sizes) - 1)
-        return max(mean.order for mean in self._means[self.sizes[place]].values())
+        return max(mean.measurement_number for mean in self._means[self.sizes[place]].values())
 
     def _sum(self, terms: _Terms) -> float:
         return sum(factor * term for factor, term in zip(self._coefficients, terms, strict=True))
 
     def _weight(self, mean: _Mean) -> float:
-        return float(max(_LEAST_WEIGHT, 0.5 ** ((self._num_observed - mean.order) / _HALF_LIFE)))
+        return float(max(_LEAST_WEIGHT, 0.5 ** ((self._num_observed - mean.measurement_number) / _HALF_LIFE)))
 
     def _update_ratio(self, size: int) -> None:
         total = weights = 0.0
@@ -170,7 +173,7 @@ class CostFit:
             return
         size, key = min(
             ((size, key) for size, means in self._means.items() for key in means),
-            key=lambda each: self._means[each[0]][each[1]].order,
+            key=lambda each: self._means[each[0]][each[1]].measurement_number,
         )
         del self._means[size][key]
         if not self._means[size]:
@@ -191,8 +194,8 @@ def interpolated(ratios: Items[tuple[int, float]], num_tokens: int) -> float:
     size, ratio = ratios[place]
     if place == 0 or size == num_tokens:
         return ratio
-    smaller, smallers = ratios[place - 1]
-    return smallers + (ratio - smallers) * (num_tokens - smaller) / (size - smaller)
+    smaller_size, smaller_ratio = ratios[place - 1]
+    return smaller_ratio + (ratio - smaller_ratio) * (num_tokens - smaller_size) / (size - smaller_size)
 
 
 def size_of(num_tokens: int) -> int:
@@ -213,9 +216,9 @@ def _level(number: float) -> int:
 
 def _shape_of(terms: _Terms) -> StepShape:
     """Return the shape with these terms. Tokens and cells are rounded to integers."""
-    tokens, crowd, small, tiled, _ = terms
+    tokens, token_cells, small, tiled, _ = terms
     num_tokens = max(1, round(tokens))
-    return StepShape(num_tokens, round(crowd * _THOUSAND / num_tokens), (small + tiled) * _THOUSAND)
+    return StepShape(num_tokens, round(token_cells * _THOUSAND / num_tokens), (small + tiled) * _THOUSAND)
 
 
 def _terms(shape: StepShape) -> _Terms:

@@ -18,7 +18,7 @@ from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.costs.work_done import WorkDone
 
 _PACE_WEIGHT = 0.3
-MOST_OFF = 2.0
+MAX_ERROR_FACTOR = 2.0
 """An error by a larger factor counts as an error by this factor: the machine may have slept."""
 # Each of the first _NUM_FIRST measurements is followed by a fit, and does not change the pace. Later, a fit follows
 # _PER_FIT measurements, or _PER_FIT_IF_FAR_OFF if the last prediction was off by more than the share _FAR_OFF.
@@ -27,7 +27,7 @@ _PER_FIT, _PER_FIT_IF_FAR_OFF = 32, 4
 _FAR_OFF = 0.3
 # After this many further measurements a measurement is old. If a later one contradicts it, the later one is used.
 _OLD = 16
-# `measured` relies on steps that are at most this many times as large. Steps with drafts are often up to that large.
+# `predict_if_reliable` uses steps at most this many times as large. Steps with drafts are often up to that large.
 _SIMILAR = 8
 # A step with a prompt chunk has a multiple of this many tokens, since kernels compute whole tiles.
 TILE = 32
@@ -79,7 +79,7 @@ class CostModel:
             self._errors.append(abs(expected_s - seconds) / max(seconds, 1e-9))
             is_far_off = abs(expected_s - seconds) > _FAR_OFF * seconds
             if self._num_observed > _NUM_FIRST:
-                off = _clipped(seconds / max(expected_s, 1e-9), MOST_OFF)
+                off = _clipped(seconds / max(expected_s, 1e-9), MAX_ERROR_FACTOR)
                 self._pace *= off**_PACE_WEIGHT
                 seconds = off * expected_s
         self._fit.observe(shape, seconds)
@@ -152,7 +152,7 @@ class CostModel:
         """Return the expected seconds that `num_idle` cells of idle sequences add to a step of `num_tokens`."""
         return self._fit.cells_s(num_tokens, num_idle) * self._pace
 
-    def measured(self, shape: StepShape) -> float | None:
+    def predict_if_reliable(self, shape: StepShape) -> float | None:
         """Return the expected seconds of a step, like `predict`, but None if that would be a guess.
 
         A prediction needs a measured step of at least the same size, but at most 8 times as large.
@@ -162,7 +162,7 @@ class CostModel:
             return None
         return self.predict(shape)
 
-    def compare(self, shape: StepShape, counts: Items[int], depth: float) -> list[float] | None:
+    def predict_added(self, shape: StepShape, counts: Items[int], depth: float) -> list[float] | None:
         """For each count n in `counts`, return the expected seconds of a step of `shape` with n more tokens.
 
         `counts` must ascend. `depth`: to how many earlier tokens each added token attends. Return None if nothing was
@@ -175,7 +175,7 @@ class CostModel:
             return None
         shapes = [shape.plus(count, depth) for count in counts]
         fitted = [self._fit.sum_s(each) * self._pace for each in shapes]
-        ratios = self._agreeing(shape, shapes[-1].num_tokens, depth)
+        ratios = self._monotonic_ratios(shape, shapes[-1].num_tokens, depth)
         found: list[float] = []
         for each, fitted_s in zip(shapes, fitted, strict=True):
             found.append(max(fitted_s * interpolated(ratios, each.num_tokens), found[-1] if found else 0.0))
@@ -192,7 +192,7 @@ class CostModel:
         """The largest measured size of a step; 0 if none was measured."""
         return self._fit.sizes[-1] if self._fit.sizes else 0
 
-    def _agreeing(self, shape: StepShape, most: int, depth: float) -> list[tuple[int, float]]:
+    def _monotonic_ratios(self, shape: StepShape, most: int, depth: float) -> list[tuple[int, float]]:
         """Return (size, ratio) for each measured size below `most` tokens, and for the next larger one.
 
         The ratios are adjusted so that no step costs less than a smaller one. Later measurements are changed least.
@@ -201,7 +201,7 @@ class CostModel:
         fitted = [self._fit.sum_s(shape.plus(size - shape.num_tokens, depth)) for size in sizes]
         costs = [max(0.0, each) * self._fit.ratio(size) for size, each in zip(sizes, fitted, strict=True)]
         expected: dict[int, float] = {}  # by place
-        for place in sorted(range(len(sizes)), key=lambda place: -self._fit.order(sizes[place])):
+        for place in sorted(range(len(sizes)), key=lambda place: -self._fit.latest_measurement(sizes[place])):
             floor = max((seconds for other, seconds in expected.items() if other < place), default=0.0)
             ceiling = min((seconds for other, seconds in expected.items() if other > place), default=math.inf)
             expected[place] = min(max(costs[place], floor), ceiling)
@@ -237,15 +237,15 @@ class CostModel:
             return min(floor, room)
         largest = max(floor, min(room, max_growth * self._fit.sizes[-1] - shape.num_tokens))
         best, quickest, quickest_s = 0, floor, math.inf
-        later_tokens, later_s, later_order = 1, math.inf, 0
+        later_tokens, later_s, later_number = 1, math.inf, 0
         for count in _chunks(floor, largest, shape.num_tokens):
             larger = shape.plus(count, depth)
             expected_s = self.predict(larger) or 0.0
-            order = self._fit.order(larger.num_tokens)
-            if later_order - order >= _OLD:
+            number = self._fit.latest_measurement(larger.num_tokens)
+            if later_number - number >= _OLD:
                 expected_s = min(expected_s, later_s * larger.num_tokens / later_tokens)
-            elif order >= later_order:
-                later_tokens, later_s, later_order = larger.num_tokens, expected_s, order
+            elif number >= later_number:
+                later_tokens, later_s, later_number = larger.num_tokens, expected_s, number
             is_new = larger.num_tokens > self._fit.sizes[-1]
             if expected_s <= (at_first if is_new and at_first is not None else seconds):
                 best = count

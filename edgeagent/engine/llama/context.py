@@ -16,7 +16,7 @@ from edgeagent.engine.llama.batch_padding import attention_tile, choose_tile, nu
 from edgeagent.engine.llama.bindings import FLASH_ATTENTION, KV_TYPES, last_error, lib
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model, is_short_of_memory
-from edgeagent.engine.llama.past_states import PastStates, possible_depth
+from edgeagent.engine.llama.past_states import PastStates, possible_rewind
 from edgeagent.engine.llama.payload_pool import PayloadPool
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_SCORED
@@ -86,12 +86,12 @@ class LlamaRunner:
         *,
         num_cells: int | None = None,
         attention: Attention | None = None,
-        num_back: int = 0,
+        max_rewind: int = 0,
     ) -> None:
         """Make the context. Raise ModelLoadFailed if llama.cpp cannot (out of memory, impossible options).
 
-        `num_back`: how many tokens a sequence should be able to go back. If the model has a recurrent state, this needs
-        earlier states, which llama.cpp keeps only for some architectures. `max_drafts` then says how many are possible.
+        `max_rewind`: how many tokens a sequence should be able to go back. With a recurrent state, this needs earlier
+        states, which llama.cpp keeps only for some architectures. The attribute says how many tokens are possible.
         """
         self.model = model
         self.attention = attention or attention_candidates(model, config, num_cells)[0]
@@ -112,12 +112,12 @@ class LlamaRunner:
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
         params = self._context_params(config, num_cells)
         if model.memory_kind not in CUTTABLE:
-            params.n_rs_seq = possible_depth(num_back, min(params.n_batch, params.n_ubatch, params.n_ctx))
+            params.n_rs_seq = possible_rewind(max_rewind, min(params.n_batch, params.n_ubatch, params.n_ctx))
         self._context, self._memory = _make_context(model, params)
         self.num_cells = int(lib.llama_n_ctx(self._context))
         self.max_batch = int(lib.llama_n_batch(self._context))
         self._past = PastStates(self._context, self._memory)
-        self.max_drafts = self.max_batch if self.memory_kind in CUTTABLE else self._past.depth
+        self.max_rewind = self.max_batch if self.memory_kind in CUTTABLE else self._past.max_rewind
         self._adapters: dict[str, Adapter] = {}
         self._payloads = PayloadPool()
         self._make_batch()
@@ -315,7 +315,7 @@ class LlamaRunner:
 
     def copy(self, source: int, target: int, length: int) -> bool:
         """Give an empty target the first `length` positions of the source. Return False if this memory cannot."""
-        if not self.can_trim(source, length) or not self._past.settle(source):
+        if not self.can_trim(source, length) or not self._past.put_in_place(source):
             return False
         # Copy the whole sequence, then trim it: sliding windows hold only a part of [0, length), and recurrent states
         # have no ranges.
@@ -338,7 +338,7 @@ class LlamaRunner:
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
         """Return the bytes of positions [start, end) and of any state at `end`. Raise InternalError or MemoryError."""
-        if not self._past.settle(seq_id):
+        if not self._past.put_in_place(seq_id):
             raise InternalError("llama.cpp could not read the state of a sequence")
         lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
         try:
@@ -368,7 +368,7 @@ class LlamaRunner:
 
         If llama.cpp refuses the range (no room, other settings), leave the sequence unchanged and return False.
         """
-        if not self._past.settle(seq_id):
+        if not self._past.put_in_place(seq_id):
             return False
         source = np.frombuffer(payload, np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

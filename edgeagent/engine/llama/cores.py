@@ -19,7 +19,7 @@ import psutil
 
 # Cores with less than this share of the fastest core's capacity are not used. On phones with three kinds of cores, the
 # first two are used, and the efficient ones are not.
-_QUICK = 0.7
+_MIN_CAPACITY_SHARE = 0.7
 
 
 def num_usable_cores(
@@ -35,14 +35,14 @@ def num_usable_cores(
     macOS's kernel by its name.
     """
     if platform == "linux":
-        cpus = quick_cpus(root, _allowed_cpus() if allowed is None else allowed)
+        cpus = performance_cpus(root, _allowed_cpus() if allowed is None else allowed)
         num_cores = num_physical_cores(root, cpus)
         quota = cpu_quota(root)
         return max(1, num_cores if quota is None else min(num_cores, math.ceil(quota)))
     if platform == "darwin":
-        quick = (sysctl or _read_sysctl)("hw.perflevel0.physicalcpu")
-        if quick:
-            return quick
+        num_performance_cores = (sysctl or _read_sysctl)("hw.perflevel0.physicalcpu")
+        if num_performance_cores:
+            return num_performance_cores
     # On Windows efficient cores count too: Python has no call that tells them apart.
     return max(1, psutil.cpu_count(logical=False) or os.cpu_count() or 1)
 
@@ -56,7 +56,7 @@ def processor_name(root: Path = Path("/")) -> str:
     return platform_names.processor() or platform_names.machine()
 
 
-def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
+def performance_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
     """Return those of the logical CPUs that are not on efficient cores; all if there is only one kind of core.
 
     Linux lists the fast CPUs of Intel processors in /sys/devices/cpu_core, and gives a cpu_capacity for Arm processors.
@@ -65,7 +65,9 @@ def quick_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
     capacities = {cpu: _read_number(devices / f"system/cpu/cpu{cpu}/cpu_capacity") for cpu in cpus}
     known = [capacity for capacity in capacities.values() if capacity is not None]
     if known and len(known) == len(cpus):
-        return frozenset(cpu for cpu, capacity in capacities.items() if (capacity or 0) >= _QUICK * max(known))
+        return frozenset(
+            cpu for cpu, capacity in capacities.items() if (capacity or 0) >= _MIN_CAPACITY_SHARE * max(known)
+        )
     listed = _read(devices / "cpu_core/cpus")
     return (parse_cpus(listed) & cpus or cpus) if listed else cpus
 

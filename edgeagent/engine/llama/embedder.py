@@ -191,7 +191,7 @@ def normalized(vector: NDArray[np.float64]) -> Rows:
     return (vector / (length or 1.0)).astype(np.float32)
 
 
-def shortened(vector: Rows, dimensions: int | None) -> Rows:
+def truncated(vector: Rows, dimensions: int | None) -> Rows:
     """Return a vector's first `dimensions` numbers, scaled to Euclidean length 1; if None, the whole vector."""
     if dimensions is None or dimensions == len(vector):
         return vector

@@ -72,7 +72,7 @@ class Encoder:
         """Whether a context exists, which takes memory."""
         return self._context is not None
 
-    def num_together(self, texts: Sequence[Sequence[int]]) -> int:
+    def batch_length(self, texts: Sequence[Sequence[int]]) -> int:
         """Return how many of the first texts to compute in one batch; at least one."""
         num_tokens = 0
         for index, text in enumerate(texts[:_MAX_TEXTS]):
@@ -100,7 +100,7 @@ class Encoder:
         """Return a row for each text: its vector, or the scores of a ranking model's classes.
 
         A vector is scaled to Euclidean length 1. Each text must have 1 to `max_tokens` tokens. Pass at most as many
-        texts as `num_together` returns. Raise DecodeCancelled after `request_abort`, BackendUnavailable if there is not
+        texts as `batch_length` returns. Raise DecodeCancelled after `request_abort`, BackendUnavailable if there is not
         enough memory, or InternalError if llama.cpp fails or returns NaN or infinity.
         """
         num_tokens = sum(map(len, texts))

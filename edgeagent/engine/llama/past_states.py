@@ -29,7 +29,7 @@ from edgeagent.errors import InternalError
 _MIN_SPARE = 2
 
 
-def possible_depth(wanted: int, micro_batch: int) -> int:
+def possible_rewind(wanted: int, micro_batch: int) -> int:
     """Return how many earlier states llama.cpp can keep for each sequence, at most `wanted`."""
     return max(0, min(wanted, micro_batch - _MIN_SPARE))
 
@@ -39,7 +39,7 @@ class PastStates:
 
     def __init__(self, context: Any, memory: Any) -> None:
         self._context, self._memory = context, memory
-        self.depth = int(lib.llama_n_rs_seq(context))
+        self.max_rewind = int(lib.llama_n_rs_seq(context))
         """The most tokens that a sequence can go back; 0 if llama.cpp keeps no states for this architecture."""
         self._micro_batch = int(lib.llama_n_ubatch(context))
         self._valid: dict[int, int] = {}  # tokens that may be taken back, by sequence
@@ -51,7 +51,7 @@ class PastStates:
         Slices with drafts come last. They share one call if they are equally long and fit one micro-batch. Otherwise
         each of them has its own call, since a micro-batch of one sequence does not change other sequences' states.
         """
-        drafting = [part for part in slices if part.num_drafts] if self.depth else []
+        drafting = [part for part in slices if part.num_drafts] if self.max_rewind else []
         if not drafting:
             return [slices]
         num_tokens = {len(part.tokens) for part in drafting}
@@ -65,12 +65,12 @@ class PastStates:
 
     def note(self, slices: Iterable[Slice]) -> None:
         """Note that all slices of a batch were computed, so that their drafts can be taken back."""
-        if self.depth == 0:
+        if self.max_rewind == 0:
             return
         for part in slices:
             self._moved.discard(part.seq_id)
             if part.num_drafts:
-                self._valid[part.seq_id] = min(part.num_drafts, self.depth)
+                self._valid[part.seq_id] = min(part.num_drafts, self.max_rewind)
 
     def go_back(self, seq_id: int, length: int, num_tokens: int) -> bool:
         """Remove a sequence's last `num_tokens`, so that `length` remain.
@@ -84,7 +84,7 @@ class PastStates:
         self._moved.add(seq_id)
         return True
 
-    def settle(self, seq_id: int) -> bool:
+    def put_in_place(self, seq_id: int) -> bool:
         """Put a sequence's state where llama.cpp's other functions expect it. Call it before a copy, save or restore.
 
         The sequence cannot go back afterwards. Return False if llama.cpp cannot read the state. The state is then

@@ -74,14 +74,14 @@ class Quantizer:
     def _read(self, level: int, text: bytes, _: object) -> None:
         line = text.decode(errors="replace").strip()
         if level == _ERROR_LEVEL:
-            self._errors.append(_told(line))
+            self._errors.append(_readable_error(line))
         elif found := _TENSOR.match(line):
             self._on_tensor(int(found[1]), int(found[2]))
         elif found := _SIZE.search(line):
             self._size_bytes = round(float(found[1]) * (1 << 20))
 
 
-def _told(line: str) -> str:
+def _readable_error(line: str) -> str:
     """Return a readable form of an error in llama.cpp's log. If a write fails, the log does not give the reason."""
     if "iostream error" in line:
         return "the result cannot be written: the disk is full, or a limit for the size of files is reached"

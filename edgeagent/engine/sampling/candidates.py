@@ -37,7 +37,7 @@ class Candidates:
     weights: Floats | None = None
     target: float = 0.0
 
-    def taken(self, found: Indices) -> Candidates:
+    def select(self, found: Indices) -> Candidates:
         """Return the candidates at the indices `found`, without those that the mask excludes. Other cuts remain."""
         if self.mask is not None:
             found = found.compress(self.mask.take(found))
@@ -50,7 +50,7 @@ class Candidates:
         """True if all cuts are made, so that each of the candidates may be drawn."""
         return self.mask is None and self.weights is None and self.lowest == -math.inf
 
-    def first(self, length: int) -> Candidates:
+    def truncated_to(self, length: int) -> Candidates:
         """Return the first `length` candidates, as the result of all cuts."""
         assert self.ids is not None and self.mask is None
         return Candidates(self.ids[:length], self.values[:length], self.peak)
@@ -69,12 +69,12 @@ def likeliest(candidates: Candidates, k: int) -> Candidates:
     values, mask = candidates.values, candidates.mask
     first = ranked if k <= MAX_RANKED else largest
     if mask is None:
-        return candidates.taken(first(values, k))
-    few = candidates.taken(first(values, 2 * k)) if 2 * k < len(values) else None
+        return candidates.select(first(values, k))
+    few = candidates.select(first(values, 2 * k)) if 2 * k < len(values) else None
     if few is None or len(few.values) < k:
-        few = candidates.taken(np.flatnonzero(mask))
-        return few.taken(first(few.values, min(k, len(few.values))))
-    return few if len(few.values) <= k else few.taken(first(few.values, k))
+        few = candidates.select(np.flatnonzero(mask))
+        return few.select(first(few.values, min(k, len(few.values))))
+    return few if len(few.values) <= k else few.select(first(few.values, k))
 
 
 def peak_of(values: Floats) -> np.float32:

@@ -162,8 +162,8 @@ class Sampler:
                 return np.array([token]), np.ones(1)
         candidates = self._cut(self._allowed(values))
         if candidates.weights is not None:
-            candidates = candidates.taken(nucleus(candidates.weights, candidates.target))
-        candidates = candidates.taken(np.flatnonzero(candidates.values >= candidates.lowest))
+            candidates = candidates.select(nucleus(candidates.weights, candidates.target))
+        candidates = candidates.select(np.flatnonzero(candidates.values >= candidates.lowest))
         weights = self._temper(candidates)
         drawn = np.flatnonzero(weights)
         ids = drawn if candidates.ids is None else candidates.ids[drawn]
@@ -280,7 +280,7 @@ class Sampler:
         """
         params, peak = self._params, candidates.peak
         if self._is_greedy:
-            return candidates.taken(np.array([candidates.values.argmax()]))
+            return candidates.select(np.array([candidates.values.argmax()]))
         if 0 < params.top_k < len(candidates.values):
             candidates = likeliest(candidates, params.top_k)
             if params.top_k <= MAX_RANKED:
@@ -299,11 +299,11 @@ class Sampler:
             total = total_of(weights)
             target = params.top_p * total
             if target <= 1.0:  # 1 is the peak's own weight, exp(0), so the peak alone reaches the target
-                return candidates.taken(np.array([candidates.values.argmax()]))
+                return candidates.select(np.array([candidates.values.argmax()]))
             candidates = dataclasses.replace(candidates, shifted=shifted, weights=weights, target=target)
             if found is None:
                 found = around_nucleus(weights, total, params.top_p)
-        return candidates if found is None else candidates.taken(found)
+        return candidates if found is None else candidates.select(found)
 
     def _cut_ranked(self, candidates: Candidates) -> Candidates:
         """Return the candidates after the cuts of top-p and min-p. The likeliest candidate must come first."""
@@ -315,7 +315,7 @@ class Sampler:
         if self._params.top_p < 1:
             running = list(accumulate(math.exp(value - peak) for value in values))
             length = min(length, bisect_left(running, self._params.top_p * running[-1]) + 1)
-        return candidates.first(length)
+        return candidates.truncated_to(length)
 
     def _temper(self, candidates: Candidates) -> Floats:
         """Return the candidates' weights at the temperature. They may overwrite the buffer of `candidates.shifted`."""

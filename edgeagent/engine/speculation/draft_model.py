@@ -92,7 +92,7 @@ class DraftModel:
         `depth`: how many tokens each sequence has.
         """
         used = StepShape(0, self.prefixes.num_cells_used, 0.0)
-        steps_s = self.costs.compare(used, range(1, num_sequences + 1), depth)
+        steps_s = self.costs.predict_added(used, range(1, num_sequences + 1), depth)
         if steps_s is None:
             return [0.0] * (num_sequences + 1)
         return [0.0, *(step_s + count * self._pick_s for count, step_s in enumerate(steps_s, 1))]

@@ -43,7 +43,7 @@ class StepTimes:
             most = min(MAX_DRAFTED, self._max_tokens * num_draftable)
             # Before the first measurement, all lengths count as equally expensive.
             depth = plain.num_pairs / plain.num_tokens
-            target_steps_s = self._costs.compare(plain, range(most + 1), depth) or [1.0] * (most + 1)
+            target_steps_s = self._costs.predict_added(plain, range(most + 1), depth) or [1.0] * (most + 1)
             target_steps_s[1:] = [step_s + plan_s for step_s in target_steps_s[1:]]
             known = target_steps_s, [] if self._model is None else self._model.steps_s(num_draftable, int(depth))
             self._times[plain.num_tokens, num_draftable] = known

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.choices import Room, decide
+from edgeagent.engine.tuning.choices import ContextSize, decide
 from edgeagent.engine.tuning.workload import PROMPT_TOKENS, TURN_TOKENS, Workload, tokens_of
 from edgeagent.types.choices import CandidateTimes, Measurements
 
@@ -43,14 +43,14 @@ _FORM_WORKS = (
     Workload.TURN_ALONE,
     Workload.STREAMS_ALONE,
     Workload.PROMPT_ALONE,
-    Workload.TOKEN_BEHIND,
-    Workload.TURN_BEHIND,
-    Workload.PROMPT_BEHIND,
-    Workload.TOKEN_BESIDE,
-    Workload.STREAMS_DEEP,
-    Workload.PROMPT_BESIDE,
+    Workload.TOKEN_AFTER_TEXT,
+    Workload.TURN_AFTER_TEXT,
+    Workload.PROMPT_AFTER_TEXT,
+    Workload.TOKEN_BESIDE_IDLE,
+    Workload.STREAMS_AFTER_TEXT,
+    Workload.PROMPT_BESIDE_IDLE,
 )
-_SIZE_WORKS = (Workload.BATCH_BEHIND, Workload.BATCH_ALONE)
+_SIZE_WORKS = (Workload.BATCH_AFTER_TEXT, Workload.BATCH_ALONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,9 @@ class Calibration:
         self._num_layers = 0  # how many layers to compute; 0: not chosen yet
         self._is_whole = True
 
-    def measure(self, candidates: Sequence[Attention], room: Room, budget_s: float) -> Measurements | None:
+    def measure(
+        self, candidates: Sequence[Attention], context_size: ContextSize, budget_s: float
+    ) -> Measurements | None:
         """Measure the candidates for about `budget_s` seconds. Return None if nothing could be measured.
 
         First compare the forms of attention, and then the sizes of a micro-batch with the better form.
@@ -122,7 +124,7 @@ class Calibration:
         if len(forms) > 1:
             times = self._compare(forms, _FORM_WORKS, started_s, _FORM_SHARE * budget_s)
         found = self._measurements(times, started_s)
-        form = decide(candidates, found, room, num_layers=self._max_layers).attention.flash
+        form = decide(candidates, found, context_size, num_layers=self._max_layers).attention.flash
         sizes = [candidate for candidate in candidates if candidate.flash == form]
         if len(sizes) > 1:
             times += self._compare(sizes, _SIZE_WORKS, started_s, budget_s)

@@ -31,7 +31,7 @@ _KEPT_MARGIN = 0.15
 # By its score, a form is chosen only if none of _LIMITED_WORKS takes longer with it than with the usual form, by more
 # than the share _MOST_SLOWER.
 _MOST_SLOWER = 0.03
-_LIMITED_WORKS = (Workload.PROMPT_ALONE, Workload.PROMPT_BEHIND, Workload.TOKEN_ALONE, Workload.STREAMS_ALONE)
+_LIMITED_WORKS = (Workload.PROMPT_ALONE, Workload.PROMPT_AFTER_TEXT, Workload.TOKEN_ALONE, Workload.STREAMS_ALONE)
 # With so many seconds of recorded work, the work decides.
 _ENOUGH_WORK_S = 600.0
 
@@ -39,21 +39,21 @@ _ENOUGH_WORK_S = 600.0
 # The work of each situation, and the same work without used cells. None if the situation has no used cells.
 _FORM_SITUATIONS: Mapping[Workload, Workload | None] = {
     Workload.PROMPT_ALONE: None,
-    Workload.PROMPT_BEHIND: Workload.PROMPT_ALONE,
-    Workload.PROMPT_BESIDE: Workload.PROMPT_ALONE,
-    Workload.TURN_BEHIND: Workload.TURN_ALONE,
-    Workload.TOKEN_BEHIND: Workload.TOKEN_ALONE,
-    Workload.TOKEN_BESIDE: Workload.TOKEN_ALONE,
-    Workload.STREAMS_DEEP: Workload.STREAMS_ALONE,
+    Workload.PROMPT_AFTER_TEXT: Workload.PROMPT_ALONE,
+    Workload.PROMPT_BESIDE_IDLE: Workload.PROMPT_ALONE,
+    Workload.TURN_AFTER_TEXT: Workload.TURN_ALONE,
+    Workload.TOKEN_AFTER_TEXT: Workload.TOKEN_ALONE,
+    Workload.TOKEN_BESIDE_IDLE: Workload.TOKEN_ALONE,
+    Workload.STREAMS_AFTER_TEXT: Workload.STREAMS_ALONE,
 }
 _SIZE_SITUATIONS: Mapping[Workload, Workload | None] = {
     Workload.BATCH_ALONE: None,
-    Workload.BATCH_BEHIND: Workload.BATCH_ALONE,
+    Workload.BATCH_AFTER_TEXT: Workload.BATCH_ALONE,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ContextSize:
     """The size of a context: its cells, and how many sequences share them.
 
     `keeps_idle`: idle prefixes stay in the cells as long as there is room. Otherwise they are read out in idle time,
@@ -75,11 +75,11 @@ class Room:
         `depth`: the number of used cells in the measurement.
         """
         num_used = self.num_own
-        if work in (Workload.PROMPT_BESIDE, Workload.TOKEN_BESIDE):
+        if work in (Workload.PROMPT_BESIDE_IDLE, Workload.TOKEN_BESIDE_IDLE):
             num_others = self.num_cells / 2 - self.num_own
             # Only the latest idle prefix may not have been read out yet.
             num_used = num_others if self.keeps_idle else min(num_others, self.num_own)
-        return num_used * (self.parallel if work is Workload.STREAMS_DEEP else 1) / depth
+        return num_used * (self.parallel if work is Workload.STREAMS_AFTER_TEXT else 1) / depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +97,22 @@ class Decision:
 def decide(
     candidates: Sequence[Attention],
     measurements: Measurements | None,
-    room: Room,
+    context_size: ContextSize,
     *,
     num_layers: int,
-    asked: str = "auto",
+    option_value: str = "auto",
     former: Kept | None = None,
     work: Sequence[StepSums] = (),
-    stays: bool = False,
+    keep_former_form: bool = False,
 ) -> Decision:
     """Choose one of the candidates. The first one is the default.
 
-    `asked`: the value of the option --flash-attention. `former`: the earlier choice, if any. It may have been measured
-    under other conditions. `work`: what was recorded with that choice, under the same conditions. `stays`: keep the
-    form of attention of `former`, unless the option or the context leaves only one form.
+    `option_value`: the value of the option --flash-attention. `former`: the earlier choice, if any. It may have been
+    measured under other conditions. `work`: what was recorded with that choice, under the same conditions.
+    `keep_former_form`: keep the form of attention of `former`, unless the option or the context leaves only one form.
     """
-    chooser = _Chooser(measurements, room, num_layers)
-    form = chooser.choose_form(candidates, asked, former, work, stays=stays)
+    chooser = _Chooser(measurements, context_size, num_layers)
+    form = chooser.choose_form(candidates, option_value, former, work, keep_former_form=keep_former_form)
     of_form = [candidate for candidate in candidates if candidate.flash == form.value]
     size = chooser.choose_size(of_form, former)
     chosen = next(each for each in of_form if str(each.micro_batch) == size.value)
@@ -124,19 +124,25 @@ def decide(
 class _Chooser:
     """Compares candidates by the measurements of one calibration."""
 
-    def __init__(self, measurements: Measurements | None, room: Room, num_layers: int) -> None:
+    def __init__(self, measurements: Measurements | None, context_size: ContextSize, num_layers: int) -> None:
         self._times: tuple[CandidateTimes, ...] = () if measurements is None else measurements.candidates
         self._depth = 1 if measurements is None else measurements.depth
         self._scale = 1.0 if measurements is None else num_layers / measurements.num_layers
-        self._room = room
+        self._context_size = context_size
 
     def choose_form(
-        self, candidates: Sequence[Attention], asked: str, former: Kept | None, work: Sequence[StepSums], *, stays: bool
+        self,
+        candidates: Sequence[Attention],
+        option_value: str,
+        former: Kept | None,
+        work: Sequence[StepSums],
+        *,
+        keep_former_form: bool,
     ) -> Choice:
         forms = list(dict.fromkeys(candidate.flash for candidate in candidates))
         name, default = "flash attention", forms[0]
-        if asked != "auto":
-            return Choice(name, default, "option", f"--flash-attention {asked} was asked for")
+        if option_value != "auto":
+            return Choice(name, default, "option", f"--flash-attention {option_value} was asked for")
         if default == "auto":
             return Choice(name, default, "default", "llama.cpp decides on a GPU, and for a quantized V cache")
         if len(forms) == 1:
@@ -145,7 +151,7 @@ class _Chooser:
         seconds: dict[str, dict[str, float]] = {form: self._seconds(form == "on") for form in forms}
         if former is None:
             return self._choose(name, seconds, _FORM_SITUATIONS, None, _LIMITED_WORKS)
-        if stays:
+        if keep_former_form:
             return Choice(name, _form_of(former), "default", "kept for the requests that go on after a worker's end")
         expected = self.expected_work(work, former)
         # The longest time counts. So the work that changes a choice is still enough after the change.
@@ -160,7 +166,7 @@ class _Chooser:
         """
         seconds = {form: self._seconds(form == "on") for form in ("on", "off")}
         return expected_work(
-            seconds, work, _form_of(former), depth=self._depth, parallel=self._room.parallel, scale=self._scale
+            seconds, work, _form_of(former), depth=self._depth, parallel=self._context_size.parallel, scale=self._scale
         )
 
     def _choose_for_own_work(self, name: str, expected: Mapping[str, Sequence[StepSums]], kept: str) -> Choice:
@@ -252,7 +258,7 @@ class _Chooser:
         """
         if alone is None:
             return self._scale * seconds[work]
-        added = self._room.reach(work, self._depth) * (seconds[work] - seconds[alone])
+        added = self._context_size.reach(work, self._depth) * (seconds[work] - seconds[alone])
         return self._scale * (seconds[alone] + max(0.0, added))
 
 

@@ -17,7 +17,7 @@ from edgeagent.types.choices import StepSums
 
 # A form of attention is never expected to take less than this share of the recorded seconds.
 _LEAST_SHARE = 0.1
-_NEEDED = frozenset(work for work in Workload if work not in (Workload.BATCH_ALONE, Workload.BATCH_BEHIND))
+_NEEDED = frozenset(work for work in Workload if work not in (Workload.BATCH_ALONE, Workload.BATCH_AFTER_TEXT))
 
 
 def expected_work(
@@ -92,19 +92,21 @@ def _attention_s(seconds: Mapping[str, float], kind: str, depth: int, num_stream
         return max(0.0, seconds[work] - seconds[alone])
 
     if kind == "prompt":
-        pair_s = added_s(Workload.PROMPT_BEHIND, Workload.PROMPT_ALONE) / (PROMPT_TOKENS * depth)
-        return pair_s, min(pair_s, added_s(Workload.PROMPT_BESIDE, Workload.PROMPT_ALONE) / (PROMPT_TOKENS * depth))
+        pair_s = added_s(Workload.PROMPT_AFTER_TEXT, Workload.PROMPT_ALONE) / (PROMPT_TOKENS * depth)
+        return pair_s, min(
+            pair_s, added_s(Workload.PROMPT_BESIDE_IDLE, Workload.PROMPT_ALONE) / (PROMPT_TOKENS * depth)
+        )
     own_s, others_s = (
-        added_s(Workload.TOKEN_BEHIND, Workload.TOKEN_ALONE),
-        added_s(Workload.TOKEN_BESIDE, Workload.TOKEN_ALONE),
+        added_s(Workload.TOKEN_AFTER_TEXT, Workload.TOKEN_ALONE),
+        added_s(Workload.TOKEN_BESIDE_IDLE, Workload.TOKEN_ALONE),
     )
     ratio = min(1.0, others_s / own_s) if own_s else 1.0
     if kind == "streams":
         # Each stream had its own share of the used cells.
         num_pairs = depth * (1 + ratio * (num_streams - 1))
-        pair_s = added_s(Workload.STREAMS_DEEP, Workload.STREAMS_ALONE) / num_pairs
+        pair_s = added_s(Workload.STREAMS_AFTER_TEXT, Workload.STREAMS_ALONE) / num_pairs
     elif kind == "turn":
-        pair_s = added_s(Workload.TURN_BEHIND, Workload.TURN_ALONE) / (TURN_TOKENS * depth)
+        pair_s = added_s(Workload.TURN_AFTER_TEXT, Workload.TURN_ALONE) / (TURN_TOKENS * depth)
     else:
         pair_s = own_s / depth
     return pair_s, ratio * pair_s

@@ -18,22 +18,23 @@ class Workload(StrEnum):
     The first word of a name says what is computed: tokens of one sequence ("token" 1, "turn" TURN_TOKENS, "prompt"
     PROMPT_TOKENS, "batch" BATCH_TOKENS), or one token of each of several sequences ("streams").
 
-    The second word says which cells are in use: "alone" none, "behind" and "deep" earlier tokens of the same sequences,
-    and "beside" cells of idle sequences.
+    The rest of the name says which cells are in use: ALONE none, AFTER_TEXT earlier tokens of the same sequences, and
+    BESIDE_IDLE cells of idle sequences. The values, which are stored, have other words for the last two: "behind" or
+    "deep", and "beside".
     """
 
     PROMPT_ALONE = "prompt alone"
-    PROMPT_BEHIND = "prompt behind"
-    PROMPT_BESIDE = "prompt beside"
+    PROMPT_AFTER_TEXT = "prompt behind"
+    PROMPT_BESIDE_IDLE = "prompt beside"
     TURN_ALONE = "turn alone"
-    TURN_BEHIND = "turn behind"
+    TURN_AFTER_TEXT = "turn behind"
     TOKEN_ALONE = "token alone"  # noqa: S105 no password
-    TOKEN_BEHIND = "token behind"  # noqa: S105
-    TOKEN_BESIDE = "token beside"  # noqa: S105
+    TOKEN_AFTER_TEXT = "token behind"  # noqa: S105
+    TOKEN_BESIDE_IDLE = "token beside"  # noqa: S105
     STREAMS_ALONE = "streams alone"
-    STREAMS_DEEP = "streams deep"
+    STREAMS_AFTER_TEXT = "streams deep"
     BATCH_ALONE = "batch alone"
-    BATCH_BEHIND = "batch behind"
+    BATCH_AFTER_TEXT = "batch behind"
 
 
 def tokens_of(work: Workload) -> int:

@@ -32,7 +32,7 @@ class Opened:
     choices: tuple[Choice, ...]
     num_gpu_bytes: int
     kv_bytes_per_token: float
-    num_back: int = 0
+    max_rewind: int = 0
     """How many earlier recurrent states the memory keeps of each sequence, to remove that many draft tokens."""
     layers: tuple[LayerShape, ...] = ()
     """The layers in the file's header; empty if they are not known."""
@@ -70,7 +70,7 @@ def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None
         choices,
         sum(plan.memory_use.gpu_bytes),
         kv_bytes_per_token(shapes, plan.config),
-        plan.layout.num_back,
+        plan.layout.max_rewind,
         shapes[0].layers,
         _notes(config, free_memory),
         planned.why_no_draft,
@@ -92,7 +92,7 @@ def can_take_less(load: Load) -> bool:
         return False
     plans = (_plan(load, config, free_memory, num_tries) for num_tries in (load.num_tries, load.num_tries + 1))
     this, following = (
-        (len(each.shapes), each.plan.config, each.plan.draft_config, each.plan.layout.num_back) for each in plans
+        (len(each.shapes), each.plan.config, each.plan.draft_config, each.plan.layout.max_rewind) for each in plans
     )
     return this != following
 

@@ -83,7 +83,7 @@ class Life:
 
     def be_idle(self) -> None:
         """Work as an idle worker does, until nothing is left to do."""
-        while self.engine.has_work or self.engine.rest_s is not None:
+        while self.engine.has_work or self.engine.wake_after_s is not None:
             if self.engine.has_work:
                 self.engine.step()
             else:
@@ -125,15 +125,15 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("rests", [True, False])
+@pytest.mark.parametrize("wake_after_s", [True, False])
 @pytest.mark.parametrize(("token_bytes", "host_bytes"), SHAPES)
 def test_a_long_prompt_is_whole_after_a_restart_and_memory_keeps_its_bound(
-    tmp_path: Path, token_bytes: int, host_bytes: int, rests: bool
+    tmp_path: Path, token_bytes: int, host_bytes: int, wake_after_s: bool
 ) -> None:
     prompt = prompt_of(8000)
     first = live(tmp_path / "cache", token_bytes, host_bytes)
     assert first.ask("cold", prompt).num_cached == 0
-    if rests:
+    if wake_after_s:
         first.be_idle()
     first.end()
     block_bytes = 32 * (token_bytes + 4)

@@ -47,8 +47,8 @@ def test_knows_nothing_at_first() -> None:
     costs = CostModel(512)
     assert costs.predict(alone(8)) is None
     assert costs.prefill_s(100, 0) is None
-    assert costs.measured(alone(1)) is None
-    assert costs.compare(alone(1), [0, 1], 10) is None
+    assert costs.predict_if_reliable(alone(1)) is None
+    assert costs.predict_added(alone(1), [0, 1], 10) is None
     assert costs.max_tokens_within(1.0, NOTHING, 100, 32) == 32
     assert costs.error is None
 
@@ -135,7 +135,7 @@ def test_tiles_are_seen() -> None:
     for _ in range(10):
         for size in range(1, 17):
             costs.observe(alone(size), machine.seconds(alone(size)))
-    found = costs.compare(alone(1), range(16), 0)
+    found = costs.predict_added(alone(1), range(16), 0)
     assert found is not None
     assert found[7] == pytest.approx(found[4], rel=0.1)
     assert found[8] > 1.5 * found[7]
@@ -145,12 +145,12 @@ def test_of_sizes_that_contradict_each_other_the_one_measured_later_is_believed(
     cold, busy = CostModel(512), CostModel(512)
     cold.observe(alone(1), 0.500)
     cold.observe(alone(4), 0.020)
-    found = cold.compare(alone(1), [0, 1, 3], 0)
+    found = cold.predict_added(alone(1), [0, 1, 3], 0)
     assert found is not None
     assert found[0] < 0.1
     busy.observe(alone(4), 0.020)
     busy.observe(alone(1), 0.500)
-    found = busy.compare(alone(1), [0, 3], 0)
+    found = busy.predict_added(alone(1), [0, 3], 0)
     assert found is not None
     assert found[1] >= found[0] > 0.1
 
@@ -160,7 +160,7 @@ def test_no_size_costs_less_than_a_smaller_one() -> None:
     chance = random.Random(3)
     for _ in range(200):
         costs.observe(alone(chance.randrange(1, 500), chance.randrange(2000)), chance.uniform(0.01, 0.3))
-    found = costs.compare(StepShape(4, 3000, 4000.0), range(64), 1000)
+    found = costs.predict_added(StepShape(4, 3000, 4000.0), range(64), 1000)
     assert found is not None
     assert found == sorted(found)
 
@@ -222,9 +222,9 @@ def test_a_batch_that_is_no_power_of_two_can_be_full() -> None:
 def test_a_size_that_was_never_measured_is_not_guessed_from_larger_batches() -> None:
     costs = CostModel(512)
     costs.observe(alone(512), 1.0)
-    assert costs.measured(alone(1)) is None
+    assert costs.predict_if_reliable(alone(1)) is None
     costs.observe(alone(4), 0.02)
-    assert costs.measured(alone(1)) == pytest.approx(0.02, rel=0.2)
+    assert costs.predict_if_reliable(alone(1)) == pytest.approx(0.02, rel=0.2)
 
 
 class TiledMachine(Machine):
@@ -286,11 +286,11 @@ def test_small_steps_are_computed_as_they_are_until_one_was_measured() -> None:
 
 
 def test_drafts_of_one_stream_cost_no_more_than_a_tile() -> None:
-    seconds = taught(FLASH_TILE).compare(alone(1, 3000), range(64), 3000)
+    seconds = taught(FLASH_TILE).predict_added(alone(1, 3000), range(64), 3000)
     assert seconds is not None
     tile_s = TiledMachine().seconds(alone(FLASH_TILE, 3000))
     assert seconds[4] < seconds[20] == seconds[40] == pytest.approx(tile_s, rel=0.1)
-    apart = taught(FLASH_TILE).compare(alone(1, 3000).plus(1, 3000), [0, 40], 3000)
+    apart = taught(FLASH_TILE).predict_added(alone(1, 3000).plus(1, 3000), [0, 40], 3000)
     assert apart is not None
     assert apart[1] > 2 * tile_s, "of several streams it is not known how many cells a tile would meet"
 

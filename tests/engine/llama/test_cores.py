@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.engine.llama.cores import cpu_quota, num_usable_cores, parse_cpus, quick_cpus
+from edgeagent.engine.llama.cores import cpu_quota, num_usable_cores, parse_cpus, performance_cpus
 
 Write = Callable[[str, object], None]
 
@@ -91,8 +91,8 @@ def test_efficient_cores_of_arm_do_not_count(tmp_path: Path, write: Write) -> No
     cpus = make_cores(write, 8)
     for cpu, capacity in enumerate([280] * 4 + [820] * 3 + [1024]):
         write(f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity", capacity)
-    assert quick_cpus(tmp_path, cpus) == {4, 5, 6, 7}
-    assert quick_cpus(tmp_path, frozenset({0, 1})) == {0, 1}
+    assert performance_cpus(tmp_path, cpus) == {4, 5, 6, 7}
+    assert performance_cpus(tmp_path, frozenset({0, 1})) == {0, 1}
     assert count(tmp_path, cpus) == 4
 
 

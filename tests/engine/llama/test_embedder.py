@@ -16,7 +16,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.embedder import MAX_CHUNK, Embedder, Pooling, Rows, choose_pooling, shortened
+from edgeagent.engine.llama.embedder import MAX_CHUNK, Embedder, Pooling, Rows, choose_pooling, truncated
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
@@ -174,8 +174,8 @@ def test_the_file_says_how_to_pool(card: _Card, pooling: Pooling | None) -> None
 
 def test_dimensions_cut_and_keep_the_length() -> None:
     vector = np.array([0.6, 0.0, 0.8], np.float32)
-    assert shortened(vector, None) is vector
-    assert np.allclose(shortened(vector, 2), [1.0, 0.0])
-    assert np.allclose(shortened(np.zeros(3, np.float32), 2), 0.0)
+    assert truncated(vector, None) is vector
+    assert np.allclose(truncated(vector, 2), [1.0, 0.0])
+    assert np.allclose(truncated(np.zeros(3, np.float32), 2), 0.0)
     with pytest.raises(InternalError, match="NaN"):
-        shortened(np.array([np.nan, 1.0], np.float32), 1)
+        truncated(np.array([np.nan, 1.0], np.float32), 1)

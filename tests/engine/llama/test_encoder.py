@@ -81,7 +81,7 @@ def test_the_longest_text_fits_and_memory_is_freed(make: Make) -> None:
     encoder = make()
     assert encoder.max_tokens == CONTEXT_LENGTH
     long = text(*[7] * (CONTEXT_LENGTH - 2))
-    assert encoder.num_together([long, long]) == 1
+    assert encoder.batch_length([long, long]) == 1
     assert not encoder.is_open
     first = encoder.encode([long], 2)
     assert encoder.is_open
@@ -94,10 +94,10 @@ def test_the_longest_text_fits_and_memory_is_freed(make: Make) -> None:
 
 def test_short_texts_are_computed_together(make: Make) -> None:
     encoder = make(MODERN_BERT, context_length=4096)
-    assert encoder.num_together([[5]] * 1000) == 64
-    assert encoder.num_together([[5] * 200] * 9) == 2
-    assert encoder.num_together([[5] * 4096, [5]]) == 1
-    assert encoder.num_together([[5] * 10, [5] * 4096]) == 1
+    assert encoder.batch_length([[5]] * 1000) == 64
+    assert encoder.batch_length([[5] * 200] * 9) == 2
+    assert encoder.batch_length([[5] * 4096, [5]]) == 1
+    assert encoder.batch_length([[5] * 10, [5] * 4096]) == 1
 
 
 def test_a_context_grows_with_the_text(make: Make) -> None:

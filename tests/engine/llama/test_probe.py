@@ -54,7 +54,7 @@ def test_the_first_layers_alone_are_computed(tiny_model: TinyModel, monkeypatch:
     lengths = []
     for num_layers in (1, model.num_layers):
         names.clear()
-        probe.measure(Workload.TURN_BEHIND, num_layers, math.inf)
+        probe.measure(Workload.TURN_AFTER_TEXT, num_layers, math.inf)
         lengths.append(len(names))
         outputs = {name for name in names if name.startswith(b"l_out-")}
         assert len(outputs) == num_layers

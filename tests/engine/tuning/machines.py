@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.calibration import Calibration, Sample
-from edgeagent.engine.tuning.choices import Room
+from edgeagent.engine.tuning.choices import ContextSize
 from edgeagent.engine.tuning.workload import Workload, tokens_of
 from edgeagent.types.choices import Measurements
 from tests.fakes import FakeClock
 
-ROOM = Room(num_cells=8192, parallel=4)
+CONTEXT_SIZE = ContextSize(num_cells=8192, parallel=4)
 NUM_LAYERS = 24
 DEPTH = 1024
 CANDIDATES = tuple(Attention(form, size) for form in ("on", "off") for size in (512, 128, 64))
@@ -38,7 +38,7 @@ class Machine:
 
     def calibrate(self, candidates: tuple[Attention, ...] = CANDIDATES, budget_s: float = 2.0) -> Measurements | None:
         calibration = Calibration(self.open, min_layers=1, max_layers=NUM_LAYERS, depth=DEPTH, clock=self.clock)
-        return calibration.measure(candidates, ROOM, budget_s)
+        return calibration.measure(candidates, CONTEXT_SIZE, budget_s)
 
 
 @dataclass

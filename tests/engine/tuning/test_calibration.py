@@ -8,7 +8,7 @@ from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.calibration import most_probes
 from edgeagent.engine.tuning.choices import decide
 from edgeagent.engine.tuning.workload import Workload, tokens_of
-from tests.engine.tuning.machines import CANDIDATES, NUM_LAYERS, ROOM, Machine, cheap
+from tests.engine.tuning.machines import CANDIDATES, CONTEXT_SIZE, NUM_LAYERS, Machine, cheap
 
 
 @pytest.mark.parametrize("token_s", [1e-7, 1e-5, 1e-3, 0.1, 10.0])
@@ -18,7 +18,7 @@ def test_whatever_the_model_it_ends_in_time(token_s: float) -> None:
     assert machine.clock.now_s <= 2.0 + 0.01
     assert machine.num_open == 0
     assert found is None or found.took_s <= 2.0 + 0.01
-    decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS)
+    decide(CANDIDATES, found, CONTEXT_SIZE, num_layers=NUM_LAYERS)
 
 
 def test_a_quick_model_is_measured_whole_and_a_slow_one_by_one_layer() -> None:
@@ -45,7 +45,7 @@ def test_what_not_all_candidates_did_is_not_counted() -> None:
 def test_candidates_are_measured_in_turn() -> None:
     machine = Machine(lambda _, __: 1e-5)
     machine.calibrate()
-    forms = [flash for flash, _, work in machine.asked if work is Workload.PROMPT_BEHIND]
+    forms = [flash for flash, _, work in machine.asked if work is Workload.PROMPT_AFTER_TEXT]
     assert forms[:4] == ["on", "off", "on", "off"]
 
 
@@ -81,7 +81,10 @@ def test_of_one_form_the_size_alone_is_measured() -> None:
     machine = Machine(cheap("on", 64))
     found = machine.calibrate(CANDIDATES[:3])
     assert {work.partition(" ")[0] for _, _, work in machine.asked} == {"batch", "turn"}
-    assert decide(CANDIDATES[:3], found, ROOM, num_layers=NUM_LAYERS, asked="on").attention.micro_batch == 64
+    assert (
+        decide(CANDIDATES[:3], found, CONTEXT_SIZE, num_layers=NUM_LAYERS, option_value="on").attention.micro_batch
+        == 64
+    )
 
 
 def test_the_most_probes_are_all_forms_or_all_sizes_of_a_form() -> None:

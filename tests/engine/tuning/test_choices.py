@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.choices import Decision, Room, decide
+from edgeagent.engine.tuning.choices import ContextSize, Decision, decide
 from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types.choices import CandidateTimes, Kept, Measurements, StepSums
-from tests.engine.tuning.machines import CANDIDATES, DEPTH, NUM_LAYERS, ROOM, Machine, cheap
+from tests.engine.tuning.machines import CANDIDATES, CONTEXT_SIZE, DEPTH, NUM_LAYERS, Machine, cheap
 
 ALL = list(itertools.product(("on", "off"), (512, 128, 64)))
 
@@ -18,7 +18,7 @@ ALL = list(itertools.product(("on", "off"), (512, 128, 64)))
 @pytest.mark.parametrize(("form", "size"), ALL)
 def test_no_choice_is_a_constant(form: str, size: int) -> None:
     found = Machine(cheap(form, size)).calibrate()
-    decision = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS)
+    decision = decide(CANDIDATES, found, CONTEXT_SIZE, num_layers=NUM_LAYERS)
     assert decision.attention == Attention(form, size)  # type: ignore[arg-type]
     assert [choice.by for choice in decision.choices] == ["measurement", "measurement"]
 
@@ -31,8 +31,8 @@ def measured(on: dict[Workload, float], off: dict[Workload, float]) -> Measureme
     return Measurements(DEPTH, NUM_LAYERS, 1.0, True, candidates)
 
 
-def chosen(found: Measurements | None, former: Kept | None = None, room: Room = ROOM) -> str:
-    return decide(CANDIDATES, found, room, num_layers=NUM_LAYERS, former=former).attention.flash
+def chosen(found: Measurements | None, former: Kept | None = None, context_size: ContextSize = CONTEXT_SIZE) -> str:
+    return decide(CANDIDATES, found, context_size, num_layers=NUM_LAYERS, former=former).attention.flash
 
 
 def kept(*, is_flash: bool) -> Kept:
@@ -43,10 +43,10 @@ def kept(*, is_flash: bool) -> Kept:
 HALF = (
     Workload.PROMPT_ALONE,
     Workload.TURN_ALONE,
-    Workload.TURN_BEHIND,
+    Workload.TURN_AFTER_TEXT,
     Workload.TOKEN_ALONE,
-    Workload.TOKEN_BEHIND,
-    Workload.TOKEN_BESIDE,
+    Workload.TOKEN_AFTER_TEXT,
+    Workload.TOKEN_BESIDE_IDLE,
 )
 
 
@@ -67,12 +67,12 @@ def test_a_former_choice_stands_until_another_is_clearly_better() -> None:
 
 
 @pytest.mark.parametrize(
-    "work", [Workload.PROMPT_ALONE, Workload.PROMPT_BEHIND, Workload.TOKEN_ALONE, Workload.STREAMS_ALONE]
+    "work", [Workload.PROMPT_ALONE, Workload.PROMPT_AFTER_TEXT, Workload.TOKEN_ALONE, Workload.STREAMS_ALONE]
 )
 def test_a_better_form_is_not_taken_where_it_is_slower_for_short_texts(work: Workload) -> None:
     on, off = alike(1.0) | {work: 1.0}, alike(0.5)
     assert chosen(measured(on, off | {work: 1.02})) == "off"
-    [form, _] = decide(CANDIDATES, measured(on, off | {work: 1.1}), ROOM, num_layers=NUM_LAYERS).choices
+    [form, _] = decide(CANDIDATES, measured(on, off | {work: 1.1}), CONTEXT_SIZE, num_layers=NUM_LAYERS).choices
     assert form.value == "on"
     assert form.why.endswith(f"on is the default, and another must not be slower: off takes 1.10 of the time ({work})")
 
@@ -84,12 +84,12 @@ def test_the_way_back_to_the_default_is_not_limited() -> None:
 
 # Plain attention computes a token behind others in less time, and a prompt in more.
 EVERY: dict[Workload, float] = dict.fromkeys((work for work in Workload if not work.startswith("batch")), 1.0)
-ON = EVERY | {Workload.TOKEN_BEHIND: 3.0}
+ON = EVERY | {Workload.TOKEN_AFTER_TEXT: 3.0}
 OFF = EVERY | {
     Workload.PROMPT_ALONE: 1.2,
-    Workload.PROMPT_BEHIND: 1.2,
-    Workload.PROMPT_BESIDE: 1.2,
-    Workload.TOKEN_BEHIND: 1.5,
+    Workload.PROMPT_AFTER_TEXT: 1.2,
+    Workload.PROMPT_BESIDE_IDLE: 1.2,
+    Workload.TOKEN_AFTER_TEXT: 1.5,
 }
 
 
@@ -101,7 +101,7 @@ def used_for(num_tokens: int, depth: int, seconds: float) -> tuple[StepSums, ...
 
 def decided(work: tuple[StepSums, ...], found: Measurements | None = None, *, is_flash: bool = True) -> Decision:
     found, former = found or measured(ON, OFF), kept(is_flash=is_flash)
-    return decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS, former=former, work=work)
+    return decide(CANDIDATES, found, CONTEXT_SIZE, num_layers=NUM_LAYERS, former=former, work=work)
 
 
 def test_the_model_s_own_work_decides_once_there_is_enough() -> None:
@@ -121,7 +121,7 @@ def test_the_model_s_own_work_decides_once_there_is_enough() -> None:
 def test_a_choice_by_own_work_stays_at_the_next_loads() -> None:
     """With the chosen form, the work takes less than the ten minutes that are enough, and other work would be slow."""
     slow = OFF | dict.fromkeys(
-        (Workload.PROMPT_ALONE, Workload.PROMPT_BEHIND, Workload.TURN_BEHIND, Workload.STREAMS_DEEP), 3.0
+        (Workload.PROMPT_ALONE, Workload.PROMPT_AFTER_TEXT, Workload.TURN_AFTER_TEXT, Workload.STREAMS_AFTER_TEXT), 3.0
     )
     found = measured(ON, slow)
     work, form = used_for(1, 2 * DEPTH, 3100.0), "on"
@@ -135,9 +135,11 @@ def test_a_choice_by_own_work_stays_at_the_next_loads() -> None:
 def test_a_worker_that_replaces_another_keeps_the_form(*, is_flash: bool) -> None:
     other = used_for(1, 2 * DEPTH, 6000.0) if is_flash else used_for(128, 0, 1200.0)
     former, found = kept(is_flash=is_flash), measured(ON, OFF)
-    for stays in (False, True):
-        decision = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS, former=former, work=other, stays=stays)
-        assert (decision.attention.flash == "on") == (is_flash == stays)
+    for keep in (False, True):
+        decision = decide(
+            CANDIDATES, found, CONTEXT_SIZE, num_layers=NUM_LAYERS, former=former, work=other, keep_former_form=keep
+        )
+        assert (decision.attention.flash == "on") == (is_flash == keep)
     assert decision.work == other
 
 
@@ -151,24 +153,26 @@ def test_own_work_changes_a_former_choice_only_if_the_other_is_clearly_better() 
 
 
 def test_own_work_decides_nothing_without_measurements_of_all_kinds() -> None:
-    partly: dict[Workload, float] = {work: seconds for work, seconds in OFF.items() if work != Workload.STREAMS_DEEP}
+    partly: dict[Workload, float] = {
+        work: seconds for work, seconds in OFF.items() if work != Workload.STREAMS_AFTER_TEXT
+    }
     assert decided(used_for(1, 2 * DEPTH, 6000.0), measured(ON, partly)).attention.flash == "on"
 
 
 def test_idle_texts_weigh_as_much_as_there_is_room_for_them() -> None:
     """Plain attention is faster after a prefix but slower beside other texts, so how many texts fit decides."""
-    on = alike(1.0) | {Workload.TURN_BEHIND: 1.7, Workload.TOKEN_BEHIND: 1.7}
-    off = alike(1.0) | {Workload.TURN_BEHIND: 1.2, Workload.TOKEN_BEHIND: 1.2, Workload.TOKEN_BESIDE: 1.3}
-    assert chosen(measured(on, off), room=Room(8192, 1, keeps_idle=True)) == "off"
-    assert chosen(measured(on, off), room=Room(8192, 8, keeps_idle=True)) == "on"
+    on = alike(1.0) | {Workload.TURN_AFTER_TEXT: 1.7, Workload.TOKEN_AFTER_TEXT: 1.7}
+    off = alike(1.0) | {Workload.TURN_AFTER_TEXT: 1.2, Workload.TOKEN_AFTER_TEXT: 1.2, Workload.TOKEN_BESIDE_IDLE: 1.3}
+    assert chosen(measured(on, off), context_size=ContextSize(8192, 1, keeps_idle=True)) == "off"
+    assert chosen(measured(on, off), context_size=ContextSize(8192, 8, keeps_idle=True)) == "on"
     # Those that leave the cells slow nobody, except the latest one.
-    assert chosen(measured(on, off), room=Room(8192, 8)) == "off"
+    assert chosen(measured(on, off), context_size=ContextSize(8192, 8)) == "off"
 
 
 def test_without_measurements_the_default_or_what_was_chosen_before() -> None:
     one_sided = measured({Workload.PROMPT_ALONE: 9.0}, {Workload.PROMPT_ALONE: 1.0})
     for found in (None, measured({}, {}), measured(alike(9.0), {Workload.PROMPT_ALONE: 1.0}), one_sided):
-        decision = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS)
+        decision = decide(CANDIDATES, found, CONTEXT_SIZE, num_layers=NUM_LAYERS)
         assert decision.attention == CANDIDATES[0]
         assert [choice.by for choice in decision.choices] == ["default", "default"]
         assert chosen(found, kept(is_flash=False)) == "off"
@@ -179,21 +183,23 @@ def test_sizes_of_one_form_say_nothing_of_the_other() -> None:
     found = Machine(cheap("on", 64)).calibrate()
     assert found is not None
     former, work = kept(is_flash=False), used_for(1, 0, 6000.0)
-    decision = decide(CANDIDATES, found, ROOM, num_layers=NUM_LAYERS, former=former, work=work, stays=True)
+    decision = decide(
+        CANDIDATES, found, CONTEXT_SIZE, num_layers=NUM_LAYERS, former=former, work=work, keep_former_form=True
+    )
     assert decision.attention == Attention("off", 512)
     assert decision.choices[1].why == "sizes were measured only with the other form of attention"
 
 
 def test_an_option_overrides() -> None:
     found = measured({Workload.PROMPT_ALONE: 9.0}, {Workload.PROMPT_ALONE: 1.0})
-    decision = decide(CANDIDATES[:3], found, ROOM, num_layers=NUM_LAYERS, asked="on")
+    decision = decide(CANDIDATES[:3], found, CONTEXT_SIZE, num_layers=NUM_LAYERS, option_value="on")
     assert decision.attention.flash == "on"
     assert decision.choices[0].by == "option"
 
 
 def test_the_reasons_name_numbers() -> None:
     found = measured(alike(0.1), alike(0.3))
-    [form, size] = decide(CANDIDATES, found, ROOM, num_layers=2 * NUM_LAYERS).choices
+    [form, size] = decide(CANDIDATES, found, CONTEXT_SIZE, num_layers=2 * NUM_LAYERS).choices
     assert form.why == "mean time over 4 kinds of work, on being 1: off 3.00"
     assert [(each.value, each.work_ms) for each in form.alternatives] == [
         ("on", dict.fromkeys(("prompt alone", "turn behind", "token behind", "token beside"), 200.0)),

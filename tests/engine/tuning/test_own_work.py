@@ -81,8 +81,8 @@ def test_the_tile_is_the_one_that_steps_are_padded_to() -> None:
 def test_a_turn_is_padded_to_a_tile_where_that_is_faster(num_tokens: int) -> None:
     """Each pair takes ten times as long in a step of fewer tokens than a tile."""
     times = calibrated(is_flash=True)
-    times[Workload.TURN_BEHIND] = times[Workload.TURN_ALONE] + 10 * (
-        times[Workload.TURN_BEHIND] - times[Workload.TURN_ALONE]
+    times[Workload.TURN_AFTER_TEXT] = times[Workload.TURN_ALONE] + 10 * (
+        times[Workload.TURN_AFTER_TEXT] - times[Workload.TURN_ALONE]
     )
     turn, padded = StepShape.alone(num_tokens, 4000), step_s(StepShape.alone(64, 4000), is_flash=True)
     work = WorkDone()

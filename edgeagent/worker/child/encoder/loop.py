@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from edgeagent.engine.llama.embedder import Rows, shortened
+from edgeagent.engine.llama.embedder import Rows, truncated
 from edgeagent.engine.runner import DecodeCancelled
 from edgeagent.errors import EdgeAgentError, NotSupported
 from edgeagent.types import (
@@ -96,7 +96,7 @@ class EncoderWorker:
         ask_id = self._next()
         if ask_id is not None:
             self._compute(ask_id, self._jobs[ask_id])
-        elif self._rest_s() == 0.0:
+        elif self._wake_after_s() == 0.0:
             self._encoder.close()
         return True
 
@@ -182,11 +182,11 @@ class EncoderWorker:
     def _queued(self, *, can_wait: bool) -> Iterator[Command]:
         """Yield the queued commands. With `can_wait`, first wait for a command."""
         with contextlib.suppress(Empty):
-            yield self.commands.get(block=can_wait, timeout=self._rest_s())
+            yield self.commands.get(block=can_wait, timeout=self._wake_after_s())
             for _ in range(self.commands.qsize()):
                 yield self.commands.get_nowait()
 
-    def _rest_s(self) -> float | None:
+    def _wake_after_s(self) -> float | None:
         """Return in how many seconds the idle memory can be freed; None if there is work or nothing to free."""
         if self._jobs or not self._encoder.is_open:
             return None
@@ -197,7 +197,7 @@ class EncoderWorker:
 
     def _compute(self, ask_id: str, job: _Job) -> None:
         assert job.texts
-        num = self._encoder.num_together(list(job.texts))
+        num = self._encoder.batch_length(list(job.texts))
         texts = [job.texts[index] for index in range(num)]
         num_tokens = sum(map(len, texts))
         self._expected_s = self._encoder.expected_s(num_tokens)
@@ -230,6 +230,6 @@ class EncoderWorker:
                 self._frames.put(AnswerPart(ask_id, TextAnswer(scores=tuple(job.scores)), is_last=True))
             return
         for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
-            vector = shortened(row, job.query.dimensions).astype("<f4").tobytes()
+            vector = truncated(row, job.query.dimensions).astype("<f4").tobytes()
             part = TextAnswer(embeddings=(Embedding(vector, len(text)),))
             self._frames.put(AnswerPart(ask_id, part, is_last=is_last and index == len(texts) - 1))

@@ -22,7 +22,7 @@ from edgeagent.engine.llama.probe import LlamaProbe, num_probe_cells
 from edgeagent.engine.runner import OutOfCells
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.calibration import MAX_DEPTH, Calibration, most_probes
-from edgeagent.engine.tuning.choices import Room, decide
+from edgeagent.engine.tuning.choices import ContextSize, decide
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import Choice, Kept, Learned, Measurements
@@ -73,28 +73,30 @@ def choose(
     three tries, or if too little memory is free.
     """
     candidates = attention_candidates(model, config)
-    room = Room(num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0)
+    context_size = ContextSize(
+        num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0
+    )
     num_threads = config.threads or num_usable_cores()
-    conditions = make_conditions(model, config, num_cells=room.num_cells, num_threads=num_threads)
+    conditions = make_conditions(model, config, num_cells=context_size.num_cells, num_threads=num_threads)
     former = read_kept(kept)
     valid = former if former is not None and former.conditions == conditions else None
     measurements, num_tries = (None, 0) if valid is None else (valid.measurements, valid.num_tries)
     is_enough = measurements is not None and measurements.is_whole
-    probe_bytes = num_probe_cells(_depth(room)) * kv_bytes_per_token + _sequence_bytes(model, config, layers)
+    probe_bytes = num_probe_cells(_depth(context_size)) * kv_bytes_per_token + _sequence_bytes(model, config, layers)
     has_room = most_probes(candidates) * probe_bytes <= _MEMORY_SHARE * free_bytes()
     if config.calibration_s > 0 and len(candidates) > 1 and not is_enough and num_tries < _MAX_TRIES and has_room:
         on_measure()
-        measurements = _measure(model, config, candidates, room, layers) or measurements
+        measurements = _measure(model, config, candidates, context_size, layers) or measurements
         num_tries += 1
     decision = decide(
         candidates,
         measurements,
-        room,
+        context_size,
         num_layers=model.num_layers,
-        asked=config.flash_attention,
+        option_value=config.flash_attention,
         former=former,
         work=() if valid is None else valid.work,
-        stays=valid is not None and is_replacing,
+        keep_former_form=valid is not None and is_replacing,
     )
     taken = decision.attention
     # "auto" does not count as plain: on a GPU llama.cpp usually takes flash attention.
@@ -113,8 +115,8 @@ def _sequence_bytes(model: Model, config: EngineConfig, layers: Sequence[LayerSh
     return num_sequences_of(model, config) * num_values * _VALUE_BYTES
 
 
-def _depth(room: Room) -> int:
-    return max(1, min(MAX_DEPTH, room.num_cells // 2))
+def _depth(context_size: ContextSize) -> int:
+    return max(1, min(MAX_DEPTH, context_size.num_cells // 2))
 
 
 def read_kept(content: bytes) -> Kept | None:
@@ -144,9 +146,13 @@ def _min_layers(model: Model, layers: Sequence[LayerShape]) -> int:
 
 
 def _measure(
-    model: Model, config: EngineConfig, candidates: Sequence[Attention], room: Room, layers: Sequence[LayerShape]
+    model: Model,
+    config: EngineConfig,
+    candidates: Sequence[Attention],
+    context_size: ContextSize,
+    layers: Sequence[LayerShape],
 ) -> Measurements | None:
-    depth = _depth(room)
+    depth = _depth(context_size)
     calibration = Calibration(
         lambda attention: LlamaProbe(model, config, attention, depth),
         min_layers=_min_layers(model, layers),
@@ -155,6 +161,6 @@ def _measure(
     )
     # Ignore errors: the trial, which comes next, reports what is wrong with the model.
     try:
-        return calibration.measure(candidates, room, config.calibration_s)
+        return calibration.measure(candidates, context_size, config.calibration_s)
     except (EdgeAgentError, OutOfCells):
         return None

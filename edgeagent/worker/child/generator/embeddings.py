@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgeagent.engine.llama.embedder import Rows, shortened
+from edgeagent.engine.llama.embedder import Rows, truncated
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import Embed, Embedding, TextAnswer
 from edgeagent.worker.child.frame_writer import Frames
@@ -99,7 +99,7 @@ class Embeddings:
         self._used_at_s = self._clock()
         self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
 
-    def rest_s(self) -> float | None:
+    def wake_after_s(self) -> float | None:
         """Return in how many seconds `rest` may free memory; None if there is work, or nothing to free."""
         if self._jobs or not self._embedder.is_open:
             return None
@@ -125,7 +125,7 @@ class Embeddings:
             return
         num_tokens = len(job.texts.popleft())
         job.is_begun = False
-        embedding = Embedding(shortened(vector, job.dimensions).astype("<f4").tobytes(), num_tokens)
+        embedding = Embedding(truncated(vector, job.dimensions).astype("<f4").tobytes(), num_tokens)
         self.drop(ask_id)
         if job.texts:
             self._jobs[ask_id] = job  # moved to the end, so that a short question does not wait for a long one

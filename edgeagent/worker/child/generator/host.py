@@ -128,7 +128,7 @@ class Host:
         )
         self._choices = opened.choices + chosen.choices
         self._lessons = Lessons(chosen.kept, chosen.learned, self.model.num_layers)
-        self._runner = LlamaRunner(self.model, config, attention=chosen.attention, num_back=opened.num_back)
+        self._runner = LlamaRunner(self.model, config, attention=chosen.attention, max_rewind=opened.max_rewind)
         self._runners = [self._runner]
         # A configured number of threads is never changed, so that results are reproducible.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)

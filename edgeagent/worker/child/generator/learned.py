@@ -123,12 +123,12 @@ def _calibrated(kept: Kept, num_layers: int) -> list[tuple[StepShape, float]]:
             seconds |= each.seconds
     turns = {
         Workload.TURN_ALONE: StepShape.alone(TURN_TOKENS, 0),
-        Workload.TURN_BEHIND: StepShape.alone(TURN_TOKENS, found.depth),
+        Workload.TURN_AFTER_TEXT: StepShape.alone(TURN_TOKENS, found.depth),
     }
     shapes = {
         Workload.PROMPT_ALONE: StepShape.alone(PROMPT_TOKENS, 0),
-        Workload.PROMPT_BEHIND: StepShape.alone(PROMPT_TOKENS, found.depth),
-        Workload.PROMPT_BESIDE: StepShape(PROMPT_TOKENS, found.depth, 0.0),
+        Workload.PROMPT_AFTER_TEXT: StepShape.alone(PROMPT_TOKENS, found.depth),
+        Workload.PROMPT_BESIDE_IDLE: StepShape(PROMPT_TOKENS, found.depth, 0.0),
     }
     if not shapes.keys() <= seconds.keys():
         return []

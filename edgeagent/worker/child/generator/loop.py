@@ -129,8 +129,8 @@ class Worker:
         if self._engine.has_work:
             self.step_started_at_s = time.monotonic()
             self._send(self._engine.admit())
-            self._send(self._engine.step(self._is_wanted))
-            self._engine.settle()
+            self._send(self._engine.step(self._has_command))
+            self._engine.save_step()
             self.step_started_at_s = 0.0
         is_busy = self._engine.num_live > 0
         self._embeddings.step(is_busy=is_busy, num_threads=self._host.num_threads)
@@ -166,7 +166,7 @@ class Worker:
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
         """Queue a command from the reader thread, and interrupt a long step that would delay it.
 
-        If this method does not see a long step, the engine sees the command (`_is_wanted`) before it starts one, and
+        If this method does not see a long step, the engine sees the command (`_has_command`) before it starts one, and
         delays that step. One exception: the engine never delays two steps in a row.
         """
         self.commands.put(command)
@@ -180,7 +180,7 @@ class Worker:
         if is_urgent and self._engine.current_step.is_long and not self._engine.current_step.is_urgent:
             self._host.request_abort()
 
-    def _is_wanted(self) -> bool:
+    def _has_command(self) -> bool:
         return not self.commands.empty()
 
     def _take_commands(self) -> bool:
@@ -217,14 +217,14 @@ class Worker:
     def _queued(self, *, can_wait: bool) -> Iterator[Command]:
         """Yield the queued commands; with `can_wait`, first wait for one. Later commands are left for the next turn."""
         with contextlib.suppress(Empty):
-            yield self.commands.get(block=can_wait, timeout=self._rest_s())
+            yield self.commands.get(block=can_wait, timeout=self._wake_after_s())
             for _ in range(self.commands.qsize()):
                 yield self.commands.get_nowait()
 
-    def _rest_s(self) -> float | None:
+    def _wake_after_s(self) -> float | None:
         """Return the maximum time in seconds to wait for a command; None for no limit."""
-        rests = [rest_s for rest_s in (self._embeddings.rest_s(), self._engine.rest_s) if rest_s is not None]
-        return min(rests, default=None)
+        limits_s = (self._embeddings.wake_after_s(), self._engine.wake_after_s)
+        return min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
 
     def _is_awaited(self, submit: Submit) -> bool:
         """Return whether this request is still live. It may have been cancelled, and its id used by another request."""

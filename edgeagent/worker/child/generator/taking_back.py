@@ -29,7 +29,7 @@ def check_drafts(
     if model.memory_kind in CUTTABLE:
         return "", tuple(choices)
     planned = next((choice for choice in choices if choice.name == _DRAFTS), None)
-    if runner.max_drafts:
+    if runner.max_rewind:
         on_try(taking_back_trial(load.path))
         try:
             if can_take_back(runner):

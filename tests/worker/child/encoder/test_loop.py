@@ -27,7 +27,7 @@ class FakeEncoder:
         self.failure: Exception | None = None
         self.batches: list[list[list[int]]] = []
 
-    def num_together(self, texts: list[list[int]]) -> int:
+    def batch_length(self, texts: list[list[int]]) -> int:
         return min(2, len(texts))
 
     def expected_s(self, num_tokens: int) -> float:

@@ -99,8 +99,8 @@ def test_the_next_load_chooses_for_the_work_that_was_done(load: Load) -> None:
     assert found is not None
     assert found.measurements is not None
     works = [work for work in Workload if not work.startswith("batch")]
-    on = dict.fromkeys(map(str, works), 1e-3) | {Workload.TOKEN_BEHIND: 10e-3}
-    off = dict.fromkeys(map(str, works), 1e-3) | {Workload.PROMPT_ALONE: 2e-3, Workload.TOKEN_BEHIND: 2e-3}
+    on = dict.fromkeys(map(str, works), 1e-3) | {Workload.TOKEN_AFTER_TEXT: 10e-3}
+    off = dict.fromkeys(map(str, works), 1e-3) | {Workload.PROMPT_ALONE: 2e-3, Workload.TOKEN_AFTER_TEXT: 2e-3}
     candidates = (CandidateTimes(True, 64, on), CandidateTimes(False, 64, off))
     measurements = structs.replace(found.measurements, candidates=candidates, is_whole=True)
     fresh = structs.replace(found, measurements=measurements, is_flash=True, micro_batch=64)

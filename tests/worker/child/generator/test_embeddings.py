@@ -147,12 +147,12 @@ class TestEmbeddings:
         assert [vector(frame)[0] for frame in bench.run()] == ["b"]
 
     def test_memory_is_given_back_after_a_minute_of_rest(self, bench: Bench) -> None:
-        assert bench.embeddings.rest_s() is None
+        assert bench.embeddings.wake_after_s() is None
         bench.give("a", [1])
         bench.run()
-        assert bench.embeddings.rest_s() == 60.0
+        assert bench.embeddings.wake_after_s() == 60.0
         bench.embeddings.add("b", Embed(()))
-        assert bench.embeddings.rest_s() is None
+        assert bench.embeddings.wake_after_s() is None
         bench.embeddings.drop("b")
         bench.clock.advance(59.0)
         bench.embeddings.rest()
@@ -160,4 +160,4 @@ class TestEmbeddings:
         bench.clock.advance(1.0)
         bench.embeddings.rest()
         assert not bench.embedder.is_open
-        assert bench.embeddings.rest_s() is None
+        assert bench.embeddings.wake_after_s() is None

@@ -60,7 +60,7 @@ def test_costs_and_drafts_begin_with_what_an_earlier_worker_learnt(load: Load) -
 
 def calibrated(*, behind_s: float, beside_s: float) -> Kept:
     """A calibration of 2 of 8 layers: seconds of 128 tokens with 512 cells in use, and one with none."""
-    seconds = {Workload.PROMPT_ALONE: 0.1, Workload.PROMPT_BEHIND: behind_s, Workload.PROMPT_BESIDE: beside_s}
+    seconds = {Workload.PROMPT_ALONE: 0.1, Workload.PROMPT_AFTER_TEXT: behind_s, Workload.PROMPT_BESIDE_IDLE: beside_s}
     chosen = CandidateTimes(True, 512, {str(work): taken for work, taken in seconds.items()})
     other = CandidateTimes(False, 512, {str(work): 9.0 for work in seconds})
     return Kept({}, Measurements(512, 2, 1.0, True, (other, chosen)), True, 512, 1)
@@ -85,7 +85,7 @@ def test_a_calibration_tells_what_attention_of_a_short_turn_costs() -> None:
     kept = calibrated(behind_s=0.2, beside_s=0.1)
     assert kept.measurements is not None
     other, chosen = kept.measurements.candidates
-    seconds = chosen.seconds | {str(Workload.TURN_ALONE): 0.0125, str(Workload.TURN_BEHIND): 0.1}
+    seconds = chosen.seconds | {str(Workload.TURN_ALONE): 0.0125, str(Workload.TURN_AFTER_TEXT): 0.1}
     candidates = (other, msgspec.structs.replace(chosen, seconds=seconds))
     measurements = msgspec.structs.replace(kept.measurements, candidates=candidates)
     costs = CostModel(512, FLASH_TILE)

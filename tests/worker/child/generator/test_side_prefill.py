@@ -121,7 +121,7 @@ def test_a_prompt_beside_streams_is_answered_as_without(
         long, was_aside = engine.add(spec("long", prompt, 30)), False
         while engine.num_live and "long" in {*engine._running, *engine._waiting}:
             engine.step()
-            engine.settle()
+            engine.save_step()
             was_aside = was_aside or engine._side.sequence is long
         engine.cancel("stream")
         assert was_aside == is_aside and long.num_cached >= num_cached - 2
