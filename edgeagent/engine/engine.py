@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
+from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.admission import Admission
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.context_room import output_room
@@ -24,7 +25,6 @@ from edgeagent.engine.speculation.warming import PromptWarmer
 from edgeagent.engine.status import EngineStatus, sum_up
 from edgeagent.engine.step_costs import StepCosts
 from edgeagent.engine.step_in_progress import StepInProgress
-from edgeagent.engine.turns import AdapterTurns
 from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import InternalError
 from edgeagent.types import FinishReason, MemoryKind, Tier
@@ -212,7 +212,7 @@ class Engine:
             self._runner.decode([part.slice for part in parts], min_tokens)
         except DecodeCancelled:
             self._take_back(parts)
-            self.current_step.note(was_interrupted=True)
+            self.current_step.record(was_interrupted=True)
             return outputs
         except OutOfCells:
             return outputs + self._make_room(parts)
@@ -221,9 +221,9 @@ class Engine:
         finally:
             self.current_step.end()
             self._num_steps += 1
-        self.current_step.note(was_interrupted=False)
+        self.current_step.record(was_interrupted=False)
         self._step_s, self._step_tokens = self._clock() - started_s, shape.num_tokens
-        self._turns.note(self._step_s)
+        self._turns.record(self._step_s)
         self._unsaved += [(part.sequence, part.sequence.num_computed) for part in parts]
         self._costs.observe(shape, self._step_s, self._running.values())
         plain_s = self._costs.plain_s(parts) if self.proposals.has_drafted else None
@@ -231,7 +231,7 @@ class Engine:
         if plain_s is not None:
             self.proposals.note_step(len(parts), self._step_s, plain_s)
         self._side.resume(self._step_s)
-        self._scheduler.note_overhead(self._clock() - began_s - self._step_s)
+        self._scheduler.record_overhead(self._clock() - began_s - self._step_s)
         return outputs
 
     def save_step(self) -> None:
@@ -324,7 +324,7 @@ class Engine:
             in_prompt = sequence.num_output == 0
             output = self._verifier.verify(part, row)
             row += part.num_logits
-            sequence.note_progress(started_s)
+            sequence.record_progress(started_s)
             if output.is_last:
                 self._end(sequence)
             has_news = output.tokens or output.prompt_logprobs or (in_prompt and sequence.spec.reports_progress)

@@ -31,7 +31,7 @@ class BatchEnds:
         """
         return cls(end for end in itertools.accumulate(lengths, initial=num_prompt - 1) if end >= num_prompt)
 
-    def note(self, end: int) -> None:
+    def record(self, end: int) -> None:
         """Record the position where the latest batch ended."""
         self._ends.append(end)
 

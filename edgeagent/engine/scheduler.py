@@ -208,7 +208,7 @@ class Scheduler:
                 room -= num_tokens
         return parts
 
-    def note_overhead(self, seconds: float) -> None:
+    def record_overhead(self, seconds: float) -> None:
         """Record how many seconds the latest step took in addition to its decode. The budget covers both."""
         self._overhead_s += _OVERHEAD_WEIGHT * (seconds - self._overhead_s)
 

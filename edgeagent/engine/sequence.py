@@ -171,12 +171,12 @@ class Sequence:
         sequence, length = self.awaited_prefill
         return sequence if sequence in running and sequence.num_computed < length else None
 
-    def note_batch(self, end: int) -> None:
+    def record_batch(self, end: int) -> None:
         """Record that a batch that gave output ended at position `end`. Do nothing if the sampler is not repeatable."""
         if self.spec.sampler.is_repeatable and end >= self.num_prompt:
-            self.batch_ends.note(end)
+            self.batch_ends.record(end)
 
-    def note_progress(self, now_s: float) -> None:
+    def record_progress(self, now_s: float) -> None:
         """Set `advanced_s` to `now_s` if `num_computed` is larger than ever before."""
         if self.num_computed > self.farthest:
             self.farthest, self.advanced_s = self.num_computed, now_s

@@ -157,9 +157,9 @@ class SidePrefill:
             elif self._runner.restore(sequence.seq_id, chunk.payload, chunk.end):
                 self._prefixes.append(sequence.seq_id, sequence.tokens[start : chunk.end])
                 sequence.num_computed = chunk.end
-                sequence.note_progress(self._clock())
+                sequence.record_progress(self._clock())
                 done = StepShape.alone(chunk.num_tokens, start)
-                self._costs.work.note(done, self._costs.predict(done) or 0.0)
+                self._costs.work.record(done, self._costs.predict(done) or 0.0)
                 copied.append((sequence, start))
                 del self._chunks[0]
             else:

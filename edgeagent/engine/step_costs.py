@@ -69,7 +69,7 @@ class StepCosts:
         """
         costs = self._prefixes.costs
         expected_s = costs.predict(shape)
-        costs.work.note(self._unpadded, step_s if expected_s is None else min(step_s, MAX_ERROR_FACTOR * expected_s))
+        costs.work.record(self._unpadded, step_s if expected_s is None else min(step_s, MAX_ERROR_FACTOR * expected_s))
         costs.observe(shape, step_s)
         self._num_steps += 1
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:

@@ -48,7 +48,7 @@ class StepInProgress:
             self.end()
         return not self._was_put_off
 
-    def note(self, *, was_interrupted: bool) -> None:
+    def record(self, *, was_interrupted: bool) -> None:
         """Record whether the step was interrupted."""
         self._was_interrupted = was_interrupted
 

@@ -116,7 +116,7 @@ class Verifier:
                 break
             num_accepted += 1
             self._advance(sequence, (sampled.token,))
-        sequence.note_batch(sequence.num_computed)
+        sequence.record_batch(sequence.num_computed)
         sequence.marks.last_token_s = self._clock()
         if sequence.marks.first_token_s == 0.0:
             sequence.marks.first_token_s = sequence.marks.last_token_s

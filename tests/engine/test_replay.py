@@ -24,7 +24,7 @@ def test_a_position_is_within_a_batch_only_if_both_its_ends_are_known() -> None:
 
 def test_what_would_take_seconds_is_computed_in_chunks() -> None:
     ends = BatchEnds()
-    ends.note(10)
+    ends.record(10)
     ends.forget_if_many(512)
     assert ends.after(9) == 10
     ends.forget_if_many(513)

@@ -24,7 +24,7 @@ class WorkDone:
     def __init__(self) -> None:
         self._sums: dict[str, StepSums] = {}
 
-    def note(self, shape: StepShape, seconds: float) -> None:
+    def record(self, shape: StepShape, seconds: float) -> None:
         """Add a step of this shape that took `seconds`."""
         kind = next((kind for most, kind in _KINDS if shape.num_tokens <= most), _LARGEST_KIND)
         num_products = float(shape.num_tokens * shape.num_cells)

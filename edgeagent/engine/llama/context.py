@@ -218,7 +218,7 @@ class LlamaRunner:
                 if is_first:
                     raise
                 raise DecodeCancelled from None  # the calls before it were computed
-        self._past.note(slices)
+        self._past.record(slices)
         self._outputs = [row for part in slices for row in rows[part.seq_id]]
 
     def _decode_at_once(self, slices: Sequence[Slice], min_tokens: int) -> dict[int, list[int | Logits]]:

@@ -60,11 +60,11 @@ class PastStates:
         return [*([others] if others else []), *([drafting] if is_one else [[part] for part in drafting])]
 
     def begin(self) -> None:
-        """Note that a batch is about to be computed, so that the states of the previous batch are no longer valid."""
+        """Record that a batch is about to be computed, so that the states of the previous batch are no longer valid."""
         self._valid.clear()
 
-    def note(self, slices: Iterable[Slice]) -> None:
-        """Note that all slices of a batch were computed, so that their drafts can be taken back."""
+    def record(self, slices: Iterable[Slice]) -> None:
+        """Record that all slices of a batch were computed, so that their drafts can be taken back."""
         if self.max_rewind == 0:
             return
         for part in slices:
@@ -106,6 +106,6 @@ class PastStates:
         return True
 
     def forget(self, seq_id: int) -> None:
-        """Note that a sequence was emptied."""
+        """Record that a sequence was emptied."""
         self._valid.pop(seq_id, None)
         self._moved.discard(seq_id)

@@ -80,7 +80,7 @@ class _Times:
     candidate: Attention
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def note(self, work: Workload, sample: Sample) -> None:
+    def record(self, work: Workload, sample: Sample) -> None:
         if sample.share >= _UNDISTURBED or sample.seconds < _MIN_COUNTED_S:
             self.seconds[work] = min(max(sample.seconds, _MIN_S), self.seconds.get(work, math.inf))
 
@@ -193,7 +193,7 @@ class Calibration:
                         sample = probe.measure(work, self._num_layers, deadline_s)
                         if sample is None:
                             return
-                        times.note(work, sample)
+                        times.record(work, sample)
 
 
 def most_probes(candidates: Sequence[Attention]) -> int:

@@ -14,24 +14,24 @@ from edgeagent.types.choices import StepSums
 )
 def test_the_size_of_a_step_tells_its_kind(num_tokens: int, kind: str) -> None:
     work = WorkDone()
-    work.note(StepShape.alone(num_tokens, 100), 0.5)
-    work.note(StepShape.alone(num_tokens, 300), 1.0)
+    work.record(StepShape.alone(num_tokens, 100), 0.5)
+    work.record(StepShape.alone(num_tokens, 300), 1.0)
     num_pairs = 400.0 * num_tokens
     assert work.sums() == (StepSums(kind, 2.0, 2.0 * num_tokens, num_pairs, num_pairs, 1.5),)
 
 
 def test_cells_of_other_sequences_count_apart() -> None:
     work = WorkDone()
-    work.note(StepShape(4, 1000, 600.0), 0.1)
+    work.record(StepShape(4, 1000, 600.0), 0.1)
     [sums] = work.sums()
     assert (sums.num_pairs, sums.num_products) == (600.0, 4000.0)
 
 
 def test_a_later_process_goes_on() -> None:
     earlier, later = WorkDone(), WorkDone()
-    earlier.note(StepShape.alone(1, 10), 1.0)
-    earlier.note(StepShape.alone(100, 0), 2.0)
-    later.note(StepShape.alone(1, 30), 3.0)
+    earlier.record(StepShape.alone(1, 10), 1.0)
+    earlier.record(StepShape.alone(100, 0), 2.0)
+    later.record(StepShape.alone(1, 30), 3.0)
     later.learn(earlier.sums())
     assert later.sums() == (StepSums("token", 2.0, 2.0, 40.0, 40.0, 4.0), StepSums("prompt", 1.0, 100.0, 0.0, 0.0, 2.0))
 
@@ -46,9 +46,9 @@ def test_recent_work_counts_more() -> None:
     """A model that was used for prompts, and then for tokens, has tokens for the most part."""
     work = WorkDone()
     for _ in range(100):
-        work.note(StepShape.alone(512, 0), 3600.0)
+        work.record(StepShape.alone(512, 0), 3600.0)
     for _ in range(8):
-        work.note(StepShape.alone(1, 0), 3600.0)
+        work.record(StepShape.alone(1, 0), 3600.0)
     seconds = {each.kind: each.seconds for each in work.sums()}
     assert seconds["token"] > 2 * seconds["prompt"]
     assert sum(seconds.values()) <= 4 * 3600

@@ -43,7 +43,7 @@ def expected(shape: StepShape, *, is_flash: bool, other_s: float = 0.0, parallel
     """
     work = WorkDone()
     for _ in range(3):
-        work.note(shape, step_s(shape, is_flash=is_flash) + other_s)
+        work.record(shape, step_s(shape, is_flash=is_flash) + other_s)
     seconds = {form: calibrated(is_flash=form == "on", num_streams=parallel) for form in ("on", "off")}
     with_form = "on" if is_flash else "off"
     found = expected_work(seconds, work.sums(), with_form, depth=DEPTH, parallel=parallel, scale=1.0)
@@ -86,7 +86,7 @@ def test_a_turn_is_padded_to_a_tile_where_that_is_faster(num_tokens: int) -> Non
     )
     turn, padded = StepShape.alone(num_tokens, 4000), step_s(StepShape.alone(64, 4000), is_flash=True)
     work = WorkDone()
-    work.note(turn, padded)
+    work.record(turn, padded)
     seconds = {"on": times, "off": calibrated(is_flash=False)}
     found = expected_work(seconds, work.sums(), "on", depth=DEPTH, parallel=NUM_STREAMS, scale=1.0)
     assert found["on"][0].seconds == padded
@@ -100,7 +100,7 @@ def test_without_streams_there_are_still_drafts() -> None:
 
 def test_no_form_takes_less_than_nothing() -> None:
     work = WorkDone()
-    work.note(StepShape(1, 8000, 0.0), 1e-4)
+    work.record(StepShape(1, 8000, 0.0), 1e-4)
     seconds = {"on": calibrated(is_flash=True), "off": calibrated(is_flash=False)}
     found = expected_work(seconds, work.sums(), "off", depth=DEPTH, parallel=4, scale=1.0)
     assert 0 < found["on"][0].seconds < found["off"][0].seconds
@@ -108,7 +108,7 @@ def test_no_form_takes_less_than_nothing() -> None:
 
 def test_nothing_is_known_if_a_kind_was_not_measured_or_nothing_was_recorded() -> None:
     work, times = WorkDone(), calibrated(is_flash=True)
-    work.note(StepShape.alone(1, 100), 1.0)
+    work.record(StepShape.alone(1, 100), 1.0)
     partly = {each: took_s for each, took_s in times.items() if each != Workload.TURN_ALONE}
     for seconds, sums in (({"on": times, "off": partly}, work.sums()), ({"on": times, "off": times}, ())):
         assert expected_work(seconds, sums, "on", depth=DEPTH, parallel=4, scale=1.0) == {}

@@ -46,7 +46,7 @@ def test_costs_and_drafts_begin_with_what_an_earlier_worker_learnt(load: Load) -
     first = begin(load)
     for _ in range(20):
         first.engine.cost_model.observe(StepShape.alone(96, 0), 1.5)
-    first.engine.cost_model.work.note(StepShape.alone(96, 0), 1.5)
+    first.engine.cost_model.work.record(StepShape.alone(96, 0), 1.5)
     record = DraftRecord(MODEL, "greedy", (9.0, 8.0, 0.0, 0.0), (9.0, 4.0, 0.0, 0.0))
     first.engine.proposals.experience.learn([record])
     kept = first.to_keep
@@ -117,7 +117,7 @@ def test_another_draft_is_expected_nothing_of(load: Load, tmp_path: Path) -> Non
 def test_under_other_conditions_it_is_not_used(load: Load) -> None:
     first = begin(load)
     first.engine.cost_model.observe(StepShape.alone(96, 0), 1.5)
-    first.engine.cost_model.work.note(StepShape.alone(96, 0), 1.5)
+    first.engine.cost_model.work.record(StepShape.alone(96, 0), 1.5)
     kept = first.to_keep
     first.close()
     changed = make_load(Path(load.path), ctx=512, batch=64, gpu_layers=0)

@@ -43,7 +43,7 @@ class AdapterTurns:
             self.current = min(others, key=lambda each: (self._last_turns.get(each, 0), order[each]))
         return [sequence for sequence in ready if sequence.spec.adapter == self.current]
 
-    def note(self, step_s: float) -> None:
+    def record(self, step_s: float) -> None:
         """Record how long a step of this turn took."""
         self._turn_s += step_s
 

@@ -7,6 +7,7 @@ from array import array
 
 import pytest
 
+from edgeagent.engine.adapter_turns import TURN_S, AdapterTurns
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
@@ -16,7 +17,6 @@ from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
-from edgeagent.engine.turns import TURN_S, AdapterTurns
 from edgeagent.types import MemoryKind
 from tests.engine.support import END, greedy, run
 from tests.fakes import ALWAYS, FakeRunner, computed, next_token, warm_costs
@@ -121,7 +121,7 @@ def test_streams_of_two_adapters_advance_side_by_side() -> None:
     while engine.has_work and max(lengths.values()) < 60:
         for output in engine.step():
             lengths[output.sequence.id] += len(output.tokens)
-        turns.note(TURN_S)  # each step lasts as long as a turn
+        turns.record(TURN_S)  # each step lasts as long as a turn
         apart.append(abs(lengths["s0"] - lengths["s1"]))
     assert max(apart) <= 2
 
@@ -136,7 +136,7 @@ def test_turns_go_round() -> None:
     seen = []
     for _ in range(7):
         seen.append("".join(each.id for each in turns.take(live)))
-        turns.note(TURN_S)
+        turns.record(TURN_S)
     assert seen == ["a", "bd", "c", "a", "bd", "c", "a"]
 
 
@@ -146,7 +146,7 @@ def test_a_turn_lasts_for_several_short_steps_and_ends_with_its_sequences() -> N
     seen = []
     for _ in range(6):
         seen.append(turns.take(live)[0].id)
-        turns.note(TURN_S / 2)
+        turns.record(TURN_S / 2)
     assert seen == ["a", "a", "b", "b", "a", "a"]
     assert [each.id for each in turns.take(live[1:])] == ["b"]
     assert turns.take([]) == []
