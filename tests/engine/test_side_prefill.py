@@ -427,7 +427,7 @@ def test_chunks_that_are_cheap_but_exceed_the_budget_are_computed_aside(*, budge
     stream.tokens.append(2)
     stream.num_computed = 1
     long = Sequence.of(SequenceSpec("long", LONG, greedy(), 9), 9, 1, 1, 0.0)
-    assert side.share([stream, long], 10) == [stream, long]
+    assert side.split_running([stream, long], 10) == [stream, long]
     assert num_asked == is_aside
 
 

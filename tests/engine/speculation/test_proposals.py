@@ -355,10 +355,10 @@ def test_a_request_that_asks_for_drafts_has_its_prompt_computed_for_them() -> No
 def test_times_are_looked_up_again_although_plans_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """While drafts do not pay, only every ninth step is planned, so no plan may fall on a given step number."""
     machine = Machine(lambda size: 0.010 * size, 0.0, ScriptedDraft(0.001))
-    compare = Mock(wraps=machine.costs.compare)
-    monkeypatch.setattr(machine.costs, "compare", compare)
+    predict_added = Mock(wraps=machine.costs.predict_added)
+    monkeypatch.setattr(machine.costs, "predict_added", predict_added)
     machine.run(200)
-    assert compare.call_count >= 200 / 9 / 2 - 1
+    assert predict_added.call_count >= 200 / 9 / 2 - 1
 
 
 def test_none_are_drafted_where_none_may_be() -> None:

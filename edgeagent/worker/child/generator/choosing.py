@@ -73,25 +73,23 @@ def choose(
     three tries, or if too little memory is free.
     """
     candidates = attention_candidates(model, config)
-    context_size = ContextSize(
-        num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0
-    )
+    size = ContextSize(num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0)
     num_threads = config.threads or num_usable_cores()
-    conditions = make_conditions(model, config, num_cells=context_size.num_cells, num_threads=num_threads)
+    conditions = make_conditions(model, config, num_cells=size.num_cells, num_threads=num_threads)
     former = read_kept(kept)
     valid = former if former is not None and former.conditions == conditions else None
     measurements, num_tries = (None, 0) if valid is None else (valid.measurements, valid.num_tries)
     is_enough = measurements is not None and measurements.is_whole
-    probe_bytes = num_probe_cells(_depth(context_size)) * kv_bytes_per_token + _sequence_bytes(model, config, layers)
+    probe_bytes = num_probe_cells(_depth(size)) * kv_bytes_per_token + _sequence_bytes(model, config, layers)
     has_room = most_probes(candidates) * probe_bytes <= _MEMORY_SHARE * free_bytes()
     if config.calibration_s > 0 and len(candidates) > 1 and not is_enough and num_tries < _MAX_TRIES and has_room:
         on_measure()
-        measurements = _measure(model, config, candidates, context_size, layers) or measurements
+        measurements = _measure(model, config, candidates, size, layers) or measurements
         num_tries += 1
     decision = decide(
         candidates,
         measurements,
-        context_size,
+        size,
         num_layers=model.num_layers,
         option_value=config.flash_attention,
         former=former,
