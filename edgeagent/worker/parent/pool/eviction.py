@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from edgeagent.fit.gpus import gpus_of
-from edgeagent.worker.parent.pool.loaded_model import LoadedModel
+from edgeagent.worker.parent.pool.pool_model import PoolModel
 from edgeagent.worker.parent.pool.memory import Memory, read_memory
 from edgeagent.worker.parent.pool.room import (
     Devices,
@@ -61,8 +61,8 @@ class Eviction:
 
     def __init__(
         self,
-        models: Callable[[], Iterable[LoadedModel]],
-        unload: Callable[[LoadedModel], asyncio.Task[None]],
+        models: Callable[[], Iterable[PoolModel]],
+        unload: Callable[[PoolModel], asyncio.Task[None]],
         clock: Callable[[], float],
         *,
         max_models: int = 0,
@@ -80,7 +80,7 @@ class Eviction:
         # The memory of all GPUs in bytes; None until a worker has reported its devices.
         self._gpu_bytes: int | None = 0 if sys.platform == "darwin" else None
 
-    def unload(self, model: LoadedModel) -> asyncio.Task[None]:
+    def unload(self, model: PoolModel) -> asyncio.Task[None]:
         """Begin to end a model's worker; return a task that is done when the worker has ended."""
         tenant = model.tenant()
         ending = self._unload(model)
@@ -92,7 +92,7 @@ class Eviction:
         """Wait for all workers that are being ended."""
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    async def make_room(self, model: LoadedModel) -> None:
+    async def make_room(self, model: PoolModel) -> None:
         """Unload idle models until there is room for this one; raise BackendUnavailable if there is none.
 
         If unloading is not enough, allow the load with a shorter context, if that fits. If it does not fit, allow the
@@ -131,13 +131,13 @@ class Eviction:
             logger.warning("%s is unloaded: the machine is short of memory", leaving.name)
             self.unload(next(each for each in self._models() if each.name == leaving.name))
 
-    async def _wait_for_itself(self, model: LoadedModel) -> None:
+    async def _wait_for_itself(self, model: PoolModel) -> None:
         """Wait until an earlier worker of the same model has ended. It may still write its cache."""
         own = [task for task, leaving in self._ending.items() if leaving.name == model.name]
         if own:
             await asyncio.wait(own)
 
-    async def _why_no_room(self, model: LoadedModel) -> _Lack | None:
+    async def _why_no_room(self, model: PoolModel) -> _Lack | None:
         """Return why a model does not fit now. If it fits, reserve its memory and return None.
 
         If the memory of the GPUs is not known yet, assume that the model fits.
@@ -158,11 +158,11 @@ class Eviction:
         model.has_room = True
         return None
 
-    def _others(self, model: LoadedModel | None) -> list[Tenant]:
+    def _others(self, model: PoolModel | None) -> list[Tenant]:
         tenants = (each.tenant() for each in self._models() if each is not model)
         return [tenant for tenant in tenants if tenant is not None]
 
-    def _devices(self, model: LoadedModel) -> Devices | None:
+    def _devices(self, model: PoolModel) -> Devices | None:
         """Return the memory of the GPUs that the model may use; None if it is not known yet."""
         used = 0
         for each in self._models():

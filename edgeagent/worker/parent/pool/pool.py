@@ -25,7 +25,7 @@ from edgeagent.worker.parent.pool.drafts import NO_DRAFT, FoundDraft, Header
 from edgeagent.worker.parent.pool.eviction import Eviction
 from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.known_names import KnownNames
-from edgeagent.worker.parent.pool.loaded_model import LoadedModel, Workers
+from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.pool.loading import Checks, FoundModel, Preparation, file_size
 from edgeagent.worker.parent.pool.memory import Memory, read_memory
 from edgeagent.worker.parent.pool.pressure import read_pressure
@@ -83,7 +83,7 @@ class Pool:
         save_s = config.server.drain_s if config.cache.disk_bytes else 0.0
         self._patience = patience or replace(Patience.from_config(config.engine), save_s=save_s)
         self._clock = clock
-        self._models: dict[str, LoadedModel] = {}
+        self._models: dict[str, PoolModel] = {}
         self._names = KnownNames(names_stamp)
         self._load_times: dict[str, LoadTime] = {}
         self._searches: dict[str, asyncio.Task[str]] = {}
@@ -219,7 +219,7 @@ class Pool:
         """Return how many live requests a model has; raise the errors of `find_model`."""
         return self._model(model).supervisor.num_live
 
-    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> LoadedModel:
+    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> PoolModel:
         """Send a request to its model's worker; raise the errors of `find_model` and of Supervisor.submit.
 
         Return the model. The pool may have unloaded and forgotten it before the answer is read.
@@ -324,7 +324,7 @@ class Pool:
                     return name
         return ""
 
-    def _add(self, asked: str, preparation: Preparation, *, is_pinned: bool) -> LoadedModel:
+    def _add(self, asked: str, preparation: Preparation, *, is_pinned: bool) -> PoolModel:
         """Return the pool's model with this file or name, or add a new one. Map the name `asked` to it."""
         name = preparation.name
         known = next((each for each in self._models.values() if each.preparation.path == preparation.path), None)
@@ -332,7 +332,7 @@ class Pool:
         if known is None:
             load_time = self._load_times.setdefault(name, LoadTime(self._clock))
             load_time.guess_s = guessed_s(preparation.weights_bytes)
-            known = self._models[name] = LoadedModel(
+            known = self._models[name] = PoolModel(
                 preparation,
                 self._workers,
                 load_time,
@@ -344,7 +344,7 @@ class Pool:
         self._names.add(asked, known.name)
         return known
 
-    def _end(self, model: LoadedModel) -> asyncio.Task[None]:
+    def _end(self, model: PoolModel) -> asyncio.Task[None]:
         """Begin to end a model's worker; return a task that is done when the worker has ended.
 
         A pinned model stays in the pool. Any other model leaves the pool and must be located again.
@@ -374,18 +374,18 @@ class Pool:
             for model in list(self._models.values()):
                 await _look_at(model)
 
-    def _keep_choices(self, model: LoadedModel, content: bytes) -> None:
+    def _keep_choices(self, model: PoolModel, content: bytes) -> None:
         if self._checks.kept.note(model.preparation.path, content):
             write = asyncio.create_task(asyncio.to_thread(self._checks.kept.write, model.preparation.path))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
 
-    def _model(self, name: str) -> LoadedModel:
+    def _model(self, name: str) -> PoolModel:
         found = self.find_model(name)
         return self._models.get(found) or self._models[found.rpartition("+")[0]]
 
 
-async def _look_at(model: LoadedModel) -> None:
+async def _look_at(model: PoolModel) -> None:
     """Reload a quarantined model whose files were replaced, or a model whose cache folder was created again."""
     supervisor, preparation = model.supervisor, model.preparation
     if model.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):

@@ -38,11 +38,11 @@ class Workers:
     command: Sequence[str]
     patience: Patience
     clock: Callable[[], float]
-    make_room: Callable[[LoadedModel], Awaitable[None]]
-    keep: Callable[[LoadedModel, bytes], None]
+    make_room: Callable[[PoolModel], Awaitable[None]]
+    keep: Callable[[PoolModel, bytes], None]
 
 
-class LoadedModel:
+class PoolModel:
     """A model, loaded or not. A request loads it if it is not loaded.
 
     `is_pinned`: it is never unloaded to make room. `keep_alive_s`: how long it stays loaded after its last use.

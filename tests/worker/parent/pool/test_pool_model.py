@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.worker.parent.pool.loaded_model import LoadedModel, Workers
+from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.pool.loading import Preparation
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
@@ -17,17 +17,17 @@ from edgeagent.worker.parent.supervision.watchdog import Patience
 from edgeagent.worker.protocol import Load
 
 
-def make_model(engine: EngineConfig) -> LoadedModel:
+def make_model(engine: EngineConfig) -> PoolModel:
     load = Load("m", "m.gguf", None, engine.model_dump_json().encode())
     preparation = cast(
         Preparation, SimpleNamespace(name="m", engine=engine, load=lambda: load, leave_out=lambda *_: False)
     )
 
-    async def make_room(_: LoadedModel) -> None:
+    async def make_room(_: PoolModel) -> None:
         pass
 
     workers = Workers((), Patience(), time.monotonic, make_room, lambda *_: None)
-    return LoadedModel(preparation, workers, LoadTime(time.monotonic), is_pinned=False, keep_alive_s=1.0)
+    return PoolModel(preparation, workers, LoadTime(time.monotonic), is_pinned=False, keep_alive_s=1.0)
 
 
 @pytest.mark.parametrize(
