@@ -22,7 +22,7 @@ from edgeagent.store.resolve import Library
 from edgeagent.types import MemoryKind, ModelInfo, WorkerState
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
-from edgeagent.worker.parent.pool.drafts import Draft
+from edgeagent.worker.parent.pool.drafts import ChosenDraft
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import Load
 from tests.conftest import TinyModel
@@ -129,7 +129,7 @@ def make_pool(target: Path, draft: Path | None, *, is_named: bool = False, confi
         resolve,
         validate_model,
         difference=first_difference,
-        find_draft=lambda _model, _header: Draft(draft, "it was found"),
+        find_draft=lambda _model, _header: ChosenDraft(draft, "it was found"),
     )
 
 

@@ -29,7 +29,7 @@ DRAFT_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class DraftSetup:
     """The source of draft tokens of a model. `file` is a draft model's file, "ngram" (the sequence's own text) or None.
 
     `by` and `why` say what decided this, as in Choice. `runner` and `model` are None if there is no draft model.
@@ -58,7 +58,7 @@ class DraftLoader:
     store: BlockStore | None
     codec: CellPacker | None
 
-    def load(self, load: Load, on_try: Callable[[str], None]) -> Draft:
+    def load(self, load: Load, on_try: Callable[[str], None]) -> DraftSetup:
         """Return a load's draft model. If it cannot be used, free its memory and return the reason.
 
         Before the draft's file is opened, `on_try` gets its description, since a damaged file may end the process.
@@ -73,11 +73,11 @@ class DraftLoader:
                 self.lessons.forget_draft()
                 self.block_keys.forget_draft()
                 by = "memory" if isinstance(error, ModelOutOfMemory | MemoryError) else "trial"
-                draft = Draft(None, by, _reason(error, load.draft_path))
+                draft = DraftSetup(None, by, _reason(error, load.draft_path))
         on_try(f"{FIRST_STEPS} of {load.path}")  # which are computed next
         return draft
 
-    def _open(self, load: Load, path: Path, opened: ExitStack) -> Draft:
+    def _open(self, load: Load, path: Path, opened: ExitStack) -> DraftSetup:
         """Open the draft model and try it; raise any error if that fails. `opened` then closes what was opened."""
         model = Model(path, self.config)
         opened.callback(model.close)
@@ -109,7 +109,7 @@ class DraftLoader:
             is_draft=True,
             codec=self.codec,
         )
-        return Draft(str(path), load.draft_by, load.draft_why, runner, DraftModel(runner, prefixes))
+        return DraftSetup(str(path), load.draft_by, load.draft_why, runner, DraftModel(runner, prefixes))
 
 
 def _reason(error: Exception, path: str) -> str:

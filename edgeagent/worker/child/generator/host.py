@@ -45,7 +45,7 @@ from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.choosing import choose
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.derived import derived_choices
-from edgeagent.worker.child.generator.draft import DRAFT_SHARE, Draft, DraftLoader
+from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftSetup, DraftLoader
 from edgeagent.worker.child.generator.learned import Lessons
 from edgeagent.worker.child.generator.prepared import Prepared
 from edgeagent.worker.child.generator.side_context import side_contexts
@@ -301,11 +301,11 @@ class Host:
     def _make_drafters(self, load: Load, opened: Opened, costs: CostModel, on_try: Callable[[str], None]) -> Drafters:
         config = opened.config
         if config.draft_tokens == 0:
-            self._draft = Draft(None, "option", "--draft-tokens 0")
+            self._draft = DraftSetup(None, "option", "--draft-tokens 0")
             return Drafters(max_tokens=0)
         why_none, self._choices = check_drafts(self.model, self._runner, load, self._choices, on_try)
         if why_none:
-            self._draft = Draft(None, "model", why_none)
+            self._draft = DraftSetup(None, "model", why_none)
             if load.draft_path is not None:
                 self._warn(f"{load.path} runs without speculation: {why_none}")
             return Drafters(max_tokens=0)
@@ -318,12 +318,12 @@ class Host:
             measure_small_steps(self._runner, costs)
         return Drafters(model, ngrams, max_tokens=config.draft_tokens, max_forced=config.draft_tokens)
 
-    def _load_draft(self, load: Load, opened: Opened, on_try: Callable[[str], None]) -> Draft:
+    def _load_draft(self, load: Load, opened: Opened, on_try: Callable[[str], None]) -> DraftSetup:
         """Load the draft model. If there is none, return the reason. If it cannot be used, also add a warning."""
         if load.draft_path is None:
-            return Draft(None, load.draft_by, load.draft_why)
+            return DraftSetup(None, load.draft_by, load.draft_why)
         if opened.why_no_draft:
-            draft = Draft(None, "memory", opened.why_no_draft)
+            draft = DraftSetup(None, "memory", opened.why_no_draft)
         else:
             config = opened.draft_config
             loader = DraftLoader(self._runner, config, self._lessons, self._block_keys, self._store, self._codec)

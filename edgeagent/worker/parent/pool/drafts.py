@@ -40,7 +40,7 @@ class FoundDraft(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ChosenDraft:
     """A draft for a load: its file, and the reason for it. If `path` is None, `why` says why there is none.
 
     `by` is what decided it, see `Choice.by`. `is_trouble`: see FoundDraft. `header` is None if there is no draft, or if
@@ -54,7 +54,7 @@ class Draft:
     header: Header | None = None
 
 
-NO_DRAFT = Draft(None, "no draft was looked for")
+NO_DRAFT = ChosenDraft(None, "no draft was looked for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class DraftChecks:
 
 
 @dataclass(slots=True)
-class DraftSource:
+class DraftChooser:
     """Finds the draft of one model for each load. `option` is the model's option --draft; `found` is the model itself.
 
     The methods read the disk: call them in a thread.
@@ -84,7 +84,7 @@ class DraftSource:
     _tried: tuple[str, str] = ("", "")  # of the last load's draft: its trial and its identity
     _fatal: dict[str, tuple[str, str]] = field(default_factory=dict)  # by trial: the draft's identity and the cause
 
-    def choose(self, header: Header | None) -> Draft:
+    def choose(self, header: Header | None) -> ChosenDraft:
         """Return the draft for the model's next load. Log a warning if there is a draft that cannot be used.
 
         `header` is the header of the model's file; None if it is not known.
@@ -114,19 +114,19 @@ class DraftSource:
     def _is_named(self) -> bool:
         return self.option not in ("auto", "none", "ngram")
 
-    def _find(self, header: Header | None) -> Draft:
+    def _find(self, header: Header | None) -> ChosenDraft:
         if self.option == "auto":
             found = self.checks.find(self.found, header)
             by = "trial" if found.is_trouble else "default"
-            return Draft(found.path, found.why, by, found.is_trouble)
+            return ChosenDraft(found.path, found.why, by, found.is_trouble)
         if not self._is_named:
-            return Draft(None, f"--draft {self.option}", "option")
+            return ChosenDraft(None, f"--draft {self.option}", "option")
         try:
-            return Draft(self.checks.resolve(self.option).path, "you named it", "option")
+            return ChosenDraft(self.checks.resolve(self.option).path, "you named it", "option")
         except (EdgeAgentError, OSError) as error:
             return _unusable(error)
 
-    def _checked(self, header: Header | None, draft: Draft, path: Path) -> Draft:
+    def _checked(self, header: Header | None, draft: ChosenDraft, path: Path) -> ChosenDraft:
         """Return a draft with its header, or the reason why it cannot be used. Raise ModelLoadFailed; see `choose`."""
         try:
             own = self.checks.validate(path)
@@ -137,15 +137,15 @@ class DraftSource:
         except (EdgeAgentError, OSError) as error:  # StoreError: it cannot be hashed
             return _unusable(error)
         if not why:
-            return Draft(path, draft.why, draft.by, header=own)
+            return ChosenDraft(path, draft.why, draft.by, header=own)
         if self._is_named:
             raise ModelLoadFailed(f"{why}; a draft must share the model's vocabulary: choose another as --draft")
-        return Draft(None, f"{why}; a draft must share the model's vocabulary", "trial", is_trouble=True)
+        return ChosenDraft(None, f"{why}; a draft must share the model's vocabulary", "trial", is_trouble=True)
 
 
-def _unusable(error: EdgeAgentError | OSError) -> Draft:
+def _unusable(error: EdgeAgentError | OSError) -> ChosenDraft:
     message = error.message if isinstance(error, EdgeAgentError) else str(error)
-    return Draft(None, message, "trial", is_trouble=True)
+    return ChosenDraft(None, message, "trial", is_trouble=True)
 
 
 def _mismatch(

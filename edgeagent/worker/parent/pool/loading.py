@@ -15,7 +15,7 @@ from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound, Store
 from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
 from edgeagent.types import FileShape
-from edgeagent.worker.parent.pool.drafts import NO_DRAFT, DraftChecks, DraftSource, FoundDraft, Header
+from edgeagent.worker.parent.pool.drafts import NO_DRAFT, DraftChecks, DraftChooser, FoundDraft, Header
 from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.model_files import GivenFolder, ModelFiles, identity
 from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_trial, taking_back_trial
@@ -68,9 +68,9 @@ class Checks:
     known_sha256: Callable[[Path], str] = lambda _: ""
     find_draft: Callable[[Any, Any], FoundDraft] = lambda _model, _header: NO_DRAFT
 
-    def draft_source(self, option: str, found: FoundModel, resolve: Callable[[str], FoundModel]) -> DraftSource:
-        """Return the DraftSource of `found`. `option` is its option --draft. `resolve` finds a model by name."""
-        return DraftSource(option, found, DraftChecks(self.find_draft, resolve, self.validate, self.difference))
+    def draft_chooser(self, option: str, found: FoundModel, resolve: Callable[[str], FoundModel]) -> DraftChooser:
+        """Return the DraftChooser of `found`. `option` is its option --draft. `resolve` finds a model by name."""
+        return DraftChooser(option, found, DraftChecks(self.find_draft, resolve, self.validate, self.difference))
 
 
 class Preparation:
@@ -80,7 +80,7 @@ class Preparation:
         self,
         name: str,
         path: Path,
-        draft: DraftSource,
+        draft: DraftChooser,
         engine: EngineConfig,
         checks: Checks,
         adapters: Mapping[str, Path] = MappingProxyType({}),

@@ -306,9 +306,9 @@ class Pool:
         """Return a model's files with their sizes and the owner's options. Call this in a thread: it reads the disk."""
         table = self._table_of(found, asked)
         draft = own_options.draft(self._config, table, is_default=asked == self._config.model)
-        source = self._checks.draft_source(draft, found, self._resolve)
+        chooser = self._checks.draft_chooser(draft, found, self._resolve)
         adapters = self._config.models[table].adapters if table else {}
-        preparation = Preparation(found.name, found.path, source, self._config.engine_of(table), self._checks, adapters)
+        preparation = Preparation(found.name, found.path, chooser, self._config.engine_of(table), self._checks, adapters)
         preparation.keep_alive_s = own_options.keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation

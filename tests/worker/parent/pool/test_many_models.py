@@ -82,8 +82,8 @@ def prepared(
     """Return the preparation of the model m.gguf in a folder; `draft` is its option."""
     checks = checks or Checks(lambda _: None, KeptChoices())
     found = Files("m", folder / "m.gguf")
-    source = checks.draft_source(draft, found, lambda name: Files(name, folder / f"{name}.gguf"))
-    return Preparation("m", found.path, source, EngineConfig(), checks, adapters)
+    chooser = checks.draft_chooser(draft, found, lambda name: Files(name, folder / f"{name}.gguf"))
+    return Preparation("m", found.path, chooser, EngineConfig(), checks, adapters)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from edgeagent.errors import (
     StoreError,
 )
 from edgeagent.types import FileShape, WorkerState
-from edgeagent.worker.parent.pool.drafts import Draft
+from edgeagent.worker.parent.pool.drafts import ChosenDraft
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.support import QUICK, Record, eventually, request
@@ -47,8 +47,8 @@ class Store:
             raise StoreError("there is no model 'missing'")
         return Files("mini" if name == "builtin" else name, Path(f"{name}.gguf"))
 
-    def find_draft(self, model: Files, _header: object) -> Draft:
-        return Draft(Path("own-draft.gguf"), f"the partner of {model.name}")
+    def find_draft(self, model: Files, _header: object) -> ChosenDraft:
+        return ChosenDraft(Path("own-draft.gguf"), f"the partner of {model.name}")
 
     def validate(self, path: Path) -> None:
         self.threads.add(threading.get_ident())
