@@ -40,7 +40,7 @@ from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.learned import Keeper
 from edgeagent.worker.child.generator.prepared import Prepared
 from edgeagent.worker.child.generator.step_frames import step_frames
-from edgeagent.worker.child.generator.turns import Turns
+from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, Stop, Submit, failed
 
 # How many held-back log probabilities of a request are sent, at most. More tokens are held back only while a long text
@@ -97,7 +97,7 @@ class Worker:
         self._frames = frames
         self._embeddings = Embeddings(host.embedder, frames, host.itl_budget_s)
         self.commands: SimpleQueue[Command] = SimpleQueue()
-        self.to_prepare = Turns()
+        self.to_prepare = PrepareQueue()
         self._requests: dict[str, _Request] = {}
         self._num_output_tokens = 0
         self._num_prompt_tokens = 0

@@ -11,7 +11,7 @@ from edgeagent.worker.protocol import Submit
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
-class Turns:
+class PrepareQueue:
     """The queue of requests that the preparer takes from. Other threads add to it."""
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Turns:
         with contextlib.suppress(Empty):
             while True:
                 self._waiting.append(self._arrived.get_nowait())
-        submit = self._waiting.pop(min(range(len(self._waiting)), key=self._place))
+        submit = self._waiting.pop(min(range(len(self._waiting)), key=self._position))
         self._num_served += 1
         self._served_at[submit.request.cache.partition] = self._num_served
         return submit
 
-    def _place(self, index: int) -> tuple[int, int, int]:
+    def _position(self, index: int) -> tuple[int, int, int]:
         request = self._waiting[index].request
         return _RANK[request.tier], self._served_at.get(request.cache.partition, 0), index

@@ -1,0 +1,40 @@
+"""The order in which requests' prompts are prepared."""
+
+from __future__ import annotations
+
+from queue import Empty
+
+import pytest
+
+from edgeagent.types import CachePolicy, Tier
+from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
+from edgeagent.worker.protocol import Submit
+from tests.worker.support import request
+
+
+def submit(name: str, client: str, tier: Tier = Tier.INTERACTIVE) -> Submit:
+    return Submit(request("", name, tier=tier, cache=CachePolicy(partition=client)), 0.0)
+
+
+def names(queue: PrepareQueue, num: int) -> list[str]:
+    return [queue.get().request.id for _ in range(num)]
+
+
+def test_one_client_is_served_in_order() -> None:
+    queue = PrepareQueue()
+    for index in range(3):
+        queue.put(submit(f"r{index}", "one"))
+    assert names(queue, 3) == ["r0", "r1", "r2"]
+    with pytest.raises(Empty):
+        queue.get(timeout=0.001)
+
+
+def test_clients_take_turns_and_the_urgent_go_first() -> None:
+    queue = PrepareQueue()
+    for index in range(3):
+        queue.put(submit(f"greedy {index}", "greedy"))
+    assert names(queue, 1) == ["greedy 0"]
+    queue.put(submit("batch", "idle", Tier.BATCH))
+    queue.put(submit("polite", "polite"))
+    queue.put(submit("now", "greedy", Tier.REALTIME))
+    assert names(queue, 5) == ["now", "polite", "greedy 1", "greedy 2", "batch"]
