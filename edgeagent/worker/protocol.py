@@ -251,7 +251,7 @@ class Failed(Struct, frozen=True, tag="failed"):
     param: str | None = None
 
 
-def failed(failed_id: str, error: EdgeAgentError) -> Failed:
+def failed_message(failed_id: str, error: EdgeAgentError) -> Failed:
     """Return the Failed for an error. The message is shortened, since it may quote a schema too long for a frame."""
     return Failed(failed_id, error.code, error.message[:_MAX_ERROR_CHARS], error.param)
 

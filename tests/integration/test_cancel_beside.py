@@ -14,7 +14,7 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Slice
 from edgeagent.types import Finished, FinishReason, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import PromptReady, Worker
+from edgeagent.worker.child.generator.loop import PromptReady, GeneratorLoop
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, FromWorker, Load, StepResult, Submit
 from tests.conftest import TinyModel
@@ -32,7 +32,7 @@ class Run:
         load = Load("tiny", str(model), None, CONFIG.model_dump_json().encode())
         self.host = Host(load, open_model(load))
         self.frames: SimpleQueue[FromWorker] = SimpleQueue()
-        self.worker = Worker(self.host, self.frames)
+        self.loop = GeneratorLoop(self.host, self.frames)
         self.num_long = 0
         self.is_cancelled = False
         self.computed: list[dict[str, int]] = []
@@ -43,10 +43,10 @@ class Run:
             is_it = self.num_long == 4 and not self.is_cancelled
             self.is_cancelled = self.is_cancelled or is_it
             if is_it and cancels_during:
-                self.worker.interrupt(Cancel("b"))
+                self.loop.interrupt(Cancel("b"))
             decode(runner, slices, min_tokens)
             if is_it and not cancels_during:
-                self.worker.commands.put(Cancel("b"))
+                self.loop.commands.put(Cancel("b"))
 
         monkeypatch.setattr(LlamaRunner, "decode", counted)
         monkeypatch.setattr(step_in_progress, "_LONG_S", 0.0)  # as on a slow machine
@@ -60,13 +60,13 @@ class Run:
             id=name, model="", prompt=TokenPrompt(tokens), sampling=sampling, max_tokens=12, logprobs=0
         )
         submit = Submit(request, 0.0)
-        self.worker.commands.put(submit)
-        self.worker.commands.put(PromptReady(submit, self.host.prepare(request)))
+        self.loop.commands.put(submit)
+        self.loop.commands.put(PromptReady(submit, self.host.prepare(request)))
 
     def to_the_end(self) -> None:
-        self.worker.turn()
+        self.loop.turn()
         while self.host.engine.has_work:
-            self.worker.turn()
+            self.loop.turn()
             self.computed.append({each.id: each.num_computed for each in self.host.engine._running.values()})
         self.host.close()
 

@@ -28,7 +28,7 @@ from edgeagent.engine.runner import Slice
 from edgeagent.runtime_file import find_daemon
 from edgeagent.types import GenerateRequest, SamplingParams, TokenPrompt
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import PromptReady, Worker
+from edgeagent.worker.child.generator.loop import PromptReady, GeneratorLoop
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, Load, Submit
 
@@ -60,54 +60,54 @@ class Timed:
             self.seconds += time.perf_counter() - started
 
 
-def load(model: Path, threads: int) -> tuple[Host, Worker]:
+def load(model: Path, threads: int) -> tuple[Host, GeneratorLoop]:
     config = EngineConfig(threads=threads, ctx=4096)
     load = Load("m", str(model), None, config.model_dump_json().encode())
     host = Host(load, open_model(load))
-    return host, Worker(host, SimpleQueue())
+    return host, GeneratorLoop(host, SimpleQueue())
 
 
-def submit(host: Host, worker: Worker, request: GenerateRequest) -> None:
+def submit(host: Host, loop: GeneratorLoop, request: GenerateRequest) -> None:
     accepted = Submit(request, time.monotonic())
-    worker.commands.put(accepted)
-    worker.commands.put(PromptReady(accepted, host.prepare(request)))
+    loop.commands.put(accepted)
+    loop.commands.put(PromptReady(accepted, host.prepare(request)))
 
 
 def python_share(model: Path, threads: int, sampling: SamplingParams) -> float:
     """Return the share of the worker's time that is spent outside llama.cpp while it decodes one stream."""
-    host, worker = load(model, threads)
+    host, loop = load(model, threads)
     timed = Timed(host)
     prompt = TokenPrompt(tuple(range(1000, 1000 + DEPTH)))
     shares = []
     for turn in range(4):
-        submit(host, worker, GenerateRequest(f"r{turn}", "m", prompt, sampling, max_tokens=NUM_TOKENS))
-        worker.turn()  # the prompt: all of it the first time, only its last token later
+        submit(host, loop, GenerateRequest(f"r{turn}", "m", prompt, sampling, max_tokens=NUM_TOKENS))
+        loop.turn()  # the prompt: all of it the first time, only its last token later
         timed.seconds, started = 0.0, time.perf_counter()
         while host.engine.num_live:
-            worker.turn()
+            loop.turn()
         shares.append(1 - timed.seconds / (time.perf_counter() - started))
         while host.engine.has_work:  # idle work is not part of a step
-            worker.turn()
+            loop.turn()
     return statistics.median(shares[1:])
 
 
 def cancel_delay_ms(model: Path, threads: int) -> float:
     """Return how many milliseconds a cancel in the middle of a long prefill takes to end the step."""
     delays = []
-    host, worker = load(model, threads)
+    host, loop = load(model, threads)
     for turn in range(5):
         prompt = TokenPrompt(tuple((7 * turn + 13 * i) % 5000 + 100 for i in range(2048)))
-        submit(host, worker, GenerateRequest(f"c{turn}", "m", prompt, max_tokens=4))
+        submit(host, loop, GenerateRequest(f"c{turn}", "m", prompt, max_tokens=4))
         asked_s = [0.0]
 
         def cancel(name: str = f"c{turn}", asked_s: list[float] = asked_s) -> None:
             asked_s[0] = time.perf_counter()
-            worker.interrupt(Cancel(name))
+            loop.interrupt(Cancel(name))
 
         threading.Timer(0.3, cancel).start()
-        worker.turn()
+        loop.turn()
         while host.engine.has_work:
-            worker.turn()
+            loop.turn()
         delays.append((time.perf_counter() - asked_s[0]) * 1000)
     return statistics.median(delays)
 

@@ -24,7 +24,7 @@ from edgeagent.worker.protocol import (
     decode_from_worker,
     decode_to_worker,
     encode,
-    failed,
+    failed_message,
     frame_length,
     read_to_worker,
 )
@@ -101,9 +101,9 @@ def test_an_empty_message_is_read_as_one() -> None:
 
 
 def test_an_error_s_text_fits_into_a_frame() -> None:
-    end = failed("a", InvalidRequest("x" * 5000, param="tools"))
+    end = failed_message("a", InvalidRequest("x" * 5000, param="tools"))
     assert (end.id, end.code, end.message, end.param) == ("a", InvalidRequest.code, "x" * 4096, "tools")
-    assert failed("a", InvalidRequest("short")).message == "short"
+    assert failed_message("a", InvalidRequest("short")).message == "short"
 
 
 def test_what_is_left_out_has_its_default() -> None:

@@ -39,10 +39,10 @@ from edgeagent.short_collections import keep_collections_short
 from edgeagent.types import Embed, PurgeCache, Rerank, WorkerStatus
 from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.encoder.host import EncoderHost
-from edgeagent.worker.child.encoder.loop import EncoderWorker
+from edgeagent.worker.child.encoder.loop import EncoderLoop
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import PromptReady, PromptRefused, Worker
+from edgeagent.worker.child.generator.loop import PromptReady, PromptRefused, GeneratorLoop
 from edgeagent.worker.child.opening import can_take_less, open_model
 from edgeagent.worker.child.own_memory import OwnMemory
 from edgeagent.worker.child.questions import Questions
@@ -80,7 +80,7 @@ class _Reader(threading.Thread):
         self,
         stream: BinaryIO,
         host: Host | EncoderHost,
-        worker: Worker | EncoderWorker,
+        loop: GeneratorLoop | EncoderLoop,
         questions: Questions,
         frames: Frames,
     ) -> None:
@@ -88,7 +88,7 @@ class _Reader(threading.Thread):
         self._stream = stream
         self._host = host
         self._questions = questions
-        self._worker = worker
+        self._loop = loop
         self._frames = frames
         self._process = psutil.Process()
         self._own_memory = OwnMemory()
@@ -107,18 +107,18 @@ class _Reader(threading.Thread):
                     # Do not wait for the main thread, which may be in a decode. Nothing needs a clean-up.
                     os._exit(0)
                 case Submit():
-                    self._worker.submit(message)
+                    self._loop.submit(message)
                 case Cancel() | Stop():
-                    self._worker.interrupt(message)
+                    self._loop.interrupt(message)
                 case Ask(query=PurgeCache()):
-                    self._worker.interrupt(message)
+                    self._loop.interrupt(message)
                 case Ask(query=query):
                     if isinstance(query, Embed | Rerank):
-                        self._worker.ask(message)
+                        self._loop.ask(message)
                     self._questions.ask(message)
                 case Drop(ask_id):
                     self._questions.drop(ask_id)
-                    self._worker.drop(message)
+                    self._loop.drop(message)
                 case Ping(nonce):
                     self._frames.put(Pong(nonce, self._status()))
                 case Load():
@@ -126,14 +126,14 @@ class _Reader(threading.Thread):
 
     def _status(self) -> WorkerStatus:
         memory = self._process.memory_info()
-        status, now_s = self._worker.status, time.monotonic()
+        status, now_s = self._loop.status, time.monotonic()
         rate = (status.num_output_tokens_total - self._num_tokens_then) / max(now_s - self._ponged_at_s, 1e-3)
         self._ponged_at_s, self._num_tokens_then = now_s, status.num_output_tokens_total
         return structs.replace(
             status,
-            step_started_at_s=self._worker.step_started_at_s,
-            preparing_since_s=self._worker.preparing_since_s,
-            preparing_id=self._worker.preparing_id,
+            step_started_at_s=self._loop.step_started_at_s,
+            preparing_since_s=self._loop.preparing_since_s,
+            preparing_id=self._loop.preparing_id,
             tokens_per_second=rate,
             rss_bytes=memory.rss,
             own_bytes=self._own_memory.without_side(_own_bytes(memory), status.num_side_bytes),
@@ -144,35 +144,35 @@ class _Reader(threading.Thread):
 class _Preparer(threading.Thread):
     """Renders and tokenizes prompts, one request after the other."""
 
-    def __init__(self, host: Host, worker: Worker) -> None:
+    def __init__(self, host: Host, loop: GeneratorLoop) -> None:
         super().__init__(name="preparer", daemon=True)
         self._host = host
-        self._worker = worker
+        self._loop = loop
 
     def run(self) -> None:
         try:
-            self._prepare(self._worker.to_prepare.get(timeout=_IDLE_S))
+            self._prepare(self._loop.to_prepare.get(timeout=_IDLE_S))
         except Empty:
             # Prepare grammars while idle. For an unsuitable vocabulary, the first request with a schema gets the error.
             with contextlib.suppress(BaseException):
                 self._host.prepare_grammars()
         while True:
-            self._prepare(self._worker.to_prepare.get())
+            self._prepare(self._loop.to_prepare.get())
 
     def _prepare(self, submit: Submit) -> None:
-        self._worker.preparing_id = submit.request.id
-        self._worker.preparing_since_s = time.monotonic()
+        self._loop.preparing_id = submit.request.id
+        self._loop.preparing_since_s = time.monotonic()
         try:
             prepared = self._host.prepare(submit.request, submit.delivered)
-            self._worker.hand_in(PromptReady(submit, prepared))
+            self._loop.hand_in(PromptReady(submit, prepared))
         except EdgeAgentError as error:
-            self._worker.commands.put(PromptRefused(submit, error))
+            self._loop.commands.put(PromptRefused(submit, error))
         except BaseException:  # one bad request must not end the loop; a Rust panic is not an Exception
             traceback.print_exc()
             unknown = InternalError("The request could not be prepared; the daemon's log has the details.")
-            self._worker.commands.put(PromptRefused(submit, unknown))
+            self._loop.commands.put(PromptRefused(submit, unknown))
         finally:
-            self._worker.preparing_since_s = 0.0
+            self._loop.preparing_since_s = 0.0
 
 
 def _own_bytes(memory: Any) -> int:
@@ -236,13 +236,13 @@ def _load(
     return Host(message, opened, sandbox, store, report_trial, make, started_s)
 
 
-def _start(host: Host | EncoderHost, frames: Frames) -> Worker | EncoderWorker:
-    """Return the worker for the main thread. For a model that generates, also start the preparer."""
+def _start(host: Host | EncoderHost, frames: Frames) -> GeneratorLoop | EncoderLoop:
+    """Return the loop for the main thread. For a model that generates, also start the preparer."""
     if isinstance(host, EncoderHost):
-        return EncoderWorker(host, frames)
-    worker = Worker(host, frames)
-    _Preparer(host, worker).start()
-    return worker
+        return EncoderLoop(host, frames)
+    loop = GeneratorLoop(host, frames)
+    _Preparer(host, loop).start()
+    return loop
 
 
 def main() -> int:
@@ -273,15 +273,15 @@ def main() -> int:
         writer.frames.put(None)
         writer.join()
         return 1
-    worker = _start(host, outlet)
+    loop = _start(host, outlet)
     keep_collections_short()
     if store is not None:
-        store.yield_to(lambda: worker.status.num_running > 0)
+        store.yield_to(lambda: loop.status.num_running > 0)
     writer.frames.put(Ready(host.info, host.notes, host.to_keep, host.warnings))
-    questions = Questions(host.make_answerer, writer.frames, worker.read_texts)
+    questions = Questions(host.make_answerer, writer.frames, loop.read_texts)
     questions.start()
-    _Reader(sys.stdin.buffer, host, worker, questions, writer.frames).start()
-    worker.run()
+    _Reader(sys.stdin.buffer, host, loop, questions, writer.frames).start()
+    loop.run()
     writer.frames.put(None)
     writer.join()
     host.close()

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import Embed, Rerank, TextAnswer, TextQuery
 from edgeagent.worker.child.frame_writer import Frames
-from edgeagent.worker.protocol import AnswerPart, Ask, failed
+from edgeagent.worker.protocol import AnswerPart, Ask, failed_message
 
 # Limits of one frame of an answer.
 _MAX_TOKENS = 4096
@@ -88,11 +88,11 @@ class Questions(threading.Thread):
             if ask.id in self._live:
                 self._frames.put(AnswerPart(ask.id, last, is_last=True))
         except EdgeAgentError as error:
-            self._frames.put(failed(ask.id, error))
+            self._frames.put(failed_message(ask.id, error))
         except BaseException:  # one bad question must not end the thread
             traceback.print_exc()
             unknown = InternalError("The question could not be answered; the daemon's log has the details.")
-            self._frames.put(failed(ask.id, unknown))
+            self._frames.put(failed_message(ask.id, unknown))
         finally:
             self._live.discard(ask.id)
 

@@ -32,7 +32,7 @@ from edgeagent.types import (
 from edgeagent.worker.child.encoder.host import EncoderHost
 from edgeagent.worker.child.encoder.scores import relevance
 from edgeagent.worker.child.frame_writer import Frames
-from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed
+from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed_message
 
 _IDLE_S = 60.0  # the memory is freed after this time without use
 
@@ -61,7 +61,7 @@ class TextsReady:
 Command = Cancel | Ask | Drop | Stop | TextsReady
 
 
-class EncoderWorker:
+class EncoderLoop:
     """Computes open questions in batches. The questions take turns: one batch each."""
 
     def __init__(self, host: EncoderHost, frames: Frames, clock: Callable[[], float] = time.monotonic) -> None:
@@ -111,7 +111,7 @@ class EncoderWorker:
             self._frames.put(StepResult(time.monotonic(), (StepItem(request.id, (ended,)),)))
             return
         self._frames.put(
-            failed(
+            failed_message(
                 request.id,
                 NotSupported(
                     f"{self._host.info.name} generates no text: it {self._purpose}. Choose another model.",
@@ -208,7 +208,7 @@ class EncoderWorker:
             return  # the batch is computed again, unless its question was dropped
         except EdgeAgentError as error:
             del self._jobs[ask_id]
-            self._frames.put(failed(ask_id, error))
+            self._frames.put(failed_message(ask_id, error))
             return
         finally:
             self.step_started_at_s = self._expected_s = 0.0

@@ -15,7 +15,7 @@ from edgeagent.engine.llama.embedder import Rows, truncated
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import Embed, Embedding, TextAnswer
 from edgeagent.worker.child.frame_writer import Frames
-from edgeagent.worker.protocol import AnswerPart, failed
+from edgeagent.worker.protocol import AnswerPart, failed_message
 
 _SHARE = 0.2  # the share of time that embedding gets while something is generated
 _BUDGET_SHARE = 0.3  # of the inter-token-latency budget: the limit for one chunk while something is generated
@@ -95,7 +95,7 @@ class Embeddings:
             self._advance(ask_id, job, self._itl_budget_s * (_BUDGET_SHARE if is_busy else 1.0), num_threads)
         except EdgeAgentError as error:
             self.drop(ask_id)
-            self._frames.put(failed(ask_id, error))
+            self._frames.put(failed_message(ask_id, error))
         self._used_at_s = self._clock()
         self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
 

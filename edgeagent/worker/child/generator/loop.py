@@ -41,7 +41,7 @@ from edgeagent.worker.child.generator.learned import Keeper
 from edgeagent.worker.child.generator.prepared import Prepared
 from edgeagent.worker.child.generator.step_frames import step_frames
 from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
-from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, Stop, Submit, failed
+from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, Stop, Submit, failed_message
 
 # How many held-back log probabilities of a request are sent, at most. More tokens are held back only while a long text
 # may be the beginning of a tool call.
@@ -88,7 +88,7 @@ class TextsReady:
 Command = Submit | Cancel | Ask | Drop | Stop | PromptReady | PromptRefused | TextsReady
 
 
-class Worker:
+class GeneratorLoop:
     """The main thread's state: the live requests, and the engine that runs them."""
 
     def __init__(self, host: Host, frames: Frames) -> None:
@@ -243,7 +243,7 @@ class Worker:
     def _refuse(self, request_id: str, error: EdgeAgentError) -> None:
         """End a request with an error, and send the error to the daemon."""
         del self._requests[request_id]
-        self._frames.put(failed(request_id, error))
+        self._frames.put(failed_message(request_id, error))
 
     def _cancel(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)

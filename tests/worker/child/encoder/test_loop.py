@@ -14,7 +14,7 @@ from edgeagent.engine.runner import DecodeCancelled
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import CachePolicy, Embed, Finished, FinishReason, GenerateRequest, PurgeCache, Rerank, TextPrompt
 from edgeagent.worker.child.encoder.host import EncoderHost
-from edgeagent.worker.child.encoder.loop import EncoderWorker, TextsReady
+from edgeagent.worker.child.encoder.loop import EncoderLoop, TextsReady
 from edgeagent.worker.protocol import AnswerPart, Ask, Drop, Failed, FromWorker, StepResult, Stop, Submit
 from tests.fakes import FakeClock
 
@@ -61,14 +61,14 @@ class Bench:
         host = SimpleNamespace(
             encoder=self.encoder, encode=self.encoder.encode, num_threads=2, info=SimpleNamespace(name="tiny")
         )
-        self.worker = EncoderWorker(cast(EncoderHost, host), self.frames, self.clock)
+        self.loop = EncoderLoop(cast(EncoderHost, host), self.frames, self.clock)
 
     def ask(self, ask_id: str, query: Embed | Rerank, *texts: list[int]) -> None:
-        self.worker.ask(Ask(ask_id, query))
-        self.worker.commands.put(TextsReady(ask_id, list(texts)))
+        self.loop.ask(Ask(ask_id, query))
+        self.loop.commands.put(TextsReady(ask_id, list(texts)))
 
     def turn(self) -> list[FromWorker]:
-        assert self.worker.turn()
+        assert self.loop.turn()
         return self.sent()
 
     def sent(self) -> list[FromWorker]:
@@ -120,9 +120,9 @@ def test_scores_come_together(bench: Bench) -> None:
 
 
 def test_questions_take_turns_in_the_order_of_their_arrival(bench: Bench) -> None:
-    bench.worker.ask(Ask("a", Embed(())))
+    bench.loop.ask(Ask("a", Embed(())))
     bench.ask("b", Embed(()), [2])
-    bench.worker.commands.put(TextsReady("a", [[1], [1], [1], [1], [1]]))
+    bench.loop.commands.put(TextsReady("a", [[1], [1], [1], [1], [1]]))
     frames = [*bench.turn(), *bench.turn(), *bench.turn(), *bench.turn()]
     assert first_numbers(frames) == [1.0, 1.0, 2.0, 1.0, 1.0, 1.0]
     assert [frame.is_last for frame in frames if isinstance(frame, AnswerPart)] == [
@@ -135,7 +135,7 @@ def test_questions_take_turns_in_the_order_of_their_arrival(bench: Bench) -> Non
 
 def test_a_dropped_question_gets_no_answer(bench: Bench) -> None:
     bench.ask("a", Embed(()), [1])
-    bench.worker.drop(Drop("a"))
+    bench.loop.drop(Drop("a"))
     assert bench.encoder.is_aborted
     bench.ask("b", Embed(()), [2])
     assert first_numbers(bench.turn()) == [2.0]
@@ -163,22 +163,22 @@ def test_texts_that_cannot_be_read_are_forgotten(bench: Bench) -> None:
     def refuse(query: object) -> list[list[int]]:
         raise InvalidRequest("too long")
 
-    cast(SimpleNamespace, bench.worker._host).read_texts = refuse
+    cast(SimpleNamespace, bench.loop._host).read_texts = refuse
     query = Embed((TextPrompt("x"),))
-    bench.worker.ask(Ask("a", query))
+    bench.loop.ask(Ask("a", query))
     with pytest.raises(InvalidRequest):
-        bench.worker.read_texts("a", query)
+        bench.loop.read_texts("a", query)
     assert bench.turn() == []
-    assert bench.worker.status.num_running == 0
+    assert bench.loop.status.num_running == 0
 
 
 def test_what_it_cannot_do_is_refused(bench: Bench) -> None:
-    bench.worker.submit(Submit(GenerateRequest("r", "tiny", TextPrompt("hello")), 0.0))
+    bench.loop.submit(Submit(GenerateRequest("r", "tiny", TextPrompt("hello")), 0.0))
     (frame,) = bench.sent()
     assert isinstance(frame, Failed)
     assert (frame.id, frame.code, frame.param) == ("r", "not_supported", "model")
     assert "embeds texts" in frame.message
-    bench.worker.interrupt(Ask("p", PurgeCache()))
+    bench.loop.interrupt(Ask("p", PurgeCache()))
     (frame,) = bench.turn()
     assert isinstance(frame, AnswerPart)
     assert (frame.part.text, frame.is_last) == ("0", True)
@@ -187,7 +187,7 @@ def test_what_it_cannot_do_is_refused(bench: Bench) -> None:
 def test_a_request_that_only_loads_it_ends_well(bench: Bench) -> None:
     cache = CachePolicy(read=False, write=False)
     asked = GenerateRequest("r", "tiny", TextPrompt("hello"), prefill_only=True, cache=cache)
-    bench.worker.submit(Submit(asked, 0.0, load_ms=7.0))
+    bench.loop.submit(Submit(asked, 0.0, load_ms=7.0))
     (frame,) = bench.sent()
     assert isinstance(frame, StepResult)
     ((item,),) = (frame.items,)
@@ -202,6 +202,6 @@ def test_memory_is_freed_after_a_while_and_stop_ends_it(bench: Bench) -> None:
     bench.clock.advance(61.0)
     bench.turn()
     assert not bench.encoder.is_open
-    bench.worker.interrupt(Stop())
+    bench.loop.interrupt(Stop())
     assert bench.encoder.is_aborted
-    assert not bench.worker.turn()
+    assert not bench.loop.turn()

@@ -24,7 +24,7 @@ from edgeagent.text.output.prompt_text import PromptEcho
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.types import Delta, Embed, Finished, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import Worker
+from edgeagent.worker.child.generator.loop import GeneratorLoop
 from edgeagent.worker.child.generator.prepared import Prepared
 from edgeagent.worker.child.process import _Preparer
 from edgeagent.worker.protocol import (
@@ -154,8 +154,8 @@ class Bench:
     def __init__(self, **options: Any) -> None:
         self.host = FakeHost(**options)
         self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
-        self.worker = Worker(cast(Host, self.host), self.frames)
-        self._preparer = _Preparer(cast(Host, self.host), self.worker)
+        self.loop = GeneratorLoop(cast(Host, self.host), self.frames)
+        self._preparer = _Preparer(cast(Host, self.host), self.loop)
         self.ends: dict[str, Finished | Failed] = {}
         self.items: dict[str, list[StepItem]] = {}
         self.frame_sizes: list[int] = []
@@ -171,7 +171,7 @@ class Bench:
         """Submit a request without preparing it."""
         request = GenerateRequest(id=request_id, model="", prompt=TokenPrompt(tokens), **fields)
         submit = Submit(request, time.monotonic(), delivered=delivered)
-        self.worker.commands.put(submit)
+        self.loop.commands.put(submit)
         return submit
 
     def prepare(self, submit: Submit) -> None:
@@ -182,14 +182,14 @@ class Bench:
         self.prepare(self.submit(*args, **fields))
 
     def turn(self) -> bool:
-        goes_on = self.worker.turn()
+        goes_on = self.loop.turn()
         self._take_frames()
         return goes_on
 
     def run(self) -> None:
         """Run rounds until nothing is left to do."""
         self.turn()
-        while self.host.engine.has_work or not self.worker.commands.empty():
+        while self.host.engine.has_work or not self.loop.commands.empty():
             self.turn()
 
     def tokens(self, request_id: str = "a") -> list[int]:

@@ -43,7 +43,7 @@ def test_a_prompt_that_is_only_echoed_ends_as_too_long() -> None:
 def test_a_cancelled_request_is_not_echoed() -> None:
     bench = Bench(ends=False)
     bench.give("a", echo=True, max_tokens=2)
-    bench.worker.commands.put(Cancel("a"))
+    bench.loop.commands.put(Cancel("a"))
     bench.run()
     assert not any(isinstance(delta, PromptText) for delta in deltas_of(bench))
     assert bench.finished().reason is FinishReason.CANCELLED

@@ -15,10 +15,10 @@ class TestInterrupt:
     @pytest.mark.parametrize("command", [Cancel("a"), Stop()])
     def test_only_a_long_step_is_interrupted(self, command: Cancel | Stop) -> None:
         bench = Bench()
-        bench.worker.interrupt(command)
+        bench.loop.interrupt(command)
         assert bench.host.num_aborts == 0
         bench.host.engine.current_step.is_long = True
-        bench.worker.interrupt(command)
+        bench.loop.interrupt(command)
         assert bench.host.num_aborts == 1
 
     @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ class TestInterrupt:
         bench = Bench()
         bench.give(tokens=tuple(range(1, 61)), max_tokens=3)
         # The cancel arrives while the round runs, before there is a step to interrupt.
-        bench.host.adjust_threads = lambda: bench.worker.interrupt(Cancel("a"))  # type: ignore[method-assign]
+        bench.host.adjust_threads = lambda: bench.loop.interrupt(Cancel("a"))  # type: ignore[method-assign]
         bench.turn()
         bench.host.adjust_threads = lambda: None  # type: ignore[method-assign]
         bench.run()
@@ -60,15 +60,15 @@ class TestInterrupt:
     def test_a_flood_of_commands_does_not_hold_up_the_engine(self) -> None:
         bench = Bench(ends=False)
         bench.give(max_tokens=3)
-        cancel, num_cancels = bench.worker._cancel, itertools.count()
+        cancel, num_cancels = bench.loop._cancel, itertools.count()
 
         def cancel_and_get_another(request_id: str) -> None:
             cancel(request_id)
             assert next(num_cancels) < 100
-            bench.worker.commands.put(Cancel("of the flood"))
+            bench.loop.commands.put(Cancel("of the flood"))
 
-        bench.worker._cancel = cancel_and_get_another  # type: ignore[method-assign]
-        bench.worker.commands.put(Cancel("of the flood"))
+        bench.loop._cancel = cancel_and_get_another  # type: ignore[method-assign]
+        bench.loop.commands.put(Cancel("of the flood"))
         while "a" not in bench.ends:
             bench.turn()
         assert len(bench.tokens()) == 3

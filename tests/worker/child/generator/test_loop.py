@@ -59,8 +59,8 @@ class TestAnswers:
         times = finished.timings
         assert min(times.queue_ms, times.cache_ms, times.prefill_ms, times.decode_ms) >= 0
         assert times.first_token_ms > 0
-        assert not bench.worker.status.num_running
-        assert bench.worker.status.num_output_tokens_total == 5
+        assert not bench.loop.status.num_running
+        assert bench.loop.status.num_output_tokens_total == 5
 
     @pytest.mark.parametrize("logprobs", [None, 1])
     @pytest.mark.parametrize("num_drafts", [0, 3])
@@ -144,14 +144,14 @@ class TestAnswers:
         bench = Bench(num_cells=1024, ends=False)
         request = GenerateRequest(id="a", model="", prompt=TokenPrompt(PROMPT), max_tokens=700, logprobs=20)
         submit = Submit(request, time.monotonic())
-        bench.worker.commands.put(submit)
+        bench.loop.commands.put(submit)
         prepared = bench.host.prepare(request)
         bench.host.prepare = lambda request, *rest: replace(prepared, output=Holding(bench.host.model))  # type: ignore[method-assign]
         bench.prepare(submit)
         while len(held) < 690:
             bench.turn()
         if is_cancelled:
-            bench.worker.commands.put(Cancel("a"))
+            bench.loop.commands.put(Cancel("a"))
         bench.run()
         assert max(bench.frame_sizes) < MAX_FRAME_FROM_WORKER_BYTES / 4
         deltas = [delta for item in bench.items["a"] for delta in item.deltas if isinstance(delta, TextDelta)]
@@ -163,10 +163,10 @@ class TestAnswers:
         bench = Bench()
         bench.give(max_tokens=100)
         bench.turn()
-        assert bench.worker.status.num_running == 1
-        bench.worker.commands.put(Cancel("a"))
+        assert bench.loop.status.num_running == 1
+        bench.loop.commands.put(Cancel("a"))
         bench.turn()
-        assert bench.worker.status.num_running == 0
+        assert bench.loop.status.num_running == 0
 
     def test_nothing_is_kept_of_what_is_over(self) -> None:
         bench = Bench()
@@ -174,7 +174,7 @@ class TestAnswers:
             bench.give(f"r{index}", (index + 1, 2), max_tokens=2)
             bench.run()
         assert len(bench.ends) == 50
-        assert not bench.worker._requests
+        assert not bench.loop._requests
 
 
 class TestStopStrings:
@@ -211,9 +211,9 @@ class TestEnds:
     def test_cancelled_while_it_is_prepared(self) -> None:
         bench = Bench()
         submit = bench.submit()
-        bench.worker.commands.put(Cancel("a"))
-        bench.worker.commands.put(Cancel("a"))
-        bench.worker.commands.put(Cancel("never heard of"))
+        bench.loop.commands.put(Cancel("a"))
+        bench.loop.commands.put(Cancel("a"))
+        bench.loop.commands.put(Cancel("never heard of"))
         bench.prepare(submit)
         bench.run()
         assert bench.finished().reason is FinishReason.CANCELLED
@@ -223,7 +223,7 @@ class TestEnds:
         bench = Bench()
         bench.host.refusal = InvalidRequest("no")
         submit = bench.submit()
-        bench.worker.commands.put(Cancel("a"))
+        bench.loop.commands.put(Cancel("a"))
         bench.prepare(submit)
         bench.run()
         assert bench.finished().reason is FinishReason.CANCELLED
@@ -231,7 +231,7 @@ class TestEnds:
     def test_an_id_used_again_gets_its_own_prompt(self) -> None:
         bench = Bench()
         first = bench.submit(max_tokens=5)
-        bench.worker.commands.put(Cancel("a"))
+        bench.loop.commands.put(Cancel("a"))
         bench.turn()
         assert bench.finished().reason is FinishReason.CANCELLED
         bench.ends.clear()
@@ -253,7 +253,7 @@ class TestEnds:
         bench.give(tokens=PLAIN, max_tokens=100)
         for _ in range(3):
             bench.turn()
-        bench.worker.commands.put(Cancel("a"))
+        bench.loop.commands.put(Cancel("a"))
         bench.run()
         finished = bench.finished()
         assert (finished.reason, finished.usage.num_output_tokens) == (FinishReason.CANCELLED, 3)
@@ -299,7 +299,7 @@ class TestEnds:
         bench.turn()
         bench.give("new", max_tokens=100)
         bench.submit("unprepared")
-        bench.worker.commands.put(Stop())
+        bench.loop.commands.put(Stop())
         assert not bench.turn()
         assert {name: bench.finished(name).reason for name in bench.ends} == dict.fromkeys(
             ("running", "new", "unprepared"), FinishReason.CANCELLED
@@ -318,7 +318,7 @@ class TestDelivery:
         runner, put = bench.host.runner, bench.frames.put
         runner.decode = noting(order, "step", runner.decode)  # type: ignore[method-assign]
         runner.save = noting(order, "save", runner.save)  # type: ignore[method-assign]
-        bench.worker._frames = SimpleNamespace(put=noting(order, "send", put))
+        bench.loop._frames = SimpleNamespace(put=noting(order, "send", put))
         bench.give("a", max_tokens=100)
         bench.turn()
         bench.give("b", tuple(range(1, 256)) * 2, max_tokens=5)
@@ -342,8 +342,8 @@ def noting(order: list[str], name: str, call: Callable[..., Any]) -> Callable[..
 class TestEmbeddings:
     def embed(self, bench: Bench, ask_id: str, *texts: tuple[int, ...]) -> None:
         query = Embed(tuple(TokenPrompt(text) for text in texts))
-        bench.worker.commands.put(Ask(ask_id, query))
-        bench.worker.read_texts(ask_id, query)
+        bench.loop.commands.put(Ask(ask_id, query))
+        bench.loop.read_texts(ask_id, query)
 
     def test_chunks_stand_between_the_steps_of_a_stream(self) -> None:
         bench = Bench()
@@ -358,7 +358,7 @@ class TestEmbeddings:
         assert (answer.id, answer.is_last, answer.part.embeddings[0].num_tokens) == ("e", True, 3)
         bench.run()
         assert bench.tokens() == naive(12)
-        assert bench.worker.status.num_steps >= 12
+        assert bench.loop.status.num_steps >= 12
 
     def test_alone_it_is_work_enough(self) -> None:
         bench = Bench()
@@ -371,7 +371,7 @@ class TestEmbeddings:
         bench = Bench()
         self.embed(bench, "e", (7, 8))
         bench.turn()
-        bench.worker.commands.put(Drop("e"))
+        bench.loop.commands.put(Drop("e"))
         self.embed(bench, "f", (9,))
         bench.turn()
         assert [answer.id for answer in bench.answers] == ["f"]
@@ -381,6 +381,6 @@ class TestEmbeddings:
         bench.host.refusal = InvalidRequest("too long")
         with pytest.raises(InvalidRequest):
             self.embed(bench, "e", (7,))
-        _, last = (bench.worker.commands.get() for _ in range(2))
+        _, last = (bench.loop.commands.get() for _ in range(2))
         assert last == Drop("e")
-        assert bench.worker.commands.empty()
+        assert bench.loop.commands.empty()
