@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.types import Embed, TextPrompt, TokenPrompt
 from edgeagent.worker.child.prompt import check_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TextsReady:
+    """The tokens of each text of the question `id`, for the main thread."""
+
+    id: str
+    texts: list[list[int]]
 
 
 class TextReader:

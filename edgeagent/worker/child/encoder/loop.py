@@ -32,6 +32,7 @@ from edgeagent.types import (
 from edgeagent.worker.child.encoder.host import EncoderHost
 from edgeagent.worker.child.encoder.scores import relevance
 from edgeagent.worker.child.frame_writer import Frames
+from edgeagent.worker.child.text_reader import TextsReady
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed_message
 
 _IDLE_S = 60.0  # the memory is freed after this time without use
@@ -48,14 +49,6 @@ class _Job:
     query: Embed | Rerank
     texts: deque[list[int]] | None = None
     scores: list[Score] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class TextsReady:
-    """The tokens of each text of the question `id`, for the main thread."""
-
-    id: str
-    texts: list[list[int]]
 
 
 Command = Cancel | Ask | Drop | Stop | TextsReady

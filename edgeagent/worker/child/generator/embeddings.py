@@ -100,12 +100,12 @@ class Embeddings:
         self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
 
     def wake_after_s(self) -> float | None:
-        """Return in how many seconds `rest` may free memory; None if there is work, or nothing to free."""
+        """Return in how many seconds `free_if_idle` may free memory; None if there is work, or nothing to free."""
         if self._jobs or not self._embedder.is_open:
             return None
         return max(0.0, self._used_at_s + _IDLE_S - self._clock())
 
-    def rest(self) -> None:
+    def free_if_idle(self) -> None:
         """Free the embedder's memory if it has not been used for a minute."""
         if self._embedder.is_open and not self._jobs and self._clock() - self._used_at_s >= _IDLE_S:
             self._embedder.close()

@@ -41,6 +41,7 @@ from edgeagent.worker.child.generator.learned import Keeper
 from edgeagent.worker.child.generator.prepared import Prepared
 from edgeagent.worker.child.generator.step_frames import step_frames
 from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
+from edgeagent.worker.child.text_reader import TextsReady
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, Stop, Submit, failed_message
 
 # How many held-back log probabilities of a request are sent, at most. More tokens are held back only while a long text
@@ -75,14 +76,6 @@ class PromptRefused:
 
     submit: Submit
     error: EdgeAgentError
-
-
-@dataclass(frozen=True, slots=True)
-class TextsReady:
-    """The tokens of each text of the Embed `id`, for the main thread."""
-
-    id: str
-    texts: list[list[int]]
 
 
 Command = Submit | Cancel | Ask | Drop | Stop | PromptReady | PromptRefused | TextsReady
@@ -186,7 +179,7 @@ class GeneratorLoop:
     def _take_commands(self) -> bool:
         """Carry out the queued commands; wait for one if there is nothing else to do. Return False after a Stop."""
         can_wait = not self._engine.has_work and not self._embeddings.has_work
-        self._embeddings.rest()
+        self._embeddings.free_if_idle()
         for command in self._queued(can_wait=can_wait):
             match command:
                 case Submit():

@@ -75,7 +75,7 @@ class Eviction:
         self._clock = clock
         self._max_models = max_models
         self._read = read
-        self._max_wait_s = max_wait_s
+        self._wake_after_s = max_wait_s
         self._ending: dict[asyncio.Task[None], _Leaving] = {}
         # The memory of all GPUs in bytes; None until a worker has reported its devices.
         self._gpu_bytes: int | None = 0 if sys.platform == "darwin" else None
@@ -100,7 +100,7 @@ class Eviction:
         seconds.
         """
         await self._wait_for_itself(model)
-        until_s = self._clock() + self._max_wait_s
+        until_s = self._clock() + self._wake_after_s
         while (why := await self._why_no_room(model)) is not None:
             leaving = first_to_leave(self._others(model))
             if self._ending and (why.is_coming or leaving is None):

@@ -14,7 +14,8 @@ from edgeagent.engine.runner import DecodeCancelled
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import CachePolicy, Embed, Finished, FinishReason, GenerateRequest, PurgeCache, Rerank, TextPrompt
 from edgeagent.worker.child.encoder.host import EncoderHost
-from edgeagent.worker.child.encoder.loop import EncoderLoop, TextsReady
+from edgeagent.worker.child.encoder.loop import EncoderLoop
+from edgeagent.worker.child.text_reader import TextsReady
 from edgeagent.worker.protocol import AnswerPart, Ask, Drop, Failed, FromWorker, StepResult, Stop, Submit
 from tests.fakes import FakeClock
 

@@ -155,9 +155,9 @@ class TestEmbeddings:
         assert bench.embeddings.wake_after_s() is None
         bench.embeddings.drop("b")
         bench.clock.advance(59.0)
-        bench.embeddings.rest()
+        bench.embeddings.free_if_idle()
         assert bench.embedder.is_open
         bench.clock.advance(1.0)
-        bench.embeddings.rest()
+        bench.embeddings.free_if_idle()
         assert not bench.embedder.is_open
         assert bench.embeddings.wake_after_s() is None

@@ -187,7 +187,7 @@ async def test_a_model_is_rather_loaded_with_a_shorter_context_than_not_at_all(
 async def test_a_model_that_serves_stays_and_the_error_tells_the_numbers(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path / "lives", num_places=2)
     pool = shelf.pool()
-    pool._eviction._max_wait_s = 0.0
+    pool._eviction._wake_after_s = 0.0
     await begin(pool)
     serving = Record()
     pool.submit(request("wait 1", "long", await pool.locate("m1")), serving)
