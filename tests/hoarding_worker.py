@@ -9,7 +9,7 @@ from collections.abc import Callable
 from edgeagent.types import GenerateRequest, TextAnswer, TextQuery, Tokenize, TokenPrompt
 from edgeagent.worker.child import process
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.prepared import Prepared
+from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered
 
 
@@ -23,7 +23,7 @@ def main() -> int:
     """Run a worker; return its exit code."""
     prepare, make_answerer = Host.prepare, Host.make_answerer
 
-    def prepare_or_hoard(self: Host, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
+    def prepare_or_hoard(self: Host, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> PreparedRequest:
         if isinstance(request.prompt, TokenPrompt) and len(request.prompt.tokens) == 7:
             _hoard()
         return prepare(self, request, delivered)

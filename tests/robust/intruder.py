@@ -28,7 +28,7 @@ from edgeagent.errors import InvalidRequest
 from edgeagent.types import GenerateRequest, TextPrompt
 from edgeagent.worker.child import process
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.prepared import Prepared
+from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.protocol import Delivered
 from edgeagent.worker.sandbox import privileges
 from edgeagent.worker.sandbox.system_calls import MACHINES
@@ -197,7 +197,7 @@ def _outcome(attempt: Callable[[], object]) -> str:
 _prepare = Host.prepare
 
 
-def intrude(host: Host, request: GenerateRequest, delivered: Delivered) -> Prepared:
+def intrude(host: Host, request: GenerateRequest, delivered: Delivered) -> PreparedRequest:
     """Try every attack; the refusal's message holds the outcomes and the environment."""
     assert isinstance(request.prompt, TextPrompt)
     if not request.prompt.text.startswith("{"):

@@ -141,7 +141,7 @@ class _Reader(threading.Thread):
         )
 
 
-class _Preparer(threading.Thread):
+class _PromptPreparer(threading.Thread):
     """Renders and tokenizes prompts, one request after the other."""
 
     def __init__(self, host: Host, loop: GeneratorLoop) -> None:
@@ -241,7 +241,7 @@ def _start(host: Host | EncoderHost, frames: Frames) -> GeneratorLoop | EncoderL
     if isinstance(host, EncoderHost):
         return EncoderLoop(host, frames)
     loop = GeneratorLoop(host, frames)
-    _Preparer(host, loop).start()
+    _PromptPreparer(host, loop).start()
     return loop
 
 

@@ -47,7 +47,7 @@ from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.derived import derived_choices
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftSetup, DraftLoader
 from edgeagent.worker.child.generator.learned import Lessons
-from edgeagent.worker.child.generator.prepared import Prepared
+from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.generator.spec import make_spec
 from edgeagent.worker.child.generator.taking_back import check_drafts
@@ -186,7 +186,7 @@ class Host:
         """
         return partial(answer_query, self.model, self._vocabulary, self._make_template())
 
-    def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
+    def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> PreparedRequest:
         """Return a request ready for the engine: render, tokenize, compile the grammar and set up the sampler.
 
         Sampler, grammar and output are advanced to the end of the `delivered` output, which is not sent again. Raise
@@ -227,7 +227,7 @@ class Host:
         if earlier is not None:
             spec = earlier.extend(spec)
         render_ms = (time.monotonic() - started_s) * 1000
-        return Prepared(spec, output, render_ms, echo, prompt.num_dropped_items, earlier, respelling)
+        return PreparedRequest(spec, output, render_ms, echo, prompt.num_dropped_items, earlier, respelling)
 
     def _try_template(self) -> Template:
         try:

@@ -38,7 +38,7 @@ from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.child.generator.embeddings import Embeddings
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.learned import Keeper
-from edgeagent.worker.child.generator.prepared import Prepared
+from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.generator.step_frames import step_frames
 from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
 from edgeagent.worker.child.text_reader import TextsReady
@@ -58,7 +58,7 @@ class _Request:
     """
 
     submit: Submit
-    prepared: Prepared | None = None
+    prepared: PreparedRequest | None = None
     started: bool = False
 
 
@@ -67,7 +67,7 @@ class PromptReady:
     """The preparer's result for a request that is ready for the engine."""
 
     submit: Submit
-    prepared: Prepared
+    prepared: PreparedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ class GeneratorLoop:
         tokens = tuple(output.tokens[: stream.num_tokens - num_before])
         return StepItem(sequence.id, tuple(deltas), tokens, unsaid=stream.unsaid[-_MAX_UNSAID:])
 
-    def _echo(self, prepared: Prepared, output: Output) -> tuple[PromptText, ...]:
+    def _echo(self, prepared: PreparedRequest, output: Output) -> tuple[PromptText, ...]:
         """Return the prompt's text once, if the client asked for an echo of it; () otherwise.
 
         It is returned with the request's first tokens, or with its end if it has no tokens.

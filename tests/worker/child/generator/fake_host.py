@@ -25,8 +25,8 @@ from edgeagent.text.output.stream import OutputStream
 from edgeagent.types import Delta, Embed, Finished, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop
-from edgeagent.worker.child.generator.prepared import Prepared
-from edgeagent.worker.child.process import _Preparer
+from edgeagent.worker.child.generator.prepared_request import PreparedRequest
+from edgeagent.worker.child.process import _PromptPreparer
 from edgeagent.worker.protocol import (
     NOTHING_DELIVERED,
     AnswerPart,
@@ -112,7 +112,7 @@ class FakeHost:
         host = HostTier(1 << 20, can_cut=can_cut, below=below)
         return BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=can_cut)
 
-    def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> Prepared:
+    def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> PreparedRequest:
         if self.refusal is not None:
             raise self.refusal
         assert isinstance(request.prompt, TokenPrompt)
@@ -136,7 +136,7 @@ class FakeHost:
         if request.echo:
             is_scored = request.logprobs is not None
             echo = PromptEcho(self.model, request.prompt.tokens, None, num_added=0, is_scored=is_scored)
-        return Prepared(spec, output, 0.0, echo)
+        return PreparedRequest(spec, output, 0.0, echo)
 
     def prepare_grammars(self) -> None: ...
 
@@ -155,7 +155,7 @@ class Bench:
         self.host = FakeHost(**options)
         self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
         self.loop = GeneratorLoop(cast(Host, self.host), self.frames)
-        self._preparer = _Preparer(cast(Host, self.host), self.loop)
+        self._preparer = _PromptPreparer(cast(Host, self.host), self.loop)
         self.ends: dict[str, Finished | Failed] = {}
         self.items: dict[str, list[StepItem]] = {}
         self.frame_sizes: list[int] = []

@@ -28,7 +28,7 @@ from edgeagent.types import (
     replace,
 )
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.prepared import Prepared
+from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Delivered, Load
 from tests.conftest import TinyModel
@@ -40,7 +40,7 @@ CHAT = ChatPrompt((Message("user", "What is a good breakfast?"),))
 class Answer:
     """The output of one request: its text, its reasoning and its token ids, by steps."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedRequest) -> None:
         self.prepared = prepared
         self.texts: list[str] = []
         self.reasonings: list[str] = []
@@ -70,7 +70,7 @@ class Runner:
         self.host = Host(load, open_model(load))
         self._num_requests = 0
 
-    def prepare(self, prompt: Prompt, delivered: Delivered, **fields: object) -> Prepared:
+    def prepare(self, prompt: Prompt, delivered: Delivered, **fields: object) -> PreparedRequest:
         self._num_requests += 1
         request = GenerateRequest(f"r{self._num_requests}", "", prompt, SamplingParams(temperature=0.0), **fields)  # type: ignore[arg-type]
         return self.host.prepare(request, delivered)
@@ -190,7 +190,7 @@ def test_reasoning_goes_on_as_reasoning_and_is_closed_behind_it(tiny: Runner) ->
     assert behind.output.feed(tiny.host.model.tokenize(" ending", parse_special=False)) == (TextDelta("ing"),)
 
 
-def written(runner: Runner, prepared: Prepared) -> str:
+def written(runner: Runner, prepared: PreparedRequest) -> str:
     """Return the part of an answer's beginning that is kept; the rest is generated again."""
     return b"".join(map(runner.host.model.piece, prepared.spec.delivered)).decode()
 

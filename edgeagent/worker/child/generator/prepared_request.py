@@ -12,7 +12,7 @@ from edgeagent.worker.child.generator.continuation import Continuation
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request ready for the engine, and the output stream that turns its tokens into deltas.
 
     `num_dropped_items`: see ReadPrompt. `echo` is None if the client asked for no echo of the prompt.
