@@ -10,7 +10,7 @@ from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.folder import Limits
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.disk.write_budget import WriteBudget
-from edgeagent.worker.child.low_priority import give_way
+from edgeagent.worker.child.low_priority import lower_thread_priority
 from edgeagent.worker.protocol import DiskCache
 
 
@@ -26,5 +26,5 @@ def start_block_store(disk: DiskCache) -> BlockStore:
 
 
 def _run(store: BlockStore) -> None:
-    give_way()
+    lower_thread_priority()
     store.run()

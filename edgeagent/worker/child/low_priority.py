@@ -15,7 +15,7 @@ _PRIO_DARWIN_THREAD, _PRIO_DARWIN_BG = 3, 0x1000
 _THREAD_MODE_BACKGROUND_BEGIN = 0x10000
 
 
-def give_way() -> None:
+def lower_thread_priority() -> None:
     """Lower the calling thread's priority permanently, as far as the system allows it."""
     # AttributeError: the C library lacks the function.
     with contextlib.suppress(OSError, AttributeError):

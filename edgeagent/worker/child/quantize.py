@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from edgeagent.errors import EdgeAgentError
-from edgeagent.worker.child.low_priority import give_way
+from edgeagent.worker.child.low_priority import lower_thread_priority
 from edgeagent.worker.sandbox.sandbox import enclose, set_limits
 
 _PR_SET_PDEATHSIG = 1
@@ -28,7 +28,7 @@ def main() -> int:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     set_limits()
-    give_way()
+    lower_thread_priority()
     order = json.loads(sys.stdin.readline())
     replies = _claim_stdout()
     sources, target = [Path(path) for path in order["sources"]], Path(order["target"])

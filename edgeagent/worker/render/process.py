@@ -57,16 +57,16 @@ Pipes = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Post:
+class _RendererParams:
     """The parameters of a renderer.
 
-    `mark` begins each frame. `place` is shared with the keeper and holds the number of the message that the renderer is
-    working on, or 0. `num_ended` is how many earlier renderers at this pipe have ended.
+    `mark` begins each frame. `busy_number` is shared with the keeper and holds the number of the message that the
+    renderer is working on, or 0. `num_ended` is how many earlier renderers at this pipe have ended.
     """
 
     pipe: Pipes
     mark: bytes
-    place: mmap.mmap
+    busy_number: mmap.mmap
     num_ended: int
 
 
@@ -81,11 +81,11 @@ def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
         _leave_the_worker(pipes)
         _end_with(worker)
         gc.freeze()  # objects that are never collected stay shared with the worker
-        places = [mmap.mmap(-1, _number.size) for _ in pipes]
+        busy_numbers = [mmap.mmap(-1, _number.size) for _ in pipes]
         num_ended = [0 for _ in pipes]
 
         def start(index: int) -> int:
-            return _start(_Post(pipes[index], mark, places[index], num_ended[index]), is_enclosed)
+            return _start(_RendererParams(pipes[index], mark, busy_numbers[index], num_ended[index]), is_enclosed)
 
         pids = {start(index): index for index in range(len(pipes))}
         while pids:
@@ -96,17 +96,17 @@ def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
                 for descriptor in pipes[index]:
                     os.close(descriptor)
                 continue
-            (number,) = _number.unpack(places[index][:])
-            places[index][:] = _number.pack(0)
+            (number,) = _number.unpack(busy_numbers[index][:])
+            busy_numbers[index][:] = _number.pack(0)
             num_ended[index] += 1
             send(pipes[index][1], mark, encode(Ended(number, max(0, -code))))
             pids[start(index)] = index
     except BaseException:
-        _say_what_failed()
+        _write_traceback()
     os._exit(0)
 
 
-def _say_what_failed() -> None:
+def _write_traceback() -> None:
     """Try to write the traceback to stderr. This must not raise, or this fork of the worker would continue to run."""
     with suppress(BaseException):
         os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
@@ -136,7 +136,7 @@ def _end_with(parent: int) -> None:
             os._exit(0)
 
 
-def _start(post: _Post, is_enclosed: bool) -> int:
+def _start(params: _RendererParams, is_enclosed: bool) -> int:
     keeper = os.getpid()
     pid = os.fork()
     if pid:
@@ -148,12 +148,12 @@ def _start(post: _Post, is_enclosed: bool) -> int:
             sandbox.enclose_renderer()
         _limit_memory()
     except BaseException:
-        _say_what_failed()
+        _write_traceback()
         os._exit(0)  # the next renderer would fail too
     try:
-        _serve(post)
+        _serve(params)
     except BaseException:
-        _say_what_failed()
+        _write_traceback()
         os._exit(1)
     os._exit(0)
 
@@ -167,16 +167,16 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _serve(post: _Post) -> None:
+def _serve(params: _RendererParams) -> None:
     template: ChatTemplate | None = None
-    place = post.place
-    frames = Frames(post.pipe[0], post.mark)
+    busy_number = params.busy_number
+    frames = Frames(params.pipe[0], params.mark)
     while (body := frames.receive()) is not None:
         message = decode_to_renderer(body)
-        if message.num_ended != post.num_ended:
-            send(post.pipe[1], post.mark, encode(NotOpen(message.number)))
+        if message.num_ended != params.num_ended:
+            send(params.pipe[1], params.mark, encode(NotOpen(message.number)))
             continue
-        place[:] = _number.pack(message.number)
+        busy_number[:] = _number.pack(message.number)
         began_s = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, OPEN_CPU_S if isinstance(message, Open) else message.cpu_s)
         try:
@@ -191,14 +191,14 @@ def _serve(post: _Post) -> None:
             too_much = InvalidRequest("the model's chat template takes too much memory")
             frame = _refusal(message, too_much, began_s)
         except Exception:
-            _say_what_failed()
+            _write_traceback()
             unknown = InternalError("The prompt could not be rendered; the daemon's log has the details.")
             frame = _refusal(message, unknown, began_s)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        send(post.pipe[1], post.mark, frame)
+        send(params.pipe[1], params.mark, frame)
         # Clear the number only after the answer was sent. If the process is killed before that, the keeper must report
         # the number, or the worker would wait forever.
-        place[:] = _number.pack(0)
+        busy_number[:] = _number.pack(0)
 
 
 def _open(message: Open) -> tuple[ChatTemplate, bytes]:

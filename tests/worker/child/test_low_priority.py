@@ -11,7 +11,7 @@ import pytest
 
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.worker.child import block_writer
-from edgeagent.worker.child.low_priority import give_way
+from edgeagent.worker.child.low_priority import lower_thread_priority
 from edgeagent.worker.protocol import DiskCache
 
 
@@ -25,7 +25,7 @@ class TestPriority:
         before, seen = self.nice(), []
 
         def run() -> None:
-            give_way()
+            lower_thread_priority()
             seen.append(self.nice())
 
         thread = threading.Thread(target=run)

@@ -38,14 +38,14 @@ class Continuation:
     """The beginning of an answer, in this model's tokens.
 
     `tokens` are kept. They are followed by `num_open` tokens, whose word may be incomplete. Their text, `open_text`, is
-    generated again. `num_elsewhere` is the other machine's token count for the beginning minus this model's count.
+    generated again. `count_difference` is the other machine's token count for the beginning minus this model's count.
     """
 
     so_far: AnswerSoFar
     tokens: tuple[int, ...]
     open_text: bytes
     num_open: int
-    num_elsewhere: int
+    count_difference: int
 
     def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> RespellConstraint | None:
         """Advance the sampler and the output by the answer's beginning; raise NotSupported if one of them rejects it.
@@ -73,14 +73,14 @@ class Continuation:
     def extend(self, spec: SequenceSpec) -> SequenceSpec:
         """Return `spec` with the answer's beginning as its first delivered tokens.
 
-        `max_tokens` is reduced by `num_elsewhere`: the limit counts the beginning as the other machine counted it.
+        `max_tokens` is reduced by `count_difference`: the limit counts the beginning as the other machine counted it.
         """
         first, *others = spec.step_lengths or (0,)
         return dataclasses.replace(
             spec,
             delivered=(*self.tokens, *spec.delivered),
             step_lengths=(len(self.tokens) + first, *others) if spec.step_lengths else (),
-            max_tokens=None if spec.max_tokens is None else spec.max_tokens - self.num_elsewhere,
+            max_tokens=None if spec.max_tokens is None else spec.max_tokens - self.count_difference,
         )
 
 
@@ -114,8 +114,8 @@ def read_continuation(
     last = segments.pop() if segments else []
     cut = len(last) - num_open([vocabulary.piece(token) for token in last])
     tokens = (*itertools.chain.from_iterable(segments), *last[:cut])
-    num_elsewhere = so_far.num_tokens - len(tokens) - len(last[cut:])
-    return Continuation(so_far, tokens, _bytes(last[cut:], vocabulary), len(last[cut:]), num_elsewhere)
+    count_difference = so_far.num_tokens - len(tokens) - len(last[cut:])
+    return Continuation(so_far, tokens, _bytes(last[cut:], vocabulary), len(last[cut:]), count_difference)
 
 
 def _reasoning_tokens(

@@ -330,7 +330,7 @@ class GeneratorLoop:
             usage=Usage(
                 num_prompt_tokens=sequence.num_prompt,
                 num_cached_tokens=sequence.num_cached,
-                num_output_tokens=prepared.output.num_tokens + prepared.num_elsewhere,
+                num_output_tokens=prepared.output.num_tokens + prepared.corrected_count_difference,
                 num_reasoning_tokens=prepared.output.num_reasoning_tokens,
             ),
             timings=Timings(

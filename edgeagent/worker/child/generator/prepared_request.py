@@ -29,11 +29,11 @@ class PreparedRequest:
     """The constraint under which `earlier.open_text` is generated again; None if there is no such text."""
 
     @property
-    def num_elsewhere(self) -> int:
-        """The other machine's token count for the answer's beginning minus this model's count; 0 without `earlier`."""
+    def corrected_count_difference(self) -> int:
+        """`Continuation.count_difference`, corrected once `earlier.open_text` is generated again; 0 without `earlier`."""
         if self.earlier is None:
             return 0
-        return self.earlier.num_elsewhere - self._num_too_many
+        return self.earlier.count_difference - self._num_extra_tokens
 
     def settle(self, sequence: Sequence, context_length: int) -> None:
         """Correct the sequence's length limit once `earlier.open_text` has been generated again.
@@ -44,11 +44,11 @@ class PreparedRequest:
             return
         self.respelling.is_settled = True
         if self.spec.max_tokens is not None:
-            wanted = min(sequence.max_length + self._num_too_many, context_length)
+            wanted = min(sequence.max_length + self._num_extra_tokens, context_length)
             sequence.max_length = max(len(sequence.tokens), wanted)
 
     @property
-    def _num_too_many(self) -> int:
+    def _num_extra_tokens(self) -> int:
         if self.earlier is None or self.respelling is None or not self.respelling.is_over:
             return 0
         return self.respelling.num_respelled - self.earlier.num_open

@@ -136,7 +136,7 @@ class LlamaSideContext:
         self._may_run = self._is_closed = self._is_blocked = False
         self._until_s = math.inf
         self._nodes = NodeTimes()
-        self._is_apart = False  # the thread makes or frees its context, which takes seconds if it is large
+        self._is_allocating = False  # the thread makes or frees its context, which takes seconds if it is large
         self._given: deque[Chunk] = deque()
         self._chunks: list[Chunk] = []
         self.is_over = False
@@ -182,8 +182,8 @@ class LlamaSideContext:
         with self._state:
             self._is_closed = True
             self._state.notify_all()
-            is_apart = self._is_apart
-        if not is_apart:
+            is_allocating = self._is_allocating
+        if not is_allocating:
             self._thread.join()
         self._given.clear()
         self._chunks.clear()
@@ -193,14 +193,14 @@ class LlamaSideContext:
             self._wait_for_turn()
             if not self._is_closed:
                 # llama.cpp writes all cells of a new context, on one core. Gigabytes take seconds.
-                self._let_pass()
+                self._enter_allocation()
                 runner = self._open_runner()
                 try:
                     self._wait_for_turn()
                     runner.abort_flag.ask(self._must_stop)
                     self._compute(runner)
                 finally:
-                    self._let_pass()
+                    self._enter_allocation()
                     runner.close()
         except (EdgeAgentError, OutOfCells, DecodeCancelled, MemoryError):
             pass  # closed, or not enough memory: the engine computes the rest of the prompt
@@ -251,13 +251,13 @@ class LlamaSideContext:
         with self._state:
             if end_s > self._until_s:
                 self._may_run = False
-            self._is_blocked, self._is_apart = True, False
+            self._is_blocked, self._is_allocating = True, False
             self._state.notify_all()
             self._state.wait_for(lambda: self._may_run or self._is_closed)
             self._is_blocked = False
 
-    def _let_pass(self) -> None:
+    def _enter_allocation(self) -> None:
         """Allow `pause` and `close` to return while the context is made or freed."""
         with self._state:
-            self._is_blocked = self._is_apart = True
+            self._is_blocked = self._is_allocating = True
             self._state.notify_all()

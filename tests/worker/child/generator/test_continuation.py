@@ -53,7 +53,7 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        return self.prepared.output.num_tokens + self.prepared.num_elsewhere
+        return self.prepared.output.num_tokens + self.prepared.corrected_count_difference
 
     def until(self, num_steps: int) -> AnswerSoFar:
         num_tokens = sum(map(len, self.tokens[:num_steps]))
