@@ -93,13 +93,13 @@ class Load(Struct, frozen=True, tag="load"):
 class Delivered(Struct, frozen=True, array_like=True):
     """The output so far: first `so_far` from another machine, then `tokens` from earlier workers.
 
-    `step_lengths` has the number of tokens that each step delivered. `unsaid` has the log probabilities of the last
-    tokens, whose text was not sent yet.
+    `step_lengths` has the number of tokens that each step delivered. `held_logprobs` has the log probabilities of
+    the last tokens, whose text was not sent yet.
     """
 
     tokens: tuple[int, ...] = ()
     step_lengths: tuple[int, ...] = ()
-    unsaid: tuple[TokenLogprob, ...] = ()
+    held_logprobs: tuple[TokenLogprob, ...] = ()
     so_far: AnswerSoFar | None = None
 
 
@@ -213,15 +213,15 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
 class StepItem(Struct, frozen=True, array_like=True):
     """One request's output in an engine step. A large output comes in several items; all but the last have `is_part`.
 
-    Only the last item has `tokens`. `unsaid` has the log probabilities of the latest tokens, whose text is held back.
-    If the worker dies, the next worker needs these log probabilities.
+    Only the last item has `tokens`. `held_logprobs` has the log probabilities of the latest tokens, whose text is held
+    back. If the worker dies, the next worker needs these log probabilities.
     """
 
     id: str
     deltas: tuple[Delta, ...]
     tokens: tuple[int, ...] = ()
     is_part: bool = False
-    unsaid: tuple[TokenLogprob, ...] = ()
+    held_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class StepResult(Struct, frozen=True, tag="steps"):

@@ -114,7 +114,7 @@ def test_what_is_left_out_has_its_default() -> None:
     )
     assert isinstance(submit, Submit) and (submit.load_ms, submit.delivered) == (0.0, Delivered())
     item = StepItem("a", ())
-    assert (item.tokens, item.is_part, item.unsaid) == ((), False, ())
+    assert (item.tokens, item.is_part, item.held_logprobs) == ((), False, ())
 
 
 def test_a_load_says_nothing_of_its_own() -> None:

@@ -61,7 +61,7 @@ class OutputStream:
         # Log probabilities whose text has reached the stop matcher, by the position of that text in the content.
         self._placed: deque[tuple[int, TokenLogprob]] = deque()
         # Log probabilities of the tokens whose text is held back, and the positions where these tokens begin.
-        self._unsaid: deque[tuple[int, TokenLogprob]] = deque()
+        self._held_logprobs: deque[tuple[int, TokenLogprob]] = deque()
         self._num_content = 0
         self._num_shown = 0
         self._deltas: list[Delta] = []
@@ -76,9 +76,9 @@ class OutputStream:
         return self._channels.num_calls > 0
 
     @property
-    def unsaid(self) -> tuple[TokenLogprob, ...]:
+    def held_logprobs(self) -> tuple[TokenLogprob, ...]:
         """The log probabilities of the last tokens. No part of the text of these tokens has been returned yet."""
-        return tuple(logprob for _, logprob in self._unsaid)
+        return tuple(logprob for _, logprob in self._held_logprobs)
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:
         """Return the deltas of these tokens.
@@ -125,7 +125,7 @@ class OutputStream:
         was_reasoning = self._channels.in_reasoning
         if logprob is not None:
             self._spans.append(_Span(logprob, self._position, self._position + len(text)))
-            self._unsaid.append((self._position, logprob))
+            self._held_logprobs.append((self._position, logprob))
         self._feed_text(text)
         self.num_tokens += 1
         self.num_reasoning_tokens += was_reasoning or self._channels.in_reasoning
@@ -184,7 +184,7 @@ class OutputStream:
 
     def _take_deltas(self) -> tuple[Delta, ...]:
         said = self._position - self._channels.num_held - self._stops.num_held
-        while self._unsaid and self._unsaid[0][0] < said:
-            self._unsaid.popleft()
+        while self._held_logprobs and self._held_logprobs[0][0] < said:
+            self._held_logprobs.popleft()
         deltas, self._deltas = tuple(self._deltas), []
         return deltas

@@ -254,7 +254,7 @@ def test_a_stream_goes_on_with_the_log_probabilities_of_what_was_held_back(text:
     whole, before, after = stream("STOP", "\n\n"), stream("STOP", "\n\n"), stream("STOP", "\n\n")
     expected = [*whole.feed(tokens, scores), *whole.finish()]
     said = before.feed(tokens[:cut], scores[:cut])
-    unsaid = before.unsaid
-    after.feed(tokens[:cut], [None] * (cut - len(unsaid)) + list(unsaid))
+    held_logprobs = before.held_logprobs
+    after.feed(tokens[:cut], [None] * (cut - len(held_logprobs)) + list(held_logprobs))
     rest = [*after.feed(tokens[cut:], scores[cut:]), *after.finish()]
     assert joined([*said, *rest]) == joined(expected)

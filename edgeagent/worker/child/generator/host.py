@@ -213,7 +213,7 @@ class Host:
             respelling = earlier.join(sampler, output, self._vocabulary)
         for token in delivered.tokens:
             sampler.accept(token)
-        output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.unsaid)) + list(delivered.unsaid))
+        output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.held_logprobs)) + list(delivered.held_logprobs))
         # If tokens were delivered, the echo was sent before them.
         is_echoed = request.echo and not delivered.tokens
         num_scored = request.logprobs if is_echoed else None

@@ -46,7 +46,7 @@ from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, S
 
 # How many held-back log probabilities of a request are sent, at most. More tokens are held back only while a long text
 # may be the beginning of a tool call.
-_MAX_UNSAID = 64
+_MAX_HELD_LOGPROBS = 64
 _NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there is no draft model
 
 
@@ -298,7 +298,7 @@ class GeneratorLoop:
             deltas.append(self._finished(request, output, _reason(reason, stream)))
         # A step with drafts may return tokens after a stop string; they are not part of the answer.
         tokens = tuple(output.tokens[: stream.num_tokens - num_before])
-        return StepItem(sequence.id, tuple(deltas), tokens, unsaid=stream.unsaid[-_MAX_UNSAID:])
+        return StepItem(sequence.id, tuple(deltas), tokens, held_logprobs=stream.held_logprobs[-_MAX_HELD_LOGPROBS:])
 
     def _echo(self, prepared: PreparedRequest, output: Output) -> tuple[PromptText, ...]:
         """Return the prompt's text once, if the client asked for an echo of it; () otherwise.

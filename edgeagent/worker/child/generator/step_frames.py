@@ -43,4 +43,4 @@ def _split(item: StepItem) -> list[StepItem]:
             parts.append(StepItem(item.id, part, is_part=True))
             deltas, rest = [], TextDelta("", rest.logprobs[_MAX_LOGPROBS:])
         deltas.append(rest)
-    return [*parts, StepItem(item.id, tuple(deltas), item.tokens, unsaid=item.unsaid)]
+    return [*parts, StepItem(item.id, tuple(deltas), item.tokens, held_logprobs=item.held_logprobs)]

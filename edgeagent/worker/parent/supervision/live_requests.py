@@ -85,18 +85,18 @@ class LiveRequest:
         "first_token_at_s",
         "handovers",
         "has_progressed",
-        "held",
+        "held_logprobs",
         "is_sent",
         "num_deaths",
         "num_hangs",
         "num_kills",
+        "pending_deltas",
         "request",
         "sink",
         "so_far",
         "started",
         "step_lengths",
         "tokens",
-        "unsaid",
     )
 
     def __init__(
@@ -111,8 +111,8 @@ class LiveRequest:
         self.started: Started | None = None
         self.tokens: list[int] = []
         self.step_lengths: list[int] = []
-        self.unsaid: tuple[TokenLogprob, ...] = ()  # log probabilities of the last tokens, whose text was not sent yet
-        self.held: list[Delta] = []  # the deltas of a step whose last part has not arrived
+        self.held_logprobs: tuple[TokenLogprob, ...] = ()  # of the last tokens, whose text was not sent yet
+        self.pending_deltas: list[Delta] = []  # the deltas of a step whose last part has not arrived
         self.first_token_at_s: float | None = None
         self.has_progressed = False  # got a token from its current worker
         self.num_deaths = 0
@@ -123,7 +123,7 @@ class LiveRequest:
     @property
     def delivered(self) -> Delivered:
         """The output so far, in the form that the next worker needs."""
-        return Delivered(tuple(self.tokens), tuple(self.step_lengths), self.unsaid, self.so_far)
+        return Delivered(tuple(self.tokens), tuple(self.step_lengths), self.held_logprobs, self.so_far)
 
     @property
     def num_delivered(self) -> int:
@@ -271,7 +271,7 @@ class ModelRequests:
     def on_death(self, cause: str, fate: Fate) -> None:
         """Settle the requests of a dead worker: each is cancelled, fails, or waits for the next worker."""
         for live in [live for live in self._live.values() if live.is_sent]:
-            live.held.clear()
+            live.pending_deltas.clear()
             live.num_deaths += fate in (Fate.CRASHED, Fate.HUNG)
             live.num_kills += fate is Fate.KILLED
             live.num_hangs += fate is Fate.HUNG
@@ -290,22 +290,23 @@ class ModelRequests:
         if any(isinstance(delta, Finished) for delta in item.deltas[:-1]):
             raise ProtocolError(f"deltas of request {item.id!r} after its end")
         # Text without its tokens could not be continued, so all parts are delivered together with the last one.
-        live.held += _note_start(live, item.deltas)
+        live.pending_deltas += _note_start(live, item.deltas)
         if item.is_part:
             is_long = live.request.echo or live.request.logprobs is not None
-            if len(live.held) > (_MAX_PARTS if is_long else _MAX_PLAIN_PARTS):
-                raise ProtocolError(f"an item of request {item.id!r} in {len(live.held)} parts")
+            if len(live.pending_deltas) > (_MAX_PARTS if is_long else _MAX_PLAIN_PARTS):
+                raise ProtocolError(f"an item of request {item.id!r} in {len(live.pending_deltas)} parts")
             return
-        deltas = tuple(live.held)
-        live.held.clear()
+        deltas = tuple(live.pending_deltas)
+        live.pending_deltas.clear()
         if item.tokens:
             live.tokens += item.tokens
             live.step_lengths.append(len(item.tokens))
             live.has_progressed = True
             live.first_token_at_s = live.first_token_at_s or at_s
-        if len(item.unsaid) > len(live.tokens):
-            raise ProtocolError(f"{len(item.unsaid)} log probabilities of the {len(live.tokens)} tokens of {item.id!r}")
-        live.unsaid = item.unsaid
+        num_held = len(item.held_logprobs)
+        if num_held > len(live.tokens):
+            raise ProtocolError(f"{num_held} log probabilities of the {len(live.tokens)} tokens of {item.id!r}")
+        live.held_logprobs = item.held_logprobs
         if deltas and isinstance(deltas[-1], Finished):
             del self._live[item.id]
             deltas = (*deltas[:-1], _with_handovers(deltas[-1], live, at_s))

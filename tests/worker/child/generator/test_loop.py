@@ -86,7 +86,7 @@ class TestAnswers:
             if len(tokens) == 12:
                 break
             step_lengths = tuple(len(item.tokens) for item in items if item.tokens)
-            after.give(delivered=Delivered(tokens, step_lengths, items[-1].unsaid), **fields)
+            after.give(delivered=Delivered(tokens, step_lengths, items[-1].held_logprobs), **fields)
             after.run()
             assert [*tokens, *after.tokens()] == whole.tokens()
             assert text + after.text() == whole.text()

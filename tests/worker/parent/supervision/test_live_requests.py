@@ -187,14 +187,14 @@ TestLedgerMachine = LedgerMachine.TestCase
 def test_a_next_worker_is_told_what_came_in_which_steps() -> None:
     requests = ModelRequests()
     live = requests.add(request(""), Keeper(), 0.0)
-    unsaid = (TokenLogprob(5, b"x", -1.0),)
+    held_logprobs = (TokenLogprob(5, b"x", -1.0),)
     for tokens in ((1,), (2, 3, 4), (), (5,)):
         requests.mark_sent(live)
         requests.on_steps(
-            StepResult(0.0, (StepItem("r1", (TextDelta("x"),), tokens, unsaid=unsaid if 5 in tokens else ()),))
+            StepResult(0.0, (StepItem("r1", (TextDelta("x"),), tokens, held_logprobs=held_logprobs if 5 in tokens else ()),))
         )
         requests.on_death("test", Fate.REPLACED)
-    assert live.delivered == Delivered((1, 2, 3, 4, 5), (1, 3, 1), unsaid)
+    assert live.delivered == Delivered((1, 2, 3, 4, 5), (1, 3, 1), held_logprobs)
 
 
 def test_a_crash_tells_how_much_was_delivered() -> None:
