@@ -35,7 +35,7 @@ from edgeagent.types import (
     WorkerStatus,
 )
 from edgeagent.worker import protocol
-from edgeagent.worker.exit_cause import describe_left_out
+from edgeagent.worker.exit_cause import describe_unwritten
 from edgeagent.worker.protocol import (
     AnswerPart,
     Ask,
@@ -229,7 +229,7 @@ class Stub:
         while not isinstance(protocol.read_to_worker(sys.stdin.buffer), Stop):
             pass
         time.sleep(0.5)
-        sys.stderr.write(f"edgeagent worker: {describe_left_out(3 << 20)}\n")
+        sys.stderr.write(f"edgeagent worker: {describe_unwritten(3 << 20)}\n")
         sys.stderr.flush()
         sys.exit(0)
 

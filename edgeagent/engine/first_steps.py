@@ -105,7 +105,7 @@ def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
         costs.observe(StepShape.alone(num_tokens, 0), took_s)
 
 
-def can_take_back(runner: LlamaRunner) -> bool:
+def can_rewind(runner: LlamaRunner) -> bool:
     """Whether refused drafts can be removed, so that the next logits are the same as if there had been no drafts.
 
     A memory with states must return to an earlier state for that. Two sequences try it here, since llama.cpp's code

@@ -46,19 +46,19 @@ _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?::\s*(.*))?$")
 # Limits of a worker's text for the log. The text may be hostile and long.
 _MAX_NOTES = 3
 _MAX_NOTE_CHARS = 400
-_LEFT_OUT = re.compile(r"^edgeagent worker: left out (\d{1,15}) bytes", re.MULTILINE)
+_UNWRITTEN = re.compile(r"^edgeagent worker: left out (\d{1,15}) bytes", re.MULTILINE)
 _MAX_QUOTE = 200
 _MAX_LINE = 400
 
 
-def describe_left_out(num_bytes: int) -> str:
+def describe_unwritten(num_bytes: int) -> str:
     """Return a stopping worker's report of how many bytes it had no time to write to the disk cache."""
     return f"left out {num_bytes} bytes"
 
 
-def read_left_out(stderr: str) -> int:
+def read_unwritten(stderr: str) -> int:
     """Return how many unwritten bytes a stopped worker reported; 0 if it reported none."""
-    found = _LEFT_OUT.search(stderr)
+    found = _UNWRITTEN.search(stderr)
     return int(found[1]) if found else 0
 
 

@@ -176,7 +176,7 @@ def draft_trial(path: str) -> str:
     return f"the draft {path}"
 
 
-def taking_back_trial(path: str) -> str:
+def rewind_part(path: str) -> str:
     """Return the `LoadProgress.trying` of the test whether the model at `path` can remove refused drafts."""
     return f"removing refused drafts of {path}"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.first_steps import can_take_back, try_out
+from edgeagent.engine.first_steps import can_rewind, try_out
 from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
@@ -123,19 +123,19 @@ class TestTakingBack:
     def test_states_that_are_kept_are_right(self, model: Model, max_rewind: int) -> None:
         runner = LlamaRunner(model, CONFIG, max_rewind=max_rewind)
         assert runner.max_rewind == max_rewind
-        assert can_take_back(runner)
+        assert can_rewind(runner)
         assert [runner.length(seq_id) for seq_id in range(2)] == [0, 0]
         runner.close()
 
     def test_states_that_are_not_the_earlier_ones_are_seen(self, model: Model) -> None:
         runner = Stale(model, CONFIG, max_rewind=8)
-        assert not can_take_back(runner)
+        assert not can_rewind(runner)
         runner.close()
 
     def test_none_are_kept_unless_asked_for(self, model: Model) -> None:
         runner = LlamaRunner(model, CONFIG)
         assert runner.max_rewind == 0
-        assert not can_take_back(runner)
+        assert not can_rewind(runner)
         runner.close()
 
 
@@ -143,5 +143,5 @@ class TestTakingBack:
 def test_of_the_tiny_models_only_attention_takes_drafts_back(tiny_model: TinyModel, kind: MemoryKind) -> None:
     model = Model(tiny_model(kind), CONFIG)
     runner = LlamaRunner(model, CONFIG, max_rewind=4)
-    assert can_take_back(runner) == (kind in CUTTABLE)
+    assert can_rewind(runner) == (kind in CUTTABLE)
     runner.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.worker.exit_cause import describe_exit, describe_left_out, is_out_of_memory, num_oom_kills, read_left_out
+from edgeagent.worker.exit_cause import describe_exit, describe_unwritten, is_out_of_memory, num_oom_kills, read_unwritten
 
 TRACEBACK = """llama_model_loader: loaded meta data
 Traceback (most recent call last):
@@ -89,8 +89,8 @@ def test_hostile_output_is_cut() -> None:
 
 
 def test_what_a_stopping_worker_left_out_is_read_and_nothing_else_that_it_prints() -> None:
-    assert read_left_out(f"ggml: goodbye\nedgeagent worker: {describe_left_out(5 << 20)}\n") == 5 << 20
-    assert read_left_out("edgeagent worker: left out of everything\nleft out 7 bytes") == 0
+    assert read_unwritten(f"ggml: goodbye\nedgeagent worker: {describe_unwritten(5 << 20)}\n") == 5 << 20
+    assert read_unwritten("edgeagent worker: left out of everything\nleft out 7 bytes") == 0
 
 
 @pytest.mark.parametrize(

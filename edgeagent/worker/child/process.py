@@ -46,7 +46,7 @@ from edgeagent.worker.child.generator.loop import PromptReady, PromptRefused, Ge
 from edgeagent.worker.child.opening import can_take_less, open_model
 from edgeagent.worker.child.own_memory import OwnMemory
 from edgeagent.worker.child.questions import Questions
-from edgeagent.worker.exit_cause import describe_left_out
+from edgeagent.worker.exit_cause import describe_unwritten
 from edgeagent.worker.protocol import (
     Ask,
     Cancel,
@@ -286,7 +286,7 @@ def main() -> int:
     writer.join()
     host.close()
     if store is not None and store.left_out_bytes:
-        _complain(describe_left_out(store.left_out_bytes))
+        _complain(describe_unwritten(store.left_out_bytes))
     return 0
 
 

@@ -50,7 +50,7 @@ from edgeagent.worker.child.generator.learned import Lessons
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.generator.spec import make_spec
-from edgeagent.worker.child.generator.taking_back import check_drafts
+from edgeagent.worker.child.generator.rewind_check import check_drafts
 from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.child.text_reader import TextReader

@@ -18,7 +18,7 @@ from edgeagent.types import FileShape
 from edgeagent.worker.parent.pool.drafts import NO_DRAFT, DraftChecks, DraftChooser, FoundDraft, Header
 from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.model_files import GivenFolder, ModelFiles, identity
-from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_trial, taking_back_trial
+from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_trial, rewind_part
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class Preparation:
         if trying == MEASUREMENTS:
             self._is_measured = False
             return True
-        if trying == taking_back_trial(str(self.path.absolute())):
+        if trying == rewind_part(str(self.path.absolute())):
             self._why_no_drafts = self._given, f"removing refused drafts ended the process ({cause})"
             return True
         for name, given in self._tried.items():

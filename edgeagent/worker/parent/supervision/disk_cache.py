@@ -9,7 +9,7 @@ from edgeagent.cache_folder import ensure_private, ensure_secret
 from edgeagent.config import Config
 from edgeagent.errors import ConfigError
 from edgeagent.types import WorkerStatus
-from edgeagent.worker.exit_cause import one_line, read_left_out
+from edgeagent.worker.exit_cause import one_line, read_unwritten
 from edgeagent.worker.protocol import DiskCache
 
 _DAY_S = 86400.0
@@ -68,7 +68,7 @@ class TroubleLog:
 
     def note_end(self, stderr: str) -> None:
         """Log how many bytes a stopped worker did not write, if it reported them."""
-        if num_bytes := read_left_out(stderr):
+        if num_bytes := read_unwritten(stderr):
             logger.warning(
                 "%s: %.1f MiB of prompts were not written to disk before the worker had to stop; a longer "
                 "server.drain_s gives it more time",

@@ -35,7 +35,7 @@ from edgeagent.types import (
     TextPrompt,
     TokenPrompt,
 )
-from edgeagent.worker.child.generator import taking_back
+from edgeagent.worker.child.generator import rewind_check
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Delivered, Load
@@ -279,7 +279,7 @@ class TestStatesThatAreKept:
             check_integrity(host.engine)
 
     def test_wrong_states_are_no_states(self, hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(taking_back, "can_take_back", lambda _: False)
+        monkeypatch.setattr(rewind_check, "can_rewind", lambda _: False)
         host = load_planned(hybrid, draft_ngrams=True)
         assert (self.drafts(host).value, self.drafts(host).by) == ("none", "measurement")
         assert generate(host, self.PROMPT, max_tokens=8, draft_tokens=5)
@@ -292,7 +292,7 @@ class TestStatesThatAreKept:
         def fail(_: object) -> bool:
             raise error
 
-        monkeypatch.setattr(taking_back, "can_take_back", fail)
+        monkeypatch.setattr(rewind_check, "can_rewind", fail)
         host = load_planned(hybrid, draft_ngrams=True)
         assert (self.drafts(host).value, self.drafts(host).by) == ("none", "trial")
         assert host.info.draft is None and "was tried and failed" in host.info.draft_why
@@ -301,7 +301,7 @@ class TestStatesThatAreKept:
     def test_a_trial_that_ended_the_process_is_not_repeated(
         self, hybrid: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(taking_back, "can_take_back", lambda _: pytest.fail("it is tried again"))
+        monkeypatch.setattr(rewind_check, "can_rewind", lambda _: pytest.fail("it is tried again"))
         config = EngineConfig(threads=1, ctx=CONTEXT, draft_ngrams=True).model_dump_json().encode()
         shapes = (validate_model(hybrid).shape,)
         load = Load("tiny", str(hybrid), None, config, shapes=shapes, why_no_drafts="it ended the process (SIGABRT)")

@@ -27,7 +27,7 @@ from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.loading import Checks, Preparation
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
-from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_trial, draft_trial, taking_back_trial
+from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_trial, draft_trial, rewind_part
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.parent.pool.test_pool import Files
 from tests.worker.support import QUICK, Record, eventually, request
@@ -417,7 +417,7 @@ def test_drafts_whose_removal_ended_the_process_are_left_out_until_the_model_is_
     path.write_bytes(b"x")
     preparation = prepared(tmp_path)
     assert preparation.load().why_no_drafts == ""
-    assert preparation.leave_out(taking_back_trial(str(path)), "SIGABRT")
+    assert preparation.leave_out(rewind_part(str(path)), "SIGABRT")
     assert preparation.load().why_no_drafts == "removing refused drafts ended the process (SIGABRT)"
     path.write_bytes(b"other")
     assert preparation.load().why_no_drafts == ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgeagent.engine.first_steps import FIRST_STEPS, can_take_back
+from edgeagent.engine.first_steps import FIRST_STEPS, can_rewind
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE, OutOfCells
 from edgeagent.errors import InternalError
 from edgeagent.types import Choice
-from edgeagent.worker.protocol import Load, taking_back_trial
+from edgeagent.worker.protocol import Load, rewind_part
 
 _DRAFTS = "drafts"
 
@@ -30,9 +30,9 @@ def check_drafts(
         return "", tuple(choices)
     planned = next((choice for choice in choices if choice.name == _DRAFTS), None)
     if runner.max_rewind:
-        on_try(taking_back_trial(load.path))
+        on_try(rewind_part(load.path))
         try:
-            if can_take_back(runner):
+            if can_rewind(runner):
                 return "", tuple(choices)
             by, why = "measurement", "after a refused draft was removed, the model computed other results than before"
         except (InternalError, OutOfCells) as error:
