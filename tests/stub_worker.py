@@ -214,14 +214,14 @@ class Stub:
             send(LoadProgress((index + 1) / int(num_steps)))
         self.ready()
 
-    def start_stall(self, *trying: str) -> None:
-        """Load forever without progress, but answer pings. `trying` is the part that is being tried."""
+    def start_stall(self, *part: str) -> None:
+        """Load forever without progress, but answer pings. `part` is the part that is being tried."""
         self.load()
-        send(LoadProgress(0.25, " ".join(trying)))
+        send(LoadProgress(0.25, " ".join(part)))
         while (message := protocol.read_to_worker(sys.stdin.buffer)) is not None:
             if isinstance(message, Ping):
                 send(Pong(message.nonce, WorkerStatus()))
-                send(LoadProgress(0.25, " ".join(trying)))
+                send(LoadProgress(0.25, " ".join(part)))
 
     def start_saving(self) -> None:
         """Be ready; when told to stop, take a while, and report that some prompts were not written to disk."""

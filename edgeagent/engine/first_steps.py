@@ -35,18 +35,18 @@ _NUM_BEFORE, _NUM_DRAFTS = 4, 4  # for that test: tokens before the drafts, and 
 TOKENIZER, FIRST_STEPS = "the tokenizer", "the first tokens"
 
 
-def try_out(model: Model, runner: LlamaRunner, on_try: Callable[[str], None], costs: CostModel | None = None) -> float:
+def try_out(model: Model, runner: LlamaRunner, on_part: Callable[[str], None], costs: CostModel | None = None) -> float:
     """Try out a model, and return how many bytes each token adds to a saved block; 0 if a block is only a state.
 
     Tokenize a text, then compute a token, a batch and another token. The cells are empty afterwards. The batch has at
     most 32 tokens, and fewer on a slow machine, so that it takes a few seconds at most. Its time is added to `costs`,
-    so that the chunks of the first prompt have a suitable size. `on_try` gets the name of each part before it begins,
+    so that the chunks of the first prompt have a suitable size. `on_part` gets the name of each part before it begins,
     since llama.cpp may end the process there. Raise ModelLoadFailed, which names the file and what is wrong with it.
     """
     path = model.path
-    on_try(f"{TOKENIZER} of {path}")
+    on_part(f"{TOKENIZER} of {path}")
     text = _tokenize(model, path)
-    on_try(f"{FIRST_STEPS} of {path}")
+    on_part(f"{FIRST_STEPS} of {path}")
     # Tokens from the whole vocabulary are tried too, since each has its own row of weights.
     spread = np.linspace(0, model.num_tokens - 1, _NUM_TOKENS).astype(int).tolist()
     tokens = [*text[: _NUM_TOKENS // 2], *spread]

@@ -154,30 +154,30 @@ ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
 class LoadProgress(Struct, frozen=True, tag="progress"):
     """How much of the model is loaded, 0 to 1.
 
-    `trying` describes the part of a file that is tried next; "" if none is. If the process then crashes, that part is
+    `part` describes the part of a file that is tried next; "" if none is. If the process then crashes, that part is
     reported as the cause.
     """
 
     fraction: float
-    trying: str = ""
+    part: str = ""
 
 
 MEASUREMENTS = "the measurements of settings"
-"""The value of `LoadProgress.trying` while settings are measured (see `EngineConfig.calibration_s`)."""
+"""The value of `LoadProgress.part` while settings are measured (see `EngineConfig.calibration_s`)."""
 
 
-def adapter_trial(path: str) -> str:
-    """Return the `LoadProgress.trying` of an adapter. If the process ends, the daemon knows which adapter it tried."""
+def adapter_part(path: str) -> str:
+    """Return the `LoadProgress.part` of an adapter. If the process ends, the daemon knows which adapter it tried."""
     return f"the adapter {path}"
 
 
-def draft_trial(path: str) -> str:
-    """Return the `LoadProgress.trying` of a draft model. The worker sends it before it opens the draft's file."""
+def draft_part(path: str) -> str:
+    """Return the `LoadProgress.part` of a draft model. The worker sends it before it opens the draft's file."""
     return f"the draft {path}"
 
 
 def rewind_part(path: str) -> str:
-    """Return the `LoadProgress.trying` of the test whether the model at `path` can remove refused drafts."""
+    """Return the `LoadProgress.part` of the test whether the model at `path` can remove refused drafts."""
     return f"removing refused drafts of {path}"
 
 

@@ -226,14 +226,14 @@ def _load(
             last = fraction
             frames.put(LoadProgress(fraction))
 
-    def report_trial(trying: str) -> None:
-        frames.put(LoadProgress(last, trying))
+    def report_part(part: str) -> None:
+        frames.put(LoadProgress(last, part))
 
     started_s = time.monotonic()
     opened = open_model(message, report)
     if needs_whole_texts(opened.model):
-        return EncoderHost(message, opened, sandbox, report_trial, started_s)
-    return Host(message, opened, sandbox, store, report_trial, make, started_s)
+        return EncoderHost(message, opened, sandbox, report_part, started_s)
+    return Host(message, opened, sandbox, store, report_part, make, started_s)
 
 
 def _start(host: Host | EncoderHost, frames: Frames) -> GeneratorLoop | EncoderLoop:

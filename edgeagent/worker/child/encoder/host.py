@@ -31,12 +31,12 @@ class EncoderHost:
         load: Load,
         opened: Opened,
         sandbox: tuple[str, ...] = (),
-        on_try: Callable[[str], None] = lambda _: None,
+        on_part: Callable[[str], None] = lambda _: None,
         started_s: float | None = None,
     ) -> None:
         """Warm the model up; raise ModelLoadFailed if it cannot compute.
 
-        Before a part of a file is tried, `on_try` gets a description of the part: a damaged file may crash the process.
+        Before a part of a file is tried, `on_part` gets a description of the part: a damaged file may crash the process.
         `started_s` is the time.monotonic when the load began; None means now.
         """
         started_s = time.monotonic() if started_s is None else started_s
@@ -47,12 +47,12 @@ class EncoderHost:
         self.to_keep = b""
         self._threads = None if config.threads else ThreadGovernor(num_usable_cores())
         self._num_threads = config.threads or num_usable_cores()
-        on_try(f"{TOKENIZER} of {model.path}")
+        on_part(f"{TOKENIZER} of {model.path}")
         special = special_texts(model)
         self._vocabulary = LongTextVocabulary(model, special)
         self._texts = TextReader(model, self._vocabulary, self.encoder.max_tokens, self._embedding_length)
         self._pairs = PairReader(model, self._vocabulary, special.control, self.encoder.max_tokens)
-        on_try(f"{FIRST_STEPS} of {model.path}")
+        on_part(f"{FIRST_STEPS} of {model.path}")
         self._warm_up()
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 

@@ -11,7 +11,7 @@ from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import OutOfCells
 from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed
-from edgeagent.worker.protocol import adapter_trial
+from edgeagent.worker.protocol import adapter_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,16 @@ class Adapters:
 
 
 def load_adapters(
-    runner: LlamaRunner, paths: Mapping[str, str], unusable: Mapping[str, str], on_try: Callable[[str], None]
+    runner: LlamaRunner, paths: Mapping[str, str], unusable: Mapping[str, str], on_part: Callable[[str], None]
 ) -> Adapters:
     """Load a model's adapters and try each once. An adapter that does not fit the model or fails is unusable.
 
     `paths` has the adapters' files by name. `unusable` has the reasons for adapters that are known to be unusable, also
-    by name. Before an adapter is tried, `on_try` gets its description, since a damaged one may crash the process.
+    by name. Before an adapter is tried, `on_part` gets its description, since a damaged one may crash the process.
     """
     found, refused = {}, dict(unusable)
     for name, path in paths.items():
-        on_try(adapter_trial(path))
+        on_part(adapter_part(path))
         try:
             adapter = Adapter(runner.model, Path(path))
             runner.add_adapter(adapter)

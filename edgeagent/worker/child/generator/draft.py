@@ -22,7 +22,7 @@ from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.types import Choice
 from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.learned import Lessons
-from edgeagent.worker.protocol import Load, draft_trial
+from edgeagent.worker.protocol import Load, draft_part
 
 # A draft model's cells take about this fraction of its target's memory.
 DRAFT_SHARE = 1 / 8
@@ -58,13 +58,13 @@ class DraftLoader:
     store: BlockStore | None
     codec: CellPacker | None
 
-    def load(self, load: Load, on_try: Callable[[str], None]) -> DraftSetup:
+    def load(self, load: Load, on_part: Callable[[str], None]) -> DraftSetup:
         """Return a load's draft model. If it cannot be used, free its memory and return the reason.
 
-        Before the draft's file is opened, `on_try` gets its description, since a damaged file may end the process.
+        Before the draft's file is opened, `on_part` gets its description, since a damaged file may end the process.
         """
         assert load.draft_path is not None
-        on_try(draft_trial(load.draft_path))
+        on_part(draft_part(load.draft_path))
         with ExitStack() as opened:
             try:
                 draft = self._open(load, Path(load.draft_path), opened)
@@ -74,7 +74,7 @@ class DraftLoader:
                 self.block_keys.forget_draft()
                 by = "memory" if isinstance(error, ModelOutOfMemory | MemoryError) else "trial"
                 draft = DraftSetup(None, by, _reason(error, load.draft_path))
-        on_try(f"{FIRST_STEPS} of {load.path}")  # which are computed next
+        on_part(f"{FIRST_STEPS} of {load.path}")  # which are computed next
         return draft
 
     def _open(self, load: Load, path: Path, opened: ExitStack) -> DraftSetup:

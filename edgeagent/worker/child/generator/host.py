@@ -72,14 +72,14 @@ class Host:
         opened: Opened,
         sandbox: tuple[str, ...] = (),
         store: BlockStore | None = None,
-        on_try: Callable[[str], None] = lambda _: None,
+        on_part: Callable[[str], None] = lambda _: None,
         make: MakeTemplate = open_here,
         started_s: float | None = None,
     ) -> None:
         """Make a model ready. Raise ModelLoadFailed, whose message says what to do.
 
         `sandbox` is shown in the status. `store` keeps blocks on disk, on its own thread. Before a part of a file is
-        tried, `on_try` gets a description of the part: a damaged file may crash the process. `make` makes a chat
+        tried, `on_part` gets a description of the part: a damaged file may crash the process. `make` makes a chat
         template from an Open. `started_s` is the time.monotonic when the load began; None means now.
         """
         started_s = time.monotonic() if started_s is None else started_s
@@ -88,11 +88,11 @@ class Host:
         self._num_gpu_bytes = opened.num_gpu_bytes
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
-        self._open_runner(load, opened, on_try)
-        self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_try)
+        self._open_runner(load, opened, on_part)
+        self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_part)
         costs = CostModel(self._runner.max_batch, self._runner.attention_tile)
         self._lessons.teach(costs)
-        self._token_bytes = try_out(self.model, self._runner, on_try, costs)
+        self._token_bytes = try_out(self.model, self._runner, on_part, costs)
         self._block_tokens = choose_block_tokens(self._token_bytes)
         self._store = store
         self._codec = CellPacker() if config.cache_type == "q8_0" else None
@@ -104,7 +104,7 @@ class Host:
             self._note(f"--ctx {config.ctx} is less than the shortest context, which has {CONTEXT_STEP} tokens")
         for name in self._adapters.unusable.keys() - load.unusable_adapters.keys():
             self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
-        drafters = self._make_drafters(load, opened, costs, on_try)
+        drafters = self._make_drafters(load, opened, costs, on_part)
         self.engine = self._make_engine(load, config, costs, drafters)
         self._lessons.teach_engine(self.engine)
         self._open_text(config, make)
@@ -114,14 +114,14 @@ class Host:
             self.engine.refresh()
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
-    def _open_runner(self, load: Load, opened: Opened, on_try: Callable[[str], None]) -> None:
+    def _open_runner(self, load: Load, opened: Opened, on_part: Callable[[str], None]) -> None:
         """Make the runner, which is the model's context, with the settings that are fastest on this machine."""
         config = opened.config
         chosen = choose(
             self.model,
             config,
             load.kept,
-            lambda: on_try(MEASUREMENTS),
+            lambda: on_part(MEASUREMENTS),
             kv_bytes_per_token=opened.kv_bytes_per_token,
             layers=opened.layers,
             is_replacing=load.is_replacing,
@@ -298,18 +298,18 @@ class Host:
             self._store.configure_writer(self._block_tokens, int(prefixes.max_pending_bytes / share))
         return prefixes
 
-    def _make_drafters(self, load: Load, opened: Opened, costs: CostModel, on_try: Callable[[str], None]) -> Drafters:
+    def _make_drafters(self, load: Load, opened: Opened, costs: CostModel, on_part: Callable[[str], None]) -> Drafters:
         config = opened.config
         if config.draft_tokens == 0:
             self._draft = DraftSetup(None, "option", "--draft-tokens 0")
             return Drafters(max_tokens=0)
-        why_none, self._choices = check_drafts(self.model, self._runner, load, self._choices, on_try)
+        why_none, self._choices = check_drafts(self.model, self._runner, load, self._choices, on_part)
         if why_none:
             self._draft = DraftSetup(None, "model", why_none)
             if load.draft_path is not None:
                 self._warn(f"{load.path} runs without speculation: {why_none}")
             return Drafters(max_tokens=0)
-        self._draft = self._load_draft(load, opened, on_try)
+        self._draft = self._load_draft(load, opened, on_part)
         model = self._draft.model
         ngrams = NgramDrafter() if config.draft_ngrams or model is not None else None
         if ngrams is not None and model is None:
@@ -318,7 +318,7 @@ class Host:
             measure_small_steps(self._runner, costs)
         return Drafters(model, ngrams, max_tokens=config.draft_tokens, max_forced=config.draft_tokens)
 
-    def _load_draft(self, load: Load, opened: Opened, on_try: Callable[[str], None]) -> DraftSetup:
+    def _load_draft(self, load: Load, opened: Opened, on_part: Callable[[str], None]) -> DraftSetup:
         """Load the draft model. If there is none, return the reason. If it cannot be used, also add a warning."""
         if load.draft_path is None:
             return DraftSetup(None, load.draft_by, load.draft_why)
@@ -327,7 +327,7 @@ class Host:
         else:
             config = opened.draft_config
             loader = DraftLoader(self._runner, config, self._lessons, self._block_keys, self._store, self._codec)
-            draft = loader.load(load, on_try)
+            draft = loader.load(load, on_part)
         if draft.runner is None:
             self._warn(f"runs without its draft: {draft.why}")
         else:

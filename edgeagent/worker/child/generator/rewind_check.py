@@ -16,12 +16,12 @@ _DRAFTS = "drafts"
 
 
 def check_drafts(
-    model: Model, runner: LlamaRunner, load: Load, choices: Sequence[Choice], on_try: Callable[[str], None]
+    model: Model, runner: LlamaRunner, load: Load, choices: Sequence[Choice], on_part: Callable[[str], None]
 ) -> tuple[str, tuple[Choice, ...]]:
     """Return why a model cannot use drafts ("" if it can), and the model's choices.
 
     If the model can use drafts, these are `choices`. Otherwise they also have a choice named "drafts" with the value
-    "none" and the reason; it replaces an earlier one of that name. `on_try` is called before a trial computation, which
+    "none" and the reason; it replaces an earlier one of that name. `on_part` is called before a trial computation, which
     may end the process. The runner's cells must be empty before the call, and are empty again afterwards.
     """
     if load.why_no_drafts:
@@ -30,7 +30,7 @@ def check_drafts(
         return "", tuple(choices)
     planned = next((choice for choice in choices if choice.name == _DRAFTS), None)
     if runner.max_rewind:
-        on_try(rewind_part(load.path))
+        on_part(rewind_part(load.path))
         try:
             if can_rewind(runner):
                 return "", tuple(choices)
@@ -38,7 +38,7 @@ def check_drafts(
         except (InternalError, OutOfCells) as error:
             by, why = "trial", f"removing refused drafts was tried and failed ({error})"
         finally:
-            on_try(f"{FIRST_STEPS} of {load.path}")  # which are computed next
+            on_part(f"{FIRST_STEPS} of {load.path}")  # which are computed next
     elif planned is not None and planned.value == "none":
         by, why = planned.by, planned.why
     else:

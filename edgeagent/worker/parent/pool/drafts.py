@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from edgeagent.errors import EdgeAgentError, ModelDamaged, ModelLoadFailed
 from edgeagent.types import FileShape
 from edgeagent.worker.parent.pool.model_files import identity
-from edgeagent.worker.protocol import draft_trial
+from edgeagent.worker.protocol import draft_part
 
 logger = logging.getLogger(__name__)
 
@@ -96,16 +96,16 @@ class DraftChooser:
         if draft.is_trouble:
             logger.warning("%s runs without its draft: %s", self.found.name, draft.why)
         path = draft.path
-        self._tried = ("", "") if path is None else (draft_trial(str(path.absolute())), identity(path))
+        self._tried = ("", "") if path is None else (draft_part(str(path.absolute())), identity(path))
         return draft
 
-    def leave_out(self, trying: str, cause: str) -> bool:
-        """If `trying` describes the trial of the last load's draft, leave this draft out of the next loads.
+    def omit_part(self, part: str, cause: str) -> bool:
+        """If `part` describes the trial of the last load's draft, leave this draft out of the next loads.
 
         Return whether it does. The draft is used again once its file is replaced.
         """
         tried, given = self._tried
-        if not tried or trying != tried:
+        if not tried or part != tried:
             return False
         self._fatal[tried] = given, cause
         return True
@@ -130,7 +130,7 @@ class DraftChooser:
         """Return a draft with its header, or the reason why it cannot be used. Raise ModelLoadFailed; see `choose`."""
         try:
             own = self.checks.validate(path)
-            given, cause = self._fatal.get(draft_trial(str(path.absolute())), ("", ""))
+            given, cause = self._fatal.get(draft_part(str(path.absolute())), ("", ""))
             if cause and given == identity(path):
                 raise ModelDamaged(f"{path} ended the process that tried it ({cause}); get the file again")
             why = _mismatch(header, self.found.path, own, path, self.checks.difference)

@@ -18,7 +18,7 @@ from edgeagent.types import FileShape
 from edgeagent.worker.parent.pool.drafts import NO_DRAFT, DraftChecks, DraftChooser, FoundDraft, Header
 from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.model_files import GivenFolder, ModelFiles, identity
-from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_trial, rewind_part
+from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_part, rewind_part
 
 logger = logging.getLogger(__name__)
 
@@ -176,24 +176,24 @@ class Preparation:
                 logger.warning("%s is loaded without its adapter %s: %s", self.name, name, error.message)
         return found
 
-    def leave_out(self, trying: str, cause: str) -> bool:
+    def omit_part(self, part: str, cause: str) -> bool:
         """Leave a part out of the next loads, because its trial ended the process. Return False if the model needs it.
 
-        `trying` is the part's description (`LoadProgress.trying`). An adapter or a draft model is left out until its
+        `part` is the part's description (`LoadProgress.part`). An adapter or a draft model is left out until its
         file is replaced. Drafts of any kind are left out until the model's file is replaced, and the measurements of
         settings until the daemon ends.
         """
-        if trying == MEASUREMENTS:
+        if part == MEASUREMENTS:
             self._is_measured = False
             return True
-        if trying == rewind_part(str(self.path.absolute())):
+        if part == rewind_part(str(self.path.absolute())):
             self._why_no_drafts = self._given, f"removing refused drafts ended the process ({cause})"
             return True
         for name, given in self._tried.items():
-            if trying == adapter_trial(str(self.adapters[name].absolute())):
+            if part == adapter_part(str(self.adapters[name].absolute())):
                 self._fatal[name] = given, cause
                 return True
-        return self._draft.leave_out(trying, cause)
+        return self._draft.omit_part(part, cause)
 
     def _engine_of_load(self) -> EngineConfig:
         return self.engine if self._is_measured else self.engine.model_copy(update={"calibration_s": 0.0})

@@ -84,7 +84,7 @@ class PoolModel:
             clock=workers.clock,
             keep=lambda content: workers.keep(self, content),
             load_time=self._load_time,
-            leave_out=self.preparation.leave_out,
+            omit_part=self.preparation.omit_part,
         )
 
     async def _prepare(self) -> Load:

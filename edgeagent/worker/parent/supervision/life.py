@@ -48,23 +48,23 @@ class Life:
             tick(now_s - last_s)
             last_s = now_s
 
-    def hang(self, why: str, leave_out: Callable[[str, str], bool]) -> Death:
-        """Return the Death of a process that hangs, as described in `why`. See Supervisor for `leave_out`."""
-        is_trial = self.ready_at_s is None and bool(self.vitals.trying)
-        left_out = self.vitals.trying if is_trial and leave_out(self.vitals.trying, why) else ""
-        return Death(why, Fate.HUNG, left_out=left_out)
+    def hang(self, why: str, omit_part: Callable[[str, str], bool]) -> Death:
+        """Return the Death of a process that hangs, as described in `why`. See Supervisor for `omit_part`."""
+        is_trial = self.ready_at_s is None and bool(self.vitals.tried_part)
+        omitted_part = self.vitals.tried_part if is_trial and omit_part(self.vitals.tried_part, why) else ""
+        return Death(why, Fate.HUNG, omitted_part=omitted_part)
 
-    def death_of(self, channel: Channel, leave_out: Callable[[str, str], bool]) -> Death:
-        """Return the Death of a process that ended although it was not asked to. See Supervisor for `leave_out`."""
+    def death_of(self, channel: Channel, omit_part: Callable[[str, str], bool]) -> Death:
+        """Return the Death of a process that ended although it was not asked to. See Supervisor for `omit_part`."""
         assert channel.returncode is not None
         cause = channel.describe_end(has_seen_prompts=self.has_seen_prompts)
         death = Death(cause, Fate.KILLED if is_from_outside(channel.returncode) else Fate.CRASHED)
         death = replace(death, is_short_of_memory=self.ready_at_s is None and channel.was_short_of_memory)
         is_damaged = death.fate is Fate.CRASHED and not death.is_short_of_memory
-        if self.ready_at_s is None and self.vitals.trying and is_damaged:
-            error = refusals.failed_trial(self.vitals.trying, cause)
-            left_out = self.vitals.trying if leave_out(self.vitals.trying, cause) else ""
-            death = replace(death, error=error, left_out=left_out)
+        if self.ready_at_s is None and self.vitals.tried_part and is_damaged:
+            error = refusals.failed_part(self.vitals.tried_part, cause)
+            omitted_part = self.vitals.tried_part if omit_part(self.vitals.tried_part, cause) else ""
+            death = replace(death, error=error, omitted_part=omitted_part)
         return death
 
 

@@ -55,10 +55,10 @@ def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
     )
 
 
-def failed_trial(trying: str, cause: str) -> EdgeAgentError:
-    """Return the error for a file whose trial ended the process. `trying` describes the part of the file."""
+def failed_part(part: str, cause: str) -> EdgeAgentError:
+    """Return the error for a file whose trial ended the process. `part` describes the part of the file."""
     return ModelDamaged(
-        f"the model cannot be served: {one_line(trying)} ended the process ({cause}). The file is damaged, was "
+        f"the model cannot be served: {one_line(part)} ended the process ({cause}). The file is damaged, was "
         "converted wrongly or needs another build of llama.cpp; download it again, or use another one",
         served_by="local",
     )

@@ -16,7 +16,7 @@ class Death:
     - `ready_for_s`: how long the worker had been ready; None if it never was.
     - `error` is set if the model cannot be loaded.
     - `is_short_of_memory`: the load ran out of memory, and the next one may use less.
-    - `left_out`: a description of the part whose trial ended the process, or hung; the next load leaves it out.
+    - `omitted_part`: a description of the part whose trial ended the process, or hung; the next load leaves it out.
     """
 
     cause: str
@@ -24,7 +24,7 @@ class Death:
     ready_for_s: float | None = None
     error: EdgeAgentError | None = None
     is_short_of_memory: bool = False
-    left_out: str = ""
+    omitted_part: str = ""
 
 
 @dataclass(frozen=True, slots=True)

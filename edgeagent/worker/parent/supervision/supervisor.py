@@ -68,16 +68,16 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
         keep: Callable[[bytes], None] = lambda _: None,
         load_time: LoadTime | None = None,
-        leave_out: Callable[[str, str], bool] = lambda _trying, _cause: False,
+        omit_part: Callable[[str, str], bool] = lambda _part, _cause: False,
     ) -> None:
         """`prepare` returns the Load. `keep` stores a worker's `Load.kept`. `load_time` has the times of earlier loads.
 
-        `leave_out(part, cause)` is called if the trial of a part ended the process or hung. It returns True if the next
+        `omit_part(part, cause)` is called if the trial of a part ended the process or hung. It returns True if the next
         load leaves this part out.
         """
         self.name = name
         self._keep = keep
-        self._leave_out = leave_out
+        self._omit_part = omit_part
         self._prepare = prepare
         self._command = command
         self._patience = patience or Patience()
@@ -220,8 +220,8 @@ class Supervisor:
                     self._num_short_loads += 1
                     logger.warning("%s is loaded again with less memory: %s", self.name, death.cause)
                     continue
-                if death.left_out:
-                    logger.warning("%s is loaded again without %s: %s", self.name, death.left_out, death.cause)
+                if death.omitted_part:
+                    logger.warning("%s is loaded again without %s: %s", self.name, death.omitted_part, death.cause)
                     continue
                 if death.error is not None:
                     retry_s = death.error.retry_after_s or self._patience.load_retry_s
@@ -267,7 +267,7 @@ class Supervisor:
         hang = self._life.vitals.tick(elapsed_s, channel.signs(), pending)
         if hang is not None:
             self._requests.blame(self._life.vitals.culprit, hang)
-            self._condemn(self._life.hang(hang, self._leave_out))
+            self._condemn(self._life.hang(hang, self._omit_part))
         elif (ping := self._life.vitals.ping()) is not None:
             channel.send(ping)
 
@@ -283,7 +283,7 @@ class Supervisor:
             is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
             self._disk_trouble.note_end(channel.stderr_tail())
         else:
-            death = self._life.death_of(channel, self._leave_out)
+            death = self._life.death_of(channel, self._omit_part)
         if not is_gone:
             death = replace(death, cause=f"{death.cause}; process {channel.pid} cannot be killed")
         self._channel = None

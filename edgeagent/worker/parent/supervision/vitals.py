@@ -23,7 +23,7 @@ class Vitals:
         self._nonce = 0
         self._is_pong_due = False
         self.status: WorkerStatus | None = None
-        self.trying = ""  # a description of the part of the model that is being tried
+        self.tried_part = ""  # a description of the part of the model that is being tried
         self.has_worked = False  # a step has ended
 
     @property
@@ -39,7 +39,7 @@ class Vitals:
     def on_load_progress(self, progress: LoadProgress) -> None:
         """Record how much is loaded, and which part is tried next."""
         self._load.advance(progress.fraction)
-        self.trying = progress.trying
+        self.tried_part = progress.part
 
     def on_progress(self) -> None:
         """Restart the waits for a pong and for a step.

@@ -421,7 +421,7 @@ def test_adapters_change_the_answer_and_have_prefixes_of_their_own(tiny_model: T
     config = EngineConfig(threads=1, ctx=CONTEXT, flash_attention="off").model_dump_json().encode()
     message = Load("tiny", str(path), None, config, adapters=adapters)
     tried: list[str] = []
-    host = Host(message, open_model(message), on_try=tried.append)
+    host = Host(message, open_model(message), on_part=tried.append)
     prompt = TextPrompt("in the and the in the and the in the and the in the and the")
     answers = {
         name: [generate(host, prompt, max_tokens=8, adapter=name) for _ in range(2)] for name in ("", "one", "two")

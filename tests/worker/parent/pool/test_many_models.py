@@ -27,7 +27,7 @@ from edgeagent.worker.parent.pool.kept_choices import KeptChoices
 from edgeagent.worker.parent.pool.loading import Checks, Preparation
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
-from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_trial, draft_trial, rewind_part
+from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_part, draft_part, rewind_part
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.parent.pool.test_pool import Files
 from tests.worker.support import QUICK, Record, eventually, request
@@ -385,12 +385,12 @@ def test_an_adapter_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_
         path.write_bytes(b"x")
     preparation = prepared(tmp_path, adapters=paths)
     assert preparation.load().adapters.keys() == paths.keys()
-    assert not preparation.leave_out("the tokenizer of m.gguf", "SIGSEGV")
-    assert preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV")
+    assert not preparation.omit_part("the tokenizer of m.gguf", "SIGSEGV")
+    assert preparation.omit_part(adapter_part(str(paths["two"])), "SIGSEGV")
     load = preparation.load()
     assert load.adapters.keys() == {"one"}
     assert load.unusable_adapters == {"two": f"{paths['two']} ended the process that tried it (SIGSEGV)"}
-    assert not preparation.leave_out(adapter_trial(str(paths["two"])), "SIGSEGV"), "it was not tried again"
+    assert not preparation.omit_part(adapter_part(str(paths["two"])), "SIGSEGV"), "it was not tried again"
     paths["two"].write_bytes(b"other")
     assert preparation.load().adapters.keys() == paths.keys()
 
@@ -402,12 +402,12 @@ def test_a_draft_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_pat
     preparation = prepared(tmp_path, draft="d")
     load = preparation.load()
     assert (load.draft_path, load.draft_why, load.draft_by) == (str(path), "you named it", "option")
-    assert not preparation.leave_out(draft_trial("/another.gguf"), "SIGSEGV")
-    assert preparation.leave_out(draft_trial(str(path)), "SIGSEGV")
+    assert not preparation.omit_part(draft_part("/another.gguf"), "SIGSEGV")
+    assert preparation.omit_part(draft_part(str(path)), "SIGSEGV")
     load = preparation.load()
     assert load.draft_path is None and load.draft_by == "trial"
     assert load.draft_why == f"{path} ended the process that tried it (SIGSEGV); get the file again"
-    assert not preparation.leave_out(draft_trial(str(path)), "SIGSEGV"), "it was not tried again"
+    assert not preparation.omit_part(draft_part(str(path)), "SIGSEGV"), "it was not tried again"
     path.write_bytes(b"other")
     assert preparation.load().draft_path == str(path)
 
@@ -417,7 +417,7 @@ def test_drafts_whose_removal_ended_the_process_are_left_out_until_the_model_is_
     path.write_bytes(b"x")
     preparation = prepared(tmp_path)
     assert preparation.load().why_no_drafts == ""
-    assert preparation.leave_out(rewind_part(str(path)), "SIGABRT")
+    assert preparation.omit_part(rewind_part(str(path)), "SIGABRT")
     assert preparation.load().why_no_drafts == "removing refused drafts ended the process (SIGABRT)"
     path.write_bytes(b"other")
     assert preparation.load().why_no_drafts == ""
@@ -437,7 +437,7 @@ def test_measurements_that_ended_the_process_are_left_out(tmp_path: Path) -> Non
         return EngineConfig.model_validate_json(preparation.load().engine_config).calibration_s
 
     assert calibration_s() > 0
-    assert preparation.leave_out(MEASUREMENTS, "SIGABRT")
+    assert preparation.omit_part(MEASUREMENTS, "SIGABRT")
     assert calibration_s() == 0
     assert preparation.engine.calibration_s > 0, "the option stays"
 

@@ -20,7 +20,7 @@ from edgeagent.worker.protocol import Load
 def make_model(engine: EngineConfig) -> PoolModel:
     load = Load("m", "m.gguf", None, engine.model_dump_json().encode())
     preparation = cast(
-        Preparation, SimpleNamespace(name="m", engine=engine, load=lambda: load, leave_out=lambda *_: False)
+        Preparation, SimpleNamespace(name="m", engine=engine, load=lambda: load, omit_part=lambda *_: False)
     )
 
     async def make_room(_: PoolModel) -> None:

@@ -65,15 +65,15 @@ async def test_a_stalled_load_is_a_crash(make: Make, caplog: pytest.LogCaptureFi
 async def test_a_part_whose_trial_hangs_is_left_out(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     told: list[tuple[str, str]] = []
 
-    def leave_out(trying: str, cause: str) -> bool:
-        told.append((trying, cause))
+    def omit_part(part: str, cause: str) -> bool:
+        told.append((part, cause))
         return True
 
     patience = replace(QUICK, load_timeout_s=0.5)
-    supervisor = make("stall draft.gguf", "ok", patience=patience, leave_out=leave_out)
+    supervisor = make("stall draft.gguf", "ok", patience=patience, omit_part=omit_part)
     assert (await submit(supervisor, "answer 1").end()).text == "0 "
-    ((trying, cause),) = told
-    assert trying == "draft.gguf" and cause.startswith("hung while loading")
+    ((part, cause),) = told
+    assert part == "draft.gguf" and cause.startswith("hung while loading")
     assert "stub is loaded again without draft.gguf" in caplog.text
     assert supervisor.status().num_restarts == 0
 
