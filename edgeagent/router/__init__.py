@@ -27,7 +27,7 @@ def build(config: Config) -> Router:
     from edgeagent.store.names.split import split_paths
     from edgeagent.store.resolve import Library
     from edgeagent.store.verified import VerifiedFiles
-    from edgeagent.worker.parent.pool.kept_choices import KeptChoices
+    from edgeagent.worker.parent.pool.tuning_store import TuningStore
     from edgeagent.worker.parent.pool.pool import Pool
     from edgeagent.worker.parent.supervision.disk_cache import prepare_disk_cache
 
@@ -58,7 +58,7 @@ def build(config: Config) -> Router:
         find_draft=DraftFinder(Library.of(config)).find,
         known_sha256=lambda path: known_sha256(path, verified),
         disk_cache=lambda: prepare_disk_cache(config),
-        kept=KeptChoices(config.state_dir.absolute() / "calibrations"),
+        tuning_store=TuningStore(config.state_dir.absolute() / "calibrations"),
         names_stamp=OwnNamesFile(config.state_dir.absolute()).stamp,
     )
     return Router([LocalBackend(pool)], remote_access, targets=targets)

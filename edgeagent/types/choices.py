@@ -76,7 +76,7 @@ class DraftRecord(Struct, frozen=True, rename={"verified": "judged", "accepted":
     accepted: Counts
 
 
-class Learned(Struct, frozen=True):
+class LearnedCosts(Struct, frozen=True):
     """What an engine learned from its steps: their mean times, and how many draft tokens were accepted.
 
     `draft` identifies the file of the draft model: its path, size and time of change; "" without a draft model.
@@ -89,7 +89,7 @@ class Learned(Struct, frozen=True):
     records: Annotated[tuple[DraftRecord, ...], Meta(max_length=64)] = ()
 
 
-class Kept(Struct, frozen=True):
+class SavedTuning(Struct, frozen=True):
     """What the daemon keeps for the next load of a model: its calibration, the choice made, and what was learned.
 
     `conditions` describes the model, the settings and the machine. If they differ at the next load, the measurements
@@ -103,7 +103,7 @@ class Kept(Struct, frozen=True):
     is_flash: bool
     micro_batch: Count
     num_tries: Annotated[int, Meta(ge=0, le=1 << 31)]
-    learned: Learned | None = None
+    learned: LearnedCosts | None = None
     work: Annotated[tuple[StepSums, ...], Meta(max_length=8)] = ()
 
 

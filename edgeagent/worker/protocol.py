@@ -63,7 +63,8 @@ class Load(Struct, frozen=True, tag="load"):
     - `shapes` has the FileShape of the model, then that of its draft; empty if the model's header could not be read.
     - `room_bytes` is how much of the machine's memory the model may use; 0 means all that is free.
     - `num_tries` is the number of earlier loads that failed because memory ran out.
-    - `kept` is what an earlier worker of this model measured and learned: the last `Ready.to_keep` or `Keep.content`.
+    - `saved_tuning` is what an earlier worker of this model measured and learned: the last `Ready.saved_tuning` or
+      `SaveTuning.saved_tuning`. It is the JSON of types.choices.SavedTuning.
     - `adapters` are the paths of the model's LoRA adapters by name.
     - `unusable_adapters` has the reasons why other adapters cannot be used, by name.
     - `is_replacing`: the worker continues an earlier worker's requests, with the same setting of flash attention.
@@ -81,7 +82,7 @@ class Load(Struct, frozen=True, tag="load"):
     shapes: tuple[FileShape, ...] = ()
     room_bytes: int = 0
     num_tries: int = 0
-    kept: bytes = b""
+    saved_tuning: bytes = b""
     adapters: dict[str, str] = {}
     unusable_adapters: dict[str, str] = {}
     is_replacing: bool = False
@@ -184,19 +185,19 @@ def rewind_part(path: str) -> str:
 class Ready(Struct, frozen=True, tag="ready"):
     """The model is loaded and warm.
 
-    `notes` and `warnings` are lines for the daemon's log. `to_keep` is the `Load.kept` of the next worker.
+    `notes` and `warnings` are lines for the daemon's log. `saved_tuning` is the `Load.saved_tuning` of the next worker.
     """
 
     info: ModelInfo
     notes: tuple[str, ...] = ()
-    to_keep: bytes = b""
+    saved_tuning: bytes = b""
     warnings: tuple[str, ...] = ()
 
 
-class Keep(Struct, frozen=True, tag="keep"):
-    """A newer value for `Load.kept`. It includes what the worker has learned since it sent `Ready.to_keep`."""
+class SaveTuning(Struct, frozen=True, tag="save_tuning"):
+    """A newer value for `Load.saved_tuning`. It includes what the worker has learned since it sent its Ready."""
 
-    content: bytes
+    saved_tuning: bytes
 
 
 class LoadFailed(Struct, frozen=True, tag="load_failed"):
@@ -263,7 +264,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     status: WorkerStatus
 
 
-FromWorker = LoadProgress | Ready | Keep | LoadFailed | StepResult | AnswerPart | Failed | Pong
+FromWorker = LoadProgress | Ready | SaveTuning | LoadFailed | StepResult | AnswerPart | Failed | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

@@ -39,15 +39,15 @@ STAGES = ("cold", "warm", "after a restart")
 class Life:
     """One run of a worker's engine with a disk cache, from load to close.
 
-    `kept` is what earlier runs have learnt about the models: the value that the last `close` returned, or b"".
+    `saved_tuning` is what earlier runs have learnt about the models: the value that the last `close` returned, or b"".
     """
 
-    def __init__(self, target: Path, draft: Path | None, folder: Path, kept: bytes, threads: int) -> None:
+    def __init__(self, target: Path, draft: Path | None, folder: Path, saved_tuning: bytes, threads: int) -> None:
         config = EngineConfig(ctx=4096, threads=threads, sandbox=False, calibration_s=0, draft_ngrams=False)
         disk = DiskCache(str(folder), b"s" * 32, 8 << 30, 0, 86400.0, 0, 10.0)
         load = Load(
             "pair", str(target), None if draft is None else str(draft), config.model_dump_json().encode(),
-            disk=disk, kept=kept,
+            disk=disk, saved_tuning=saved_tuning,
         )  # fmt: skip
         self._host = Host(load, open_model(load), store=start_block_store(disk))
         self.num_drafted = 0
@@ -80,9 +80,9 @@ class Life:
 
     def close(self) -> bytes:
         """Close the engine and return what it has learnt, for the next run."""
-        kept = self._host.to_keep
+        saved_tuning = self._host.saved_tuning
         self._host.close()
-        return kept
+        return saved_tuning
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.own_work import expected_work
 from edgeagent.engine.tuning.workload import Workload
-from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Kept, Measurements, StepSums
+from edgeagent.types.choices import Alternative, CandidateTimes, Choice, SavedTuning, Measurements, StepSums
 
 # A candidate must be better than the default by _MARGIN, or better than an earlier choice by _KEPT_MARGIN. Repeated
 # measurements differ by about as much.
@@ -101,7 +101,7 @@ def decide(
     *,
     num_layers: int,
     option_value: str = "auto",
-    former: Kept | None = None,
+    former: SavedTuning | None = None,
     work: Sequence[StepSums] = (),
     keep_former_form: bool = False,
 ) -> Decision:
@@ -134,7 +134,7 @@ class _Chooser:
         self,
         candidates: Sequence[Attention],
         option_value: str,
-        former: Kept | None,
+        former: SavedTuning | None,
         work: Sequence[StepSums],
         *,
         keep_former_form: bool,
@@ -159,7 +159,7 @@ class _Chooser:
             return self._choose_for_own_work(name, expected, _form_of(former))
         return self._choose(name, seconds, _FORM_SITUATIONS, _form_of(former), _LIMITED_WORKS)
 
-    def expected_work(self, work: Sequence[StepSums], former: Kept) -> dict[str, tuple[StepSums, ...]]:
+    def expected_work(self, work: Sequence[StepSums], former: SavedTuning) -> dict[str, tuple[StepSums, ...]]:
         """Return the work recorded with the earlier choice, with the seconds that it takes with each form.
 
         Empty if that is unknown.
@@ -184,7 +184,7 @@ class _Chooser:
             why += f"; {taken} was chosen before, and another must be better by {_KEPT_MARGIN:.0%}"
         return Choice(name, taken, "measurement", why, alternatives)
 
-    def choose_size(self, candidates: Sequence[Attention], former: Kept | None) -> Choice:
+    def choose_size(self, candidates: Sequence[Attention], former: SavedTuning | None) -> Choice:
         name, sizes = "micro-batch", [str(candidate.micro_batch) for candidate in candidates]
         if len(sizes) == 1:
             return Choice(name, sizes[0], "default", "no other size fits the options and this context")
@@ -262,8 +262,8 @@ class _Chooser:
         return self._scale * (seconds[alone] + max(0.0, added))
 
 
-def _form_of(kept: Kept) -> str:
-    return "on" if kept.is_flash else "off"
+def _form_of(tuning: SavedTuning) -> str:
+    return "on" if tuning.is_flash else "off"
 
 
 def _slower(seconds: Mapping[str, float], usual: Mapping[str, float], limited: Sequence[Workload]) -> str:

@@ -277,7 +277,7 @@ def main() -> int:
     keep_collections_short()
     if store is not None:
         store.yield_to(lambda: loop.status.num_running > 0)
-    writer.frames.put(Ready(host.info, host.notes, host.to_keep, host.warnings))
+    writer.frames.put(Ready(host.info, host.notes, host.saved_tuning, host.warnings))
     questions = Questions(host.make_answerer, writer.frames, loop.read_texts)
     questions.start()
     _Reader(sys.stdin.buffer, host, loop, questions, writer.frames).start()

@@ -29,7 +29,7 @@ from edgeagent.worker.protocol import (
     MAX_FRAME_FROM_WORKER_BYTES,
     Cancel,
     FromWorker,
-    Keep,
+    SaveTuning,
     Load,
     LoadFailed,
     LoadProgress,
@@ -133,7 +133,7 @@ class TestChild:
         child.until(StepResult)
         child.send(Stop())
         assert child.until_finished("live").reason is FinishReason.CANCELLED
-        assert isinstance(child.receive(), Keep), "what it learnt"
+        assert isinstance(child.receive(), SaveTuning), "what it learnt"
         assert child.receive() is None
         assert child.finish() == (0, "")
 

@@ -44,7 +44,7 @@ class EncoderHost:
         self.model, self._num_gpu_bytes = model, opened.num_gpu_bytes
         self.encoder = Encoder(model, config)
         self.notes, self.warnings = opened.notes, ()
-        self.to_keep = b""
+        self.saved_tuning = b""
         self._threads = None if config.threads else ThreadGovernor(num_usable_cores())
         self._num_threads = config.threads or num_usable_cores()
         on_part(f"{TOKENIZER} of {model.path}")

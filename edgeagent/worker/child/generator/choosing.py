@@ -1,4 +1,4 @@
-"""Chooses the engine's settings for a model from a calibration, which is kept from one load to the next.
+"""Chooses the engine's settings for a model from a calibration, which is saved from one load to the next.
 
 The daemon stores the calibration, since the sandbox does not let the worker write files. Another process could have
 changed it, so it is validated when it is read. A forged calibration can only lead to a slow choice.
@@ -25,7 +25,7 @@ from edgeagent.engine.tuning.calibration import MAX_DEPTH, Calibration, most_pro
 from edgeagent.engine.tuning.choices import ContextSize, decide
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import Choice, Kept, Learned, Measurements
+from edgeagent.types.choices import Choice, SavedTuning, LearnedCosts, Measurements
 from edgeagent.types.file_shape import LayerShape
 
 # If a model has different kinds of layers and its file does not say which, their pattern probably repeats after this
@@ -38,27 +38,27 @@ _MAX_TRIES = 3
 _MEMORY_SHARE = 0.25
 _VALUE_BYTES = 4  # of a logit, or of a value of a state
 
-_decoder = msgspec.json.Decoder(Kept)
+_decoder = msgspec.json.Decoder(SavedTuning)
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """The result of `choose`.
 
-    `choices` has all choices with their reasons. `kept` has the calibration and the chosen settings, for the next load.
-    `learned` is what earlier processes learned with the same settings; empty if they learned nothing.
+    `choices` has all choices with their reasons. `tuning` has the calibration and the chosen settings, for the next
+    load. `learned` is what earlier processes learned with the same settings; empty if they learned nothing.
     """
 
     attention: Attention
     choices: tuple[Choice, ...]
-    kept: Kept
-    learned: Learned
+    tuning: SavedTuning
+    learned: LearnedCosts
 
 
 def choose(
     model: Model,
     config: EngineConfig,
-    kept: bytes,
+    saved_tuning: bytes,
     on_measure: Callable[[], None],
     *,
     kv_bytes_per_token: float = 0.0,
@@ -66,7 +66,7 @@ def choose(
     is_replacing: bool = False,
     free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
 ) -> Chosen:
-    """Choose the attention settings by the calibration in `kept`. If that is missing, incomplete or outdated, measure.
+    """Choose the attention settings by the calibration in `saved_tuning`. Measure if it is missing, cut off or outdated.
 
     `layers`: those in the file's header, if known. `is_replacing`: keep flash attention on or off; see Load. Before
     measuring, `on_measure` is called. Nothing is measured if there is only one choice, if calibration is off, after
@@ -76,7 +76,7 @@ def choose(
     size = ContextSize(num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0)
     num_threads = config.threads or num_usable_cores()
     conditions = make_conditions(model, config, num_cells=size.num_cells, num_threads=num_threads)
-    former = read_kept(kept)
+    former = read_tuning(saved_tuning)
     valid = former if former is not None and former.conditions == conditions else None
     measurements, num_tries = (None, 0) if valid is None else (valid.measurements, valid.num_tries)
     is_enough = measurements is not None and measurements.is_whole
@@ -98,13 +98,13 @@ def choose(
     )
     taken = decision.attention
     # "auto" does not count as plain: on a GPU llama.cpp usually takes flash attention.
-    now = Kept(conditions, measurements, taken.flash != "off", taken.micro_batch, num_tries, work=decision.work)
+    now = SavedTuning(conditions, measurements, taken.flash != "off", taken.micro_batch, num_tries, work=decision.work)
     # Step times learned with other settings are useless.
     is_same = former is not None and replace(former, measurements=None, num_tries=0, learned=None, work=()) == replace(
         now, measurements=None, num_tries=0, work=()
     )
     learned = former.learned if is_same and former is not None else None
-    return Chosen(taken, decision.choices, now, learned or Learned())
+    return Chosen(taken, decision.choices, now, learned or LearnedCosts())
 
 
 def _sequence_bytes(model: Model, config: EngineConfig, layers: Sequence[LayerShape]) -> int:
@@ -117,8 +117,8 @@ def _depth(context_size: ContextSize) -> int:
     return max(1, min(MAX_DEPTH, context_size.num_cells // 2))
 
 
-def read_kept(content: bytes) -> Kept | None:
-    """Return the calibration in these bytes; None if they are not valid."""
+def read_tuning(content: bytes) -> SavedTuning | None:
+    """Return the tuning in these bytes; None if they are not valid."""
     try:
         return _decoder.decode(content) if content else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

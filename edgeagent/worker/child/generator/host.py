@@ -46,7 +46,7 @@ from edgeagent.worker.child.generator.choosing import choose
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.derived import derived_choices
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftSetup, DraftLoader
-from edgeagent.worker.child.generator.learned import Lessons
+from edgeagent.worker.child.generator.learned import WarmStart
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.generator.spec import make_spec
@@ -91,7 +91,7 @@ class Host:
         self._open_runner(load, opened, on_part)
         self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_part)
         costs = CostModel(self._runner.max_batch, self._runner.attention_tile)
-        self._lessons.teach(costs)
+        self._warm_start.init_costs(costs)
         self._token_bytes = try_out(self.model, self._runner, on_part, costs)
         self._block_tokens = choose_block_tokens(self._token_bytes)
         self._store = store
@@ -106,7 +106,7 @@ class Host:
             self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
         drafters = self._make_drafters(load, opened, costs, on_part)
         self.engine = self._make_engine(load, config, costs, drafters)
-        self._lessons.teach_engine(self.engine)
+        self._warm_start.init_acceptance(self.engine)
         self._open_text(config, make)
         self.itl_budget_s = config.itl_budget_ms / 1000
         if store is not None:
@@ -120,23 +120,23 @@ class Host:
         chosen = choose(
             self.model,
             config,
-            load.kept,
+            load.saved_tuning,
             lambda: on_part(MEASUREMENTS),
             kv_bytes_per_token=opened.kv_bytes_per_token,
             layers=opened.layers,
             is_replacing=load.is_replacing,
         )
         self._choices = opened.choices + chosen.choices
-        self._lessons = Lessons(chosen.kept, chosen.learned, self.model.num_layers)
+        self._warm_start = WarmStart(chosen.tuning, chosen.learned, self.model.num_layers)
         self._runner = LlamaRunner(self.model, config, attention=chosen.attention, max_rewind=opened.max_rewind)
         self._runners = [self._runner]
         # A configured number of threads is never changed, so that results are reproducible.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
 
     @property
-    def to_keep(self) -> bytes:
-        """What the daemon keeps for the next load (`Load.kept`): the calibration, and what the engine has learned."""
-        return self._lessons.to_keep(self.engine)
+    def saved_tuning(self) -> bytes:
+        """The `Load.saved_tuning` of the next load: the calibration, and what the engine has learned."""
+        return self._warm_start.saved_tuning(self.engine)
 
     def close(self) -> None:
         """Cancel all requests, and save cached blocks to the disk cache if there is one. Call no method afterwards."""
@@ -326,7 +326,7 @@ class Host:
             draft = DraftSetup(None, "memory", opened.why_no_draft)
         else:
             config = opened.draft_config
-            loader = DraftLoader(self._runner, config, self._lessons, self._block_keys, self._store, self._codec)
+            loader = DraftLoader(self._runner, config, self._warm_start, self._block_keys, self._store, self._codec)
             draft = loader.load(load, on_part)
         if draft.runner is None:
             self._warn(f"runs without its draft: {draft.why}")

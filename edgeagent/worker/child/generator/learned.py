@@ -13,35 +13,35 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.tuning.workload import PROMPT_TOKENS, TURN_TOKENS, Workload
-from edgeagent.types.choices import Kept, Learned, StepTime
+from edgeagent.types.choices import SavedTuning, LearnedCosts, StepTime
 from edgeagent.worker.child.frame_writer import Frames
-from edgeagent.worker.protocol import Keep
+from edgeagent.worker.protocol import SaveTuning
 
 _EVERY_S = 60.0
 
 
-class Lessons:
+class WarmStart:
     """Step times and draft acceptance rates from earlier processes.
 
     Those that belong to a draft model are used only if the draft model's file is still the same.
     """
 
-    def __init__(self, kept: Kept, earlier: Learned, num_layers: int) -> None:
-        """`kept` is the calibration of this load. `earlier` is what earlier processes learned; it may be empty."""
-        self._kept = kept
+    def __init__(self, tuning: SavedTuning, earlier: LearnedCosts, num_layers: int) -> None:
+        """`tuning` is this load's. `earlier` is what earlier processes learned; it may be empty."""
+        self._tuning = tuning
         self._num_layers = num_layers
         self._earlier = earlier
         self._draft = ""
 
-    def teach(self, costs: CostModel) -> None:
+    def init_costs(self, costs: CostModel) -> None:
         """Initialise the target's cost model with earlier step times. If there are none, use the calibration.
 
-        Also add `Kept.work`, the sums of the steps of earlier requests.
+        Also add `SavedTuning.work`, the sums of the steps of earlier requests.
         """
-        costs.work.learn(self._kept.work)
-        costs.learn(_steps(self._earlier.times) or _calibrated(self._kept, self._num_layers))
+        costs.work.learn(self._tuning.work)
+        costs.learn(_steps(self._earlier.times) or _calibrated(self._tuning, self._num_layers))
 
-    def teach_draft(self, costs: CostModel, path: Path) -> None:
+    def init_draft_costs(self, costs: CostModel, path: Path) -> None:
         """Initialise a draft's cost model with earlier step times, if they were measured with this draft file."""
         status = path.stat()
         self._draft = f"{path} {status.st_size} {status.st_mtime_ns}"
@@ -49,27 +49,27 @@ class Lessons:
             costs.learn(_steps(self._earlier.draft_times))
 
     def forget_draft(self) -> None:
-        """Undo `teach_draft`. Call this if the draft model cannot be used."""
+        """Undo `init_draft_costs`. Call this if the draft model cannot be used."""
         self._draft = ""
 
-    def teach_engine(self, engine: Engine) -> None:
+    def init_acceptance(self, engine: Engine) -> None:
         """Initialise an engine's acceptance rates with earlier ones, unless the draft model has changed."""
         if self._earlier.draft == self._draft:
             engine.proposals.experience.learn(self._earlier.records)
 
-    def to_keep(self, engine: Engine) -> bytes:
-        """Return the calibration and what the engine has learned until now, encoded for `Load.kept`."""
+    def saved_tuning(self, engine: Engine) -> bytes:
+        """Return the calibration and what the engine has learned until now, encoded for `Load.saved_tuning`."""
         model = engine.proposals.draft_model
-        learned = Learned(
+        learned = LearnedCosts(
             times=_times(engine.cost_model),
             draft=self._draft,
             draft_times=() if model is None else _times(model.costs),
             records=engine.proposals.experience.records(),
         )
-        return msgspec.json.encode(structs.replace(self._kept, learned=learned, work=engine.cost_model.work.sums()))
+        return msgspec.json.encode(structs.replace(self._tuning, learned=learned, work=engine.cost_model.work.sums()))
 
 
-class Keeper:
+class TuningSender:
     """Sends the daemon what an engine has learned: at most once a minute, and at the end.
 
     Nothing is sent while a request is live.
@@ -78,14 +78,15 @@ class Keeper:
     def __init__(
         self,
         engine: Engine,
-        to_keep: Callable[[], bytes],
+        encode: Callable[[], bytes],
         frames: Frames,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._to_keep, self._frames, self._clock = engine, to_keep, frames, clock
+        """`encode` returns the `Load.saved_tuning` of the next load."""
+        self._engine, self._encode, self._frames, self._clock = engine, encode, frames, clock
         self._looked_at_s, self._num_steps = clock(), 0
 
-    def look(self, *, is_last: bool = False) -> None:
+    def send_if_due(self, *, is_last: bool = False) -> None:
         """Send what was learned if no request is live and the engine has made steps since the last time.
 
         With `is_last`, the last time may be less than a minute ago.
@@ -95,7 +96,7 @@ class Keeper:
         self._looked_at_s, num_steps = self._clock(), self._engine.status().num_steps
         if num_steps > self._num_steps:
             self._num_steps = num_steps
-            self._frames.put(Keep(self._to_keep()))
+            self._frames.put(SaveTuning(self._encode()))
 
 
 def _times(costs: CostModel) -> tuple[StepTime, ...]:
@@ -106,7 +107,7 @@ def _steps(times: tuple[StepTime, ...]) -> list[tuple[StepShape, float]]:
     return [(StepShape(round(each.num_tokens), round(each.num_cells), each.num_pairs), each.seconds) for each in times]
 
 
-def _calibrated(kept: Kept, num_layers: int) -> list[tuple[StepShape, float]]:
+def _calibrated(tuning: SavedTuning, num_layers: int) -> list[tuple[StepShape, float]]:
     """Return the shapes and times of the calibration's prompt steps, scaled to `num_layers`. [] if they are unknown.
 
     A prompt chunk was measured with no cells in use, with earlier cells of its own sequence, and with cells of other
@@ -114,12 +115,12 @@ def _calibrated(kept: Kept, num_layers: int) -> list[tuple[StepShape, float]]:
     only one sequence runs, all used cells are its own. A short turn, if it was measured, shows what own cells cost if
     flash attention computes single tokens.
     """
-    found = kept.measurements
+    found = tuning.measurements
     if found is None:
         return []
     seconds: dict[str, float] = {}
     for each in found.candidates:
-        if each.is_flash == kept.is_flash:
+        if each.is_flash == tuning.is_flash:
             seconds |= each.seconds
     turns = {
         Workload.TURN_ALONE: StepShape.alone(TURN_TOKENS, 0),

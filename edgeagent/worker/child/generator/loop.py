@@ -37,7 +37,7 @@ from edgeagent.types import (
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.child.generator.embeddings import Embeddings
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.learned import Keeper
+from edgeagent.worker.child.generator.learned import TuningSender
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.generator.step_frames import step_frames
 from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
@@ -103,10 +103,10 @@ class GeneratorLoop:
 
     def run(self) -> None:
         """Carry out commands and run steps until a Stop command."""
-        keeper = Keeper(self._engine, lambda: self._host.to_keep, self._frames)
+        tuning_sender = TuningSender(self._engine, lambda: self._host.saved_tuning, self._frames)
         while self.turn():
-            keeper.look()
-        keeper.look(is_last=True)
+            tuning_sender.send_if_due()
+        tuning_sender.send_if_due(is_last=True)
 
     def turn(self) -> bool:
         """Carry out the queued commands, then run a step. Wait for a command if there is no work.

@@ -16,7 +16,7 @@ from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
 from edgeagent.types import FileShape
 from edgeagent.worker.parent.pool.drafts import NO_DRAFT, DraftChecks, DraftChooser, FoundDraft, Header
-from edgeagent.worker.parent.pool.kept_choices import KeptChoices
+from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.parent.pool.model_files import GivenFolder, ModelFiles, identity
 from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_part, rewind_part
 
@@ -50,7 +50,7 @@ class Checks:
 
     - `validate` returns a file's header; None if it is unknown. It raises ModelLoadFailed for a file that must not be
       loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
-    - `kept` keeps the calibrations from one load to the next.
+    - `tuning_store` keeps each model's tuning from one load to the next.
     - `disk_cache` prepares and returns a worker's disk cache; None if there is none.
     - `size_of` returns the size of a file in bytes, together with the other parts of a split model.
     - `validate_adapter` checks the file of an adapter. It raises the same errors as `validate`.
@@ -60,7 +60,7 @@ class Checks:
     """
 
     validate: Callable[[Path], Header | None]
-    kept: KeptChoices
+    tuning_store: TuningStore
     disk_cache: Callable[[], DiskCache | None] = lambda: None
     size_of: Callable[[Path], int] = file_size
     validate_adapter: Callable[[Path], None] = lambda _: None
@@ -153,7 +153,7 @@ class Preparation:
             writable=() if disk is None else (disk.folder,),
             disk=disk,
             shapes=shapes,
-            kept=self._checks.kept.read(self.path),
+            saved_tuning=self._checks.tuning_store.read(self.path),
             adapters={name: str(path.absolute()) for name, path in usable.items()},
             unusable_adapters=unusable,
             draft_why=draft.why,

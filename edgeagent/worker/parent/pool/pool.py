@@ -23,7 +23,7 @@ from edgeagent.types import AnswerSoFar, Embed, GenerateRequest, ModelStatus, Re
 from edgeagent.worker.parent.pool import own_options
 from edgeagent.worker.parent.pool.drafts import NO_DRAFT, FoundDraft, Header
 from edgeagent.worker.parent.pool.eviction import Eviction
-from edgeagent.worker.parent.pool.kept_choices import KeptChoices
+from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.parent.pool.known_names import KnownNames
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.pool.loading import Checks, FoundModel, Preparation, file_size
@@ -49,7 +49,7 @@ class Pool:
       called in a thread, and so are the functions for Checks.
     - `offer` raises ModelNotFound (also if requests may not load the model), ModelDamaged or StoreError. If `offer` is
       None, requests may name only configured models.
-    - `kept` has the calibrations of earlier loads. If None, calibrations are kept only in memory.
+    - `tuning_store` has the tunings of earlier loads. If None, tunings are kept only in memory.
     - `read` returns the memory of the machine and of the workers with these process ids.
     - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
     """
@@ -69,14 +69,21 @@ class Pool:
         difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None,
         known_sha256: Callable[[Path], str] = lambda _: "",
         find_draft: Callable[[Any, Any], FoundDraft] = lambda _model, _header: NO_DRAFT,
-        kept: KeptChoices | None = None,
+        tuning_store: TuningStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         read: Callable[[Collection[int]], Memory] = read_memory,
         names_stamp: Callable[[], object] = lambda: None,
     ) -> None:
         self._config = config
         self._checks = Checks(
-            validate, kept or KeptChoices(), disk_cache, size_of, validate_adapter, difference, known_sha256, find_draft
+            validate,
+            tuning_store or TuningStore(),
+            disk_cache,
+            size_of,
+            validate_adapter,
+            difference,
+            known_sha256,
+            find_draft,
         )
         self._resolve = resolve
         self._offer = offer
@@ -95,7 +102,7 @@ class Pool:
             max_models=config.load.max_models,
             read=read,
         )
-        self._workers = Workers(command, self._patience, clock, self._eviction.make_room, self._keep_choices)
+        self._workers = Workers(command, self._patience, clock, self._eviction.make_room, self._save_tuning)
         self._default: str | None = None
         self.pressure = ""
         """At the last check: "memory" if the machine was short of memory, "thermal" if it was too hot, else ""."""
@@ -374,9 +381,9 @@ class Pool:
             for model in list(self._models.values()):
                 await _look_at(model)
 
-    def _keep_choices(self, model: PoolModel, content: bytes) -> None:
-        if self._checks.kept.note(model.preparation.path, content):
-            write = asyncio.create_task(asyncio.to_thread(self._checks.kept.write, model.preparation.path))
+    def _save_tuning(self, model: PoolModel, saved_tuning: bytes) -> None:
+        if self._checks.tuning_store.note(model.preparation.path, saved_tuning):
+            write = asyncio.create_task(asyncio.to_thread(self._checks.tuning_store.write, model.preparation.path))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
 

@@ -31,15 +31,15 @@ _AWAITED_CALIBRATION_S = 0.8
 class Workers:
     """What every model needs to start its worker.
 
-    `make_room` frees memory for a model, or raises an error if the model cannot be loaded. `keep` stores a worker's
-    calibration (`Load.kept`) for the model's next load.
+    `make_room` frees memory for a model, or raises an error if the model cannot be loaded. `save_tuning` stores a
+    worker's tuning (`Load.saved_tuning`) for the model's next load.
     """
 
     command: Sequence[str]
     patience: Patience
     clock: Callable[[], float]
     make_room: Callable[[PoolModel], Awaitable[None]]
-    keep: Callable[[PoolModel, bytes], None]
+    save_tuning: Callable[[PoolModel, bytes], None]
 
 
 class PoolModel:
@@ -82,7 +82,7 @@ class PoolModel:
             command=workers.command,
             patience=workers.patience,
             clock=workers.clock,
-            keep=lambda content: workers.keep(self, content),
+            save_tuning=lambda saved_tuning: workers.save_tuning(self, saved_tuning),
             load_time=self._load_time,
             omit_part=self.preparation.omit_part,
         )

@@ -35,7 +35,7 @@ from edgeagent.worker.protocol import (
     Drop,
     Failed,
     FromWorker,
-    Keep,
+    SaveTuning,
     Load,
     LoadFailed,
     LoadProgress,
@@ -66,17 +66,17 @@ class Supervisor:
         patience: Patience | None = None,
         flood: FloodLimit | None = None,
         clock: Callable[[], float] = time.monotonic,
-        keep: Callable[[bytes], None] = lambda _: None,
+        save_tuning: Callable[[bytes], None] = lambda _: None,
         load_time: LoadTime | None = None,
         omit_part: Callable[[str, str], bool] = lambda _part, _cause: False,
     ) -> None:
-        """`prepare` returns the Load. `keep` stores a worker's `Load.kept`. `load_time` has the times of earlier loads.
+        """`prepare` returns the Load. `save_tuning` stores the next load's `saved_tuning`. `load_time` has earlier times.
 
         `omit_part(part, cause)` is called if the trial of a part ended the process or hung. It returns True if the next
         load leaves this part out.
         """
         self.name = name
-        self._keep = keep
+        self._save_tuning = save_tuning
         self._omit_part = omit_part
         self._prepare = prepare
         self._command = command
@@ -348,12 +348,12 @@ class Supervisor:
                 self._disk_trouble.note(message.status, self._clock())
             case LoadProgress():
                 self._life.vitals.on_load_progress(message)
-            case Ready(info, to_keep=to_keep):
+            case Ready(info, saved_tuning=saved_tuning):
                 self._on_ready(info)
-                self._keep(to_keep)
+                self._save_tuning(saved_tuning)
                 log_notes(self.name, message)
-            case Keep(content):
-                self._keep(content)
+            case SaveTuning(saved_tuning):
+                self._save_tuning(saved_tuning)
             case LoadFailed(code, text, can_take_less):
                 self._on_load_failed(from_code(code, text), can_take_less=can_take_less)
 

@@ -13,10 +13,10 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import OutOfCells
 from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import CandidateTimes, Kept, StepSums
+from edgeagent.types.choices import CandidateTimes, SavedTuning, StepSums
 from edgeagent.types.file_shape import LayerShape
 from edgeagent.worker.child.generator import choosing
-from edgeagent.worker.child.generator.choosing import Chosen, choose, period, read_kept
+from edgeagent.worker.child.generator.choosing import Chosen, choose, period, read_tuning
 from tests.conftest import TinyModel
 
 CONFIG = EngineConfig(threads=1, batch=64, parallel=2, ctx=512, calibration_s=30.0)
@@ -44,9 +44,9 @@ class Load:
         self._model = model
         self.num_measured = 0
 
-    def __call__(self, kept: bytes = b"", **options: object) -> Chosen:
+    def __call__(self, saved_tuning: bytes = b"", **options: object) -> Chosen:
         config = CONFIG.model_copy(update=options)
-        return choose(self._model, config, kept, self._count)
+        return choose(self._model, config, saved_tuning, self._count)
 
     def _count(self) -> None:
         self.num_measured += 1
@@ -57,14 +57,14 @@ def load(model: Model) -> Load:
     return Load(model)
 
 
-def kept_of(chosen: Chosen) -> bytes:
+def saved_tuning_of(chosen: Chosen) -> bytes:
     """Return what would be stored for the next load."""
-    return msgspec.json.encode(chosen.kept)
+    return msgspec.json.encode(chosen.tuning)
 
 
-def opposite(kept: bytes) -> bytes:
+def opposite(saved_tuning: bytes) -> bytes:
     """Return what would be stored if the other form had been much faster."""
-    found = read_kept(kept)
+    found = read_tuning(saved_tuning)
     assert found is not None
     assert found.measurements is not None
     candidates = tuple(
@@ -79,23 +79,23 @@ def test_a_real_model_is_measured_and_what_is_kept_decides_from_then_on(load: Lo
     first = load()
     assert load.num_measured == 1
     assert len(first.choices) == 2
-    kept = opposite(kept_of(first))
-    again = load(kept)
+    saved_tuning = opposite(saved_tuning_of(first))
+    again = load(saved_tuning)
     assert load.num_measured == 1
     assert again.attention.flash == "off"
-    assert load(kept_of(again)).attention == again.attention
+    assert load(saved_tuning_of(again)).attention == again.attention
 
 
 def test_llama_cpp_s_own_choice_is_not_kept_as_plain_attention(load: Load) -> None:
     """As on a GPU, llama.cpp chooses the form for a quantized V cache. A later load without it begins with flash."""
     chosen = load(kv_type_k="q8_0", kv_type_v="q8_0")
     assert chosen.attention.flash == "auto"
-    assert load(kept_of(chosen), calibration_s=0.0).attention.flash == "on"
+    assert load(saved_tuning_of(chosen), calibration_s=0.0).attention.flash == "on"
 
 
 def test_the_next_load_chooses_for_the_work_that_was_done(load: Load) -> None:
     """Plain attention is slower for prompts and ten times as fast for a token behind others."""
-    found = read_kept(kept_of(load()))
+    found = read_tuning(saved_tuning_of(load()))
     assert found is not None
     assert found.measurements is not None
     works = [work for work in Workload if not work.startswith("batch")]
@@ -109,31 +109,31 @@ def test_the_next_load_chooses_for_the_work_that_was_done(load: Load) -> None:
     used = structs.replace(fresh, work=(StepSums("token", 1e5, 1e5, num_pairs, num_pairs, 1500.0),))
     chosen = load(msgspec.json.encode(used))
     assert chosen.attention.flash == "off"
-    [now] = chosen.kept.work
+    [now] = chosen.tuning.work
     assert now.seconds < 1500 - 1e5 * 7e-3
-    assert load(kept_of(chosen)).attention.flash == "off"
-    assert load(kept_of(chosen), threads=2).kept.work == (), "other threads, other times"
+    assert load(saved_tuning_of(chosen)).attention.flash == "off"
+    assert load(saved_tuning_of(chosen), threads=2).tuning.work == (), "other threads, other times"
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"null", b"[]", b"\xff", b"[" * 50_000, b'{"conditions":{},"is_flash":1}', b"x" * 70_000]
 )
 def test_what_is_not_ours_is_measured_again(load: Load, content: bytes) -> None:
-    assert read_kept(content) is None
+    assert read_tuning(content) is None
     assert load(content).choices
     assert load.num_measured == 1
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e9, "1", None])
 def test_numbers_that_cannot_be_are_refused(load: Load, seconds: object) -> None:
-    content = msgspec.json.decode(kept_of(load()))
+    content = msgspec.json.decode(saved_tuning_of(load()))
     content["measurements"]["candidates"][0]["seconds"]["token alone"] = seconds
-    assert read_kept(msgspec.json.encode(content)) is None
+    assert read_tuning(msgspec.json.encode(content)) is None
 
 
 def test_others_words_decide_nothing(load: Load) -> None:
     """Kinds of work and sizes that this version does not know, as another version may have stored them."""
-    content = msgspec.json.decode(kept_of(load()))
+    content = msgspec.json.decode(saved_tuning_of(load()))
     content["measurements"] |= {"depth": 1, "num_layers": 1, "is_whole": True}
     content["measurements"]["candidates"] = [{"is_flash": True, "micro_batch": 7, "seconds": {"dance": 1.0}}]
     content["micro_batch"] = 7
@@ -145,16 +145,16 @@ def test_others_words_decide_nothing(load: Load) -> None:
 def test_other_conditions_are_measured_anew(
     load: Load, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = opposite(kept_of(load()))
+    saved_tuning = opposite(saved_tuning_of(load()))
     monkeypatch.setattr(choosing, "_measure", lambda *_: None)  # the request to measure is enough
-    load(kept, **options)
+    load(saved_tuning, **options)
     assert load.num_measured == 2
 
 
 def test_what_was_cut_off_is_tried_again_but_not_for_ever(load: Load) -> None:
-    kept = b""
+    saved_tuning = b""
     for _ in range(5):
-        kept = kept_of(load(kept, calibration_s=1e-6))
+        saved_tuning = saved_tuning_of(load(saved_tuning, calibration_s=1e-6))
     assert load.num_measured == 3
 
 
@@ -162,7 +162,7 @@ def test_options_override_and_a_choice_may_be_left_out(load: Load) -> None:
     assert load(flash_attention="off").attention.flash == "off"
     load.num_measured = 0
     left_out = load(calibration_s=0.0)
-    assert (load.num_measured, left_out.attention.flash, left_out.kept.num_tries) == (0, "on", 0)
+    assert (load.num_measured, left_out.attention.flash, left_out.tuning.num_tries) == (0, "on", 0)
     assert {choice.by for choice in left_out.choices} == {"default"}
 
 
@@ -217,5 +217,5 @@ def test_a_model_that_fails_is_left_to_its_trial(load: Load, monkeypatch: pytest
 
 
 def test_what_is_kept_survives_its_own_encoding() -> None:
-    kept = Kept({"a": "b"}, None, True, 128, 1)
-    assert read_kept(msgspec.json.encode(kept)) == kept
+    tuning = SavedTuning({"a": "b"}, None, True, 128, 1)
+    assert read_tuning(msgspec.json.encode(tuning)) == tuning

@@ -12,11 +12,11 @@ from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 from edgeagent.engine.speculation.proposals import MODEL
 from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import CandidateTimes, DraftRecord, Kept, Learned, Measurements, StepSums, StepTime
+from edgeagent.types.choices import CandidateTimes, DraftRecord, SavedTuning, LearnedCosts, Measurements, StepSums, StepTime
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.learned import Keeper, Lessons
+from edgeagent.worker.child.generator.learned import TuningSender, WarmStart
 from edgeagent.worker.child.opening import open_model
-from edgeagent.worker.protocol import FromWorker, Keep, Load
+from edgeagent.worker.protocol import FromWorker, SaveTuning, Load
 from tests.conftest import TinyModel
 from tests.worker.child.test_opening import make_load
 
@@ -37,8 +37,8 @@ def load(tiny_model: TinyModel) -> Load:
     return msgspec.structs.replace(made, draft_path=str(path))
 
 
-def begin(load: Load, kept: bytes = b"") -> Host:
-    made = msgspec.structs.replace(load, kept=kept)
+def begin(load: Load, saved_tuning: bytes = b"") -> Host:
+    made = msgspec.structs.replace(load, saved_tuning=saved_tuning)
     return Host(made, open_model(made))
 
 
@@ -49,55 +49,55 @@ def test_costs_and_drafts_begin_with_what_an_earlier_worker_learnt(load: Load) -
     first.engine.cost_model.work.record(StepShape.alone(96, 0), 1.5)
     record = DraftRecord(MODEL, "greedy", (9.0, 8.0, 0.0, 0.0), (9.0, 4.0, 0.0, 0.0))
     first.engine.proposals.experience.learn([record])
-    kept = first.to_keep
+    saved_tuning = first.saved_tuning
     first.close()
-    second = begin(load, kept)
+    second = begin(load, saved_tuning)
     assert second.engine.cost_model.predict(StepShape.alone(96, 0)) == pytest.approx(1.5, rel=0.2)
     assert record in second.engine.proposals.experience.records()
     assert second.engine.cost_model.work.sums() == (StepSums("prompt", 1.0, 96.0, 0.0, 0.0, 1.5),)
     second.close()
 
 
-def calibrated(*, behind_s: float, beside_s: float) -> Kept:
+def calibrated(*, behind_s: float, beside_s: float) -> SavedTuning:
     """A calibration of 2 of 8 layers: seconds of 128 tokens with 512 cells in use, and one with none."""
     seconds = {Workload.PROMPT_ALONE: 0.1, Workload.PROMPT_AFTER_TEXT: behind_s, Workload.PROMPT_BESIDE_IDLE: beside_s}
     chosen = CandidateTimes(True, 512, {str(work): taken for work, taken in seconds.items()})
     other = CandidateTimes(False, 512, {str(work): 9.0 for work in seconds})
-    return Kept({}, Measurements(512, 2, 1.0, True, (other, chosen)), True, 512, 1)
+    return SavedTuning({}, Measurements(512, 2, 1.0, True, (other, chosen)), True, 512, 1)
 
 
 @pytest.mark.parametrize(
-    ("kept", "idle_cells_s"),
+    ("tuning", "idle_cells_s"),
     [
         pytest.param(calibrated(behind_s=0.2, beside_s=0.1), 0.0, id="own cells are dear"),
         pytest.param(calibrated(behind_s=0.2, beside_s=0.2), 0.4, id="all cells are dear"),
     ],
 )
-def test_a_calibration_tells_what_idle_cells_cost_before_the_first_request(kept: Kept, idle_cells_s: float) -> None:
+def test_a_calibration_tells_what_idle_cells_cost_before_the_first_request(tuning: SavedTuning, idle_cells_s: float) -> None:
     costs = CostModel(512)
-    Lessons(kept, Learned(), num_layers=8).teach(costs)
+    WarmStart(tuning, LearnedCosts(), num_layers=8).init_costs(costs)
     assert costs.predict(StepShape.alone(128, 0)) == pytest.approx(0.4, rel=0.1)
     assert costs.predict(StepShape.alone(128, 512)) == pytest.approx(0.8, rel=0.1)
     assert costs.idle_cells_s(128, 512) == pytest.approx(idle_cells_s, abs=0.05)
 
 
 def test_a_calibration_tells_what_attention_of_a_short_turn_costs() -> None:
-    kept = calibrated(behind_s=0.2, beside_s=0.1)
-    assert kept.measurements is not None
-    other, chosen = kept.measurements.candidates
+    tuning = calibrated(behind_s=0.2, beside_s=0.1)
+    assert tuning.measurements is not None
+    other, chosen = tuning.measurements.candidates
     seconds = chosen.seconds | {str(Workload.TURN_ALONE): 0.0125, str(Workload.TURN_AFTER_TEXT): 0.1}
     candidates = (other, msgspec.structs.replace(chosen, seconds=seconds))
-    measurements = msgspec.structs.replace(kept.measurements, candidates=candidates)
+    measurements = msgspec.structs.replace(tuning.measurements, candidates=candidates)
     costs = CostModel(512, FLASH_TILE)
-    Lessons(msgspec.structs.replace(kept, measurements=measurements), Learned(), num_layers=8).teach(costs)
+    WarmStart(msgspec.structs.replace(tuning, measurements=measurements), LearnedCosts(), num_layers=8).init_costs(costs)
     assert costs.predict(StepShape.alone(16, 512)) == pytest.approx(0.4, rel=0.15)
     assert costs.padded(StepShape.alone(40, 4000), 4000) == StepShape.alone(FLASH_TILE, 4000)
 
 
 def test_what_requests_taught_replaces_the_calibration() -> None:
     costs = CostModel(512)
-    earlier = Learned(times=(StepTime(128.0, 0.0, 0.0, 7.0),))
-    Lessons(calibrated(behind_s=0.2, beside_s=0.2), earlier, num_layers=8).teach(costs)
+    earlier = LearnedCosts(times=(StepTime(128.0, 0.0, 0.0, 7.0),))
+    WarmStart(calibrated(behind_s=0.2, beside_s=0.2), earlier, num_layers=8).init_costs(costs)
     assert costs.predict(StepShape.alone(128, 0)) == pytest.approx(7.0)
 
 
@@ -105,11 +105,11 @@ def test_another_draft_is_expected_nothing_of(load: Load, tmp_path: Path) -> Non
     assert load.draft_path is not None
     first = begin(load)
     first.engine.proposals.experience.learn([DraftRecord(MODEL, "greedy", (9.0,), (9.0,))])
-    kept = first.to_keep
+    saved_tuning = first.saved_tuning
     first.close()
     other = tmp_path / "other.gguf"
     other.write_bytes(Path(load.draft_path).read_bytes())
-    second = begin(msgspec.structs.replace(load, draft_path=str(other)), kept)
+    second = begin(msgspec.structs.replace(load, draft_path=str(other)), saved_tuning)
     assert second.engine.proposals.experience.records() == ()
     second.close()
 
@@ -118,23 +118,23 @@ def test_under_other_conditions_it_is_not_used(load: Load) -> None:
     first = begin(load)
     first.engine.cost_model.observe(StepShape.alone(96, 0), 1.5)
     first.engine.cost_model.work.record(StepShape.alone(96, 0), 1.5)
-    kept = first.to_keep
+    saved_tuning = first.saved_tuning
     first.close()
     changed = make_load(Path(load.path), ctx=512, batch=64, gpu_layers=0)
-    second = begin(changed, kept)
+    second = begin(changed, saved_tuning)
     assert not second.engine.cost_model.knows([96])
     assert second.engine.cost_model.work.sums() == ()
     second.close()
 
 
 def test_a_forged_record_is_no_record() -> None:
-    good = msgspec.json.encode(Learned(records=(DraftRecord("draft model", "greedy", (1.0,), (1.0,)),)))
-    assert msgspec.json.decode(good, type=Learned).records
+    good = msgspec.json.encode(LearnedCosts(records=(DraftRecord("draft model", "greedy", (1.0,), (1.0,)),)))
+    assert msgspec.json.decode(good, type=LearnedCosts).records
     for bad in (b'{"times":[[0,0,0,1]]}', b'{"times":[[1,0,0,-1]]}', b'{"records":[{"verified":[1e99]}]}'):
         with pytest.raises(msgspec.ValidationError):
-            msgspec.json.decode(bad, type=Learned)
+            msgspec.json.decode(bad, type=LearnedCosts)
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(b'{"conditions":{},"learned":1}', type=Kept)
+        msgspec.json.decode(b'{"conditions":{},"learned":1}', type=SavedTuning)
 
 
 class FakeEngine:
@@ -147,23 +147,23 @@ class FakeEngine:
 
 def test_it_is_sent_when_there_is_more_of_it_and_nobody_waits() -> None:
     engine, outbox, now = FakeEngine(), Outbox(), [0.0]
-    keeper = Keeper(engine, lambda: b"lessons", outbox, lambda: now[0])  # type: ignore[arg-type]
+    tuning_sender = TuningSender(engine, lambda: b"lessons", outbox, lambda: now[0])  # type: ignore[arg-type]
     engine.num_steps = 5
-    keeper.look()
+    tuning_sender.send_if_due()
     assert outbox.sent == []
     now[0] = 61.0
     engine.num_live = 1
-    keeper.look()
+    tuning_sender.send_if_due()
     assert outbox.sent == []
     engine.num_live = 0
-    keeper.look()
-    assert outbox.sent == [Keep(b"lessons")]
+    tuning_sender.send_if_due()
+    assert outbox.sent == [SaveTuning(b"lessons")]
     now[0] = 200.0
-    keeper.look()
-    keeper.look(is_last=True)
+    tuning_sender.send_if_due()
+    tuning_sender.send_if_due(is_last=True)
     assert len(outbox.sent) == 1, "there is no more of it"
     engine.num_steps = 6
-    keeper.look(is_last=True)
+    tuning_sender.send_if_due(is_last=True)
     assert len(outbox.sent) == 2
 
 

@@ -23,7 +23,7 @@ from edgeagent.errors import (
     StoreError,
 )
 from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
-from edgeagent.worker.parent.pool.kept_choices import KeptChoices
+from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.parent.pool.loading import Checks, Preparation
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
@@ -80,7 +80,7 @@ def prepared(
     folder: Path, checks: Checks | None = None, adapters: Mapping[str, Path] = MappingProxyType({}), draft: str = "none"
 ) -> Preparation:
     """Return the preparation of the model m.gguf in a folder; `draft` is its option."""
-    checks = checks or Checks(lambda _: None, KeptChoices())
+    checks = checks or Checks(lambda _: None, TuningStore())
     found = Files("m", folder / "m.gguf")
     chooser = checks.draft_chooser(draft, found, lambda name: Files(name, folder / f"{name}.gguf"))
     return Preparation("m", found.path, chooser, EngineConfig(), checks, adapters)
@@ -371,7 +371,7 @@ async def test_a_model_is_loaded_without_an_adapter_that_cannot_be_used(
             raise error
 
     paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
-    checks = Checks(lambda _: None, KeptChoices(), validate_adapter=check)
+    checks = Checks(lambda _: None, TuningStore(), validate_adapter=check)
     preparation = prepared(tmp_path, checks, paths)
     load = preparation.load()
     assert load.adapters == {"one": str(paths["one"])}
@@ -447,7 +447,7 @@ async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> N
     paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
     for path in (*paths.values(), tmp_path / "m.gguf"):
         path.write_bytes(b"x")
-    checks = Checks(lambda _: None, KeptChoices(), validate_adapter=checked.append)
+    checks = Checks(lambda _: None, TuningStore(), validate_adapter=checked.append)
     preparation = prepared(tmp_path, checks, paths)
     load = preparation.load()
     assert checked == list(paths.values()) and load.adapters == {name: str(path) for name, path in paths.items()}

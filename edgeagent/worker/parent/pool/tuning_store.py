@@ -1,4 +1,4 @@
-"""The daemon's calibration files, one for each model. They hold `Load.kept` from one worker to the next.
+"""The daemon's tuning files, one for each model. They hold `Load.saved_tuning` from one worker to the next.
 
 The daemon does not interpret their content. A hostile model that takes over its worker can only affect the next worker
 of the same model file. That worker validates what it reads.
@@ -22,10 +22,10 @@ _MAX_FILES = 64
 logger = logging.getLogger(__name__)
 
 
-class KeptChoices:
-    """Keeps calibrations as files in a private folder, or only in memory if the folder is None.
+class TuningStore:
+    """Keeps saved tunings as files in a private folder, or only in memory if the folder is None.
 
-    New calibrations also stay in memory, so that the next load finds them at once, even if the disk fails. A worker
+    New tunings also stay in memory, so that the next load finds them at once, even if the disk fails. A worker
     that replaces another one must make the same choices.
     """
 
@@ -34,7 +34,7 @@ class KeptChoices:
         self._latest: dict[Path, bytes] = {}
 
     def read(self, model: Path) -> bytes:
-        """Return the calibration kept for a model file; empty if there is none, or none that can be used.
+        """Return the tuning saved for a model file; empty if there is none, or none that can be used.
 
         It may read the disk, so call it in a thread.
         """
@@ -43,9 +43,9 @@ class KeptChoices:
         return _read_file(self._folder, model)
 
     def note(self, model: Path, content: bytes) -> bool:
-        """Keep a worker's calibration for a model file in memory. Return whether `write` should be called.
+        """Keep a worker's tuning for a model file in memory. Return whether `write` should be called.
 
-        Ignore a calibration that is empty or larger than MAX_BYTES.
+        Ignore a tuning that is empty or larger than MAX_BYTES.
         """
         if not content:
             return False
@@ -57,7 +57,7 @@ class KeptChoices:
         return is_new and self._folder is not None
 
     def write(self, model: Path) -> None:
-        """Write the calibration that `note` kept last for a model to disk. Call this in a thread. Errors are logged."""
+        """Write the tuning that `note` kept last for a model to disk. Call this in a thread. Errors are logged."""
         folder, content = self._folder, b""
         # Another thread may write an older one meanwhile. It then finds that a later one is there, and writes that.
         while folder is not None and content != self._latest[model]:
