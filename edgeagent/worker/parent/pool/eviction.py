@@ -16,7 +16,7 @@ from edgeagent.worker.parent.pool.pool_model import PoolModel
 from edgeagent.worker.parent.pool.memory import Memory, read_memory
 from edgeagent.worker.parent.pool.room import (
     Devices,
-    Tenant,
+    ResidentModel,
     describe_limit,
     describe_refusal,
     first_to_leave,
@@ -82,9 +82,9 @@ class Eviction:
 
     def unload(self, model: PoolModel) -> asyncio.Task[None]:
         """Begin to end a model's worker; return a task that is done when the worker has ended."""
-        tenant = model.tenant()
+        resident = model.resident()
         ending = self._unload(model)
-        self._ending[ending] = _Leaving(model.name, 0 if tenant is None else tenant.needed_bytes)
+        self._ending[ending] = _Leaving(model.name, 0 if resident is None else resident.needed_bytes)
         ending.add_done_callback(self._ending.pop)
         return ending
 
@@ -110,7 +110,7 @@ class Eviction:
                 self.unload(next(each for each in self._models() if each.name == leaving.name))
             elif why.free_bytes >= model.preparation.least_bytes:
                 logger.info("%s is loaded with a shorter context: %s", model.name, why.text)
-                model.has_room = True
+                model.has_reservation = True
                 return
             elif model.is_pinned:
                 logger.warning("%s is loaded although it does not fit: %s", model.name, why.text)
@@ -125,8 +125,8 @@ class Eviction:
 
         Do nothing if there is no such model, or while a worker is being ended.
         """
-        tenants = self._others(None)
-        leaving = first_to_leave(tenants)
+        residents = self._others(None)
+        leaving = first_to_leave(residents)
         if leaving is not None and not self._ending:
             logger.warning("%s is unloaded: the machine is short of memory", leaving.name)
             self.unload(next(each for each in self._models() if each.name == leaving.name))
@@ -142,7 +142,7 @@ class Eviction:
 
         If the memory of the GPUs is not known yet, assume that the model fits.
         """
-        pids = [tenant.pid for tenant in self._others(model) if tenant.pid is not None]
+        pids = [resident.pid for resident in self._others(model) if resident.pid is not None]
         memory = await asyncio.to_thread(self._read, pids)
         others = self._others(model)
         if self._max_models and len(others) + len(self._ending) >= self._max_models:
@@ -155,12 +155,12 @@ class Eviction:
         if devices is not None and needed > free:
             is_coming = needed <= free + sum(leaving.num_bytes for leaving in self._ending.values())
             return _Lack(describe_refusal(model.name, needed, free, others), free, is_coming)
-        model.has_room = True
+        model.has_reservation = True
         return None
 
-    def _others(self, model: PoolModel | None) -> list[Tenant]:
-        tenants = (each.tenant() for each in self._models() if each is not model)
-        return [tenant for tenant in tenants if tenant is not None]
+    def _others(self, model: PoolModel | None) -> list[ResidentModel]:
+        residents = (each.resident() for each in self._models() if each is not model)
+        return [resident for resident in residents if resident is not None]
 
     def _devices(self, model: PoolModel) -> Devices | None:
         """Return the memory of the GPUs that the model may use; None if it is not known yet."""

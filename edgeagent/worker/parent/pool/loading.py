@@ -17,7 +17,7 @@ from edgeagent.fit.plan import least_cells
 from edgeagent.types import FileShape
 from edgeagent.worker.parent.pool.drafts import NO_DRAFT, DraftChecks, DraftChooser, FoundDraft, Header
 from edgeagent.worker.parent.pool.tuning_store import TuningStore
-from edgeagent.worker.parent.pool.model_files import GivenFolder, ModelFiles, identity
+from edgeagent.worker.parent.pool.model_files import WorkerCacheFolder, ModelFiles, identity
 from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_part, rewind_part
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Checks:
         return DraftChooser(option, found, DraftChecks(self.find_draft, resolve, self.validate, self.difference))
 
 
-class Preparation:
+class LoadPreparation:
     """The files and the cache folder of one model's worker. `weigh` and `load` read the disk: call them in a thread."""
 
     def __init__(
@@ -93,10 +93,10 @@ class Preparation:
         self._tried: dict[str, str] = {}
         self._fatal: dict[str, tuple[str, str]] = {}
         self._is_measured = True
-        self._given = ""  # the identity of the model's file at the last load
+        self._loaded_identity = ""  # the identity of the model's file at the last load
         self._why_no_drafts = ("", "")  # the model's identity, and why it must not take drafts
         self.files = self._files(None)
-        self.folder = GivenFolder()
+        self.folder = WorkerCacheFolder()
         self.weights_bytes = 0
         """The size of all files in bytes, once `weigh` was called."""
         self.keep_alive_s = math.inf
@@ -119,9 +119,9 @@ class Preparation:
 
         Raise the errors of `Checks.validate`, and ModelLoadFailed for a named draft with another vocabulary.
         """
-        self.files.give()
+        self.files.record()
         self.sha256 = ""
-        self._given = identity(self.path)
+        self._loaded_identity = identity(self.path)
         model = self._checks.validate(self.path)
         self.sha256 = self._checks.known_sha256(self.path)
         unusable = self._unusable_adapters()
@@ -129,9 +129,9 @@ class Preparation:
         self._tried = {name: identity(path) for name, path in usable.items()}
         draft = self._draft.choose(model)
         self.files = self._files(draft.path)
-        self.files.give()
+        self.files.record()
         disk = self._checks.disk_cache()
-        self.folder.give(None if disk is None else Path(disk.folder))
+        self.folder.record(None if disk is None else Path(disk.folder))
         self.weigh()
         self.needed_bytes = self.least_bytes = self.weights_bytes + _WORKER_BYTES
         shapes: tuple[FileShape, ...] = ()
@@ -158,7 +158,7 @@ class Preparation:
             unusable_adapters=unusable,
             draft_why=draft.why,
             draft_by=draft.by,
-            why_no_drafts=self._why_no_drafts[1] if self._why_no_drafts[0] == self._given else "",
+            why_no_drafts=self._why_no_drafts[1] if self._why_no_drafts[0] == self._loaded_identity else "",
         )
 
     def _files(self, draft_path: Path | None) -> ModelFiles:
@@ -187,7 +187,7 @@ class Preparation:
             self._is_measured = False
             return True
         if part == rewind_part(str(self.path.absolute())):
-            self._why_no_drafts = self._given, f"removing refused drafts ended the process ({cause})"
+            self._why_no_drafts = self._loaded_identity, f"removing refused drafts ended the process ({cause})"
             return True
         for name, given in self._tried.items():
             if part == adapter_part(str(self.adapters[name].absolute())):

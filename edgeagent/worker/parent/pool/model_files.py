@@ -14,15 +14,15 @@ class ModelFiles:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
-        self._given: tuple[str, ...] = ()
+        self._recorded: tuple[str, ...] = ()
 
-    def give(self) -> None:
+    def record(self) -> None:
         """Record the identities of the files, which are about to be loaded."""
-        self._given = self._found()
+        self._recorded = self._found()
 
     def are_replaced(self) -> bool:
-        """Return whether a file was replaced or removed since the last call of `give`."""
-        return self._found() != self._given
+        """Return whether a file was replaced or removed since the last call of `record`."""
+        return self._found() != self._recorded
 
     def _found(self) -> tuple[str, ...]:
         return tuple(map(identity, self.paths))
@@ -37,18 +37,18 @@ def identity(path: Path) -> str:
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
-class GivenFolder:
+class WorkerCacheFolder:
     """The cache folder that a worker got. Each method reads the disk: call it in a thread."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
-        self._given = ""
+        self._recorded = ""
 
-    def give(self, path: Path | None) -> None:
+    def record(self, path: Path | None) -> None:
         """Record the folder that a worker is about to get; None if it gets none."""
-        self._path, self._given = path, "" if path is None else _place(path)
+        self._path, self._recorded = path, "" if path is None else _folder_identity(path)
 
-    def is_made_anew(self) -> bool:
+    def is_replaced(self) -> bool:
         """Create the folder again if it is missing. Return whether it differs from the worker's folder.
 
         A worker cannot use a new folder, because its sandbox is bound to the old one.
@@ -57,10 +57,10 @@ class GivenFolder:
             return False
         with contextlib.suppress(OSError):  # tried again at the next call
             ensure_private(self._path)
-        return _place(self._path) not in ("", self._given)
+        return _folder_identity(self._path) not in ("", self._recorded)
 
 
-def _place(path: Path) -> str:
+def _folder_identity(path: Path) -> str:
     try:
         status = path.stat()
     except OSError:

@@ -26,7 +26,7 @@ from edgeagent.worker.parent.pool.eviction import Eviction
 from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.parent.pool.known_names import KnownNames
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
-from edgeagent.worker.parent.pool.loading import Checks, FoundModel, Preparation, file_size
+from edgeagent.worker.parent.pool.loading import Checks, FoundModel, LoadPreparation, file_size
 from edgeagent.worker.parent.pool.memory import Memory, read_memory
 from edgeagent.worker.parent.pool.pressure import read_pressure
 from edgeagent.worker.parent.supervision.live_requests import Sink
@@ -302,20 +302,20 @@ class Pool:
             return
         model.supervisor.start()
 
-    def _found(self, name: str, find: Callable[[str], FoundModel]) -> Preparation:
+    def _found(self, name: str, find: Callable[[str], FoundModel]) -> LoadPreparation:
         try:
             found = find(name)
         except (ModelNotFound, InvalidRequest) as error:  # InvalidRequest: no model can have this name
             raise ModelNotFound.for_client(name, error) from None
         return self._prepare(found, name)
 
-    def _prepare(self, found: FoundModel, asked: str) -> Preparation:
+    def _prepare(self, found: FoundModel, asked: str) -> LoadPreparation:
         """Return a model's files with their sizes and the owner's options. Call this in a thread: it reads the disk."""
         table = self._table_of(found, asked)
         draft = own_options.draft(self._config, table, is_default=asked == self._config.model)
         chooser = self._checks.draft_chooser(draft, found, self._resolve)
         adapters = self._config.models[table].adapters if table else {}
-        preparation = Preparation(found.name, found.path, chooser, self._config.engine_of(table), self._checks, adapters)
+        preparation = LoadPreparation(found.name, found.path, chooser, self._config.engine_of(table), self._checks, adapters)
         preparation.keep_alive_s = own_options.keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation
@@ -331,7 +331,7 @@ class Pool:
                     return name
         return ""
 
-    def _add(self, asked: str, preparation: Preparation, *, is_pinned: bool) -> PoolModel:
+    def _add(self, asked: str, preparation: LoadPreparation, *, is_pinned: bool) -> PoolModel:
         """Return the pool's model with this file or name, or add a new one. Map the name `asked` to it."""
         name = preparation.name
         known = next((each for each in self._models.values() if each.preparation.path == preparation.path), None)
@@ -398,7 +398,7 @@ async def _look_at(model: PoolModel) -> None:
     if model.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):
         logger.warning("the files of %s were replaced; it is loaded again", model.name)
         supervisor.reload()
-    elif model.is_cut_off and await asyncio.to_thread(preparation.folder.is_made_anew) and not supervisor.is_busy:
+    elif model.may_have_lost_cache_folder and await asyncio.to_thread(preparation.folder.is_replaced) and not supervisor.is_busy:
         # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed. The model is not
         # loaded again while it is busy, because that would fail open questions.
         logger.warning(

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from edgeagent.config import EngineConfig
 from edgeagent.errors import BackendUnavailable, ModelLoadFailed, ModelNotFound
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
-from edgeagent.worker.parent.pool.loading import Preparation
-from edgeagent.worker.parent.pool.room import Tenant
+from edgeagent.worker.parent.pool.loading import LoadPreparation
+from edgeagent.worker.parent.pool.room import ResidentModel
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from edgeagent.worker.parent.supervision.watchdog import Patience
@@ -50,7 +50,7 @@ class PoolModel:
 
     def __init__(
         self,
-        preparation: Preparation,
+        preparation: LoadPreparation,
         workers: Workers,
         load_time: LoadTime,
         *,
@@ -60,8 +60,8 @@ class PoolModel:
         self.name = preparation.name
         self.preparation = preparation
         self.is_pinned = is_pinned
-        self.has_room = self.lacks_room = False
-        """Whether memory is reserved for its worker (`has_room`), or its last load failed for lack of it."""
+        self.has_reservation = self.lacks_room = False
+        """Whether memory is reserved for its worker (`has_reservation`), or its last load failed for lack of it."""
         self.room_bytes = 0
         """How much of the machine's memory its load may use, in bytes; 0 means all that is free."""
         self.checked = asyncio.Event()
@@ -88,7 +88,7 @@ class PoolModel:
         )
 
     async def _prepare(self) -> Load:
-        self.has_room = self.lacks_room = False
+        self.has_reservation = self.lacks_room = False
         try:
             load = await asyncio.to_thread(self.preparation.load)
         except OSError as error:  # a file was removed or its disk has gone
@@ -96,7 +96,7 @@ class PoolModel:
         finally:
             self.checked.set()
         await self._workers.make_room(self)
-        self.has_room = True
+        self.has_reservation = True
         load = replace(load, room_bytes=self.room_bytes, is_replacing=self._had_worker and self.supervisor.is_busy)
         self._had_worker = True
         return _hurried(load, self.preparation.engine) if self.supervisor.is_busy else load
@@ -155,7 +155,7 @@ class PoolModel:
         return not self.is_pinned and self.state in (WorkerState.STOPPED, *UNUSABLE) and self.idle_s >= _FORGET_S
 
     @property
-    def is_cut_off(self) -> bool:
+    def may_have_lost_cache_folder(self) -> bool:
         """Whether the model's worker is sandboxed and reports trouble with its disk cache."""
         status = self.supervisor.status()
         disk = status.worker.disk_cache if status.worker is not None else None
@@ -177,12 +177,12 @@ class PoolModel:
             sha256=self.preparation.sha256,
         )
 
-    def tenant(self) -> Tenant | None:
+    def resident(self) -> ResidentModel | None:
         """Return the model's use of the machine's memory; None if it has no worker and no memory reserved for one."""
         status = self.supervisor.status()
-        if status.state in (WorkerState.STOPPED, *UNUSABLE) or not self.has_room:
+        if status.state in (WorkerState.STOPPED, *UNUSABLE) or not self.has_reservation:
             return None
-        return Tenant(
+        return ResidentModel(
             self.name,
             status.pid,
             self.preparation.needed_bytes,

@@ -10,7 +10,7 @@ from edgeagent.worker.parent.pool.memory import Memory
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class ResidentModel:
     """A model with a worker, or with memory reserved for a worker that is about to start (`pid` is None then).
 
     - `needed_bytes`: the model's predicted memory, including `weights_bytes` for its files.
@@ -42,31 +42,31 @@ class Devices:
         return max(0, int(0.9 * self.total_bytes) - self.used_bytes)
 
 
-def free_bytes(memory: Memory, tenants: Sequence[Tenant], devices: Devices = Devices()) -> int:
+def free_bytes(memory: Memory, residents: Sequence[ResidentModel], devices: Devices = Devices()) -> int:
     """Return how many bytes another model may use.
 
     This is the free memory of the machine and of `devices`, minus a margin, minus the mapped files of loaded models,
     and minus the memory that loading models still need.
     """
     free = memory.available_bytes + devices.free_bytes - margin_bytes(memory.total_bytes)
-    for tenant in tenants:
-        held = None if tenant.pid is None else memory.held.get(tenant.pid)
-        if tenant.is_loading:
-            free -= max(0, tenant.needed_bytes - (0 if held is None else held.rss_bytes))
+    for resident in residents:
+        held = None if resident.pid is None else memory.held.get(resident.pid)
+        if resident.is_loading:
+            free -= max(0, resident.needed_bytes - (0 if held is None else held.rss_bytes))
         if held is not None:
-            free -= min(tenant.weights_bytes, held.rss_bytes) if held.mapped_bytes is None else held.mapped_bytes
+            free -= min(resident.weights_bytes, held.rss_bytes) if held.mapped_bytes is None else held.mapped_bytes
     return max(0, free)
 
 
-def first_to_leave(tenants: Sequence[Tenant]) -> Tenant | None:
+def first_to_leave(residents: Sequence[ResidentModel]) -> ResidentModel | None:
     """Return the least recently used model among those that can be unloaded; None if there is none."""
-    return max((tenant for tenant in tenants if not tenant.why_staying), key=lambda tenant: tenant.idle_s, default=None)
+    return max((resident for resident in residents if not resident.why_staying), key=lambda resident: resident.idle_s, default=None)
 
 
-def describe_refusal(name: str, needed_bytes: int, free: int, tenants: Sequence[Tenant]) -> str:
+def describe_refusal(name: str, needed_bytes: int, free: int, residents: Sequence[ResidentModel]) -> str:
     """Return the message for a model that does not fit into memory, with the sizes."""
     others = "; ".join(
-        f"{tenant.name} takes {_size(tenant.needed_bytes)} and {tenant.why_staying}" for tenant in tenants
+        f"{resident.name} takes {_size(resident.needed_bytes)} and {resident.why_staying}" for resident in residents
     )
     return (
         f"there is no room for {name}: it needs about {_size(needed_bytes)} of memory, and {_size(free)} are free"
@@ -74,9 +74,9 @@ def describe_refusal(name: str, needed_bytes: int, free: int, tenants: Sequence[
     )
 
 
-def describe_limit(name: str, max_loaded: int, tenants: Sequence[Tenant]) -> str:
+def describe_limit(name: str, max_loaded: int, residents: Sequence[ResidentModel]) -> str:
     """Return the message for a model that would exceed the limit of loaded models."""
-    others = "; ".join(f"{tenant.name} {tenant.why_staying}" for tenant in tenants)
+    others = "; ".join(f"{resident.name} {resident.why_staying}" for resident in residents)
     return (
         f"{name} cannot be loaded now: at most {max_loaded} models are loaded at a time (load.max_models), and {others}"
     )

@@ -24,7 +24,7 @@ from edgeagent.errors import (
 )
 from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
 from edgeagent.worker.parent.pool.tuning_store import TuningStore
-from edgeagent.worker.parent.pool.loading import Checks, Preparation
+from edgeagent.worker.parent.pool.loading import Checks, LoadPreparation
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_part, draft_part, rewind_part
@@ -78,12 +78,12 @@ class Shelf:
 
 def prepared(
     folder: Path, checks: Checks | None = None, adapters: Mapping[str, Path] = MappingProxyType({}), draft: str = "none"
-) -> Preparation:
+) -> LoadPreparation:
     """Return the preparation of the model m.gguf in a folder; `draft` is its option."""
     checks = checks or Checks(lambda _: None, TuningStore())
     found = Files("m", folder / "m.gguf")
     chooser = checks.draft_chooser(draft, found, lambda name: Files(name, folder / f"{name}.gguf"))
-    return Preparation("m", found.path, chooser, EngineConfig(), checks, adapters)
+    return LoadPreparation("m", found.path, chooser, EngineConfig(), checks, adapters)
 
 
 @pytest.fixture

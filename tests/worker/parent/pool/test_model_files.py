@@ -5,31 +5,31 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from edgeagent.worker.parent.pool.model_files import GivenFolder
+from edgeagent.worker.parent.pool.model_files import WorkerCacheFolder
 
 
 def test_a_folder_that_is_gone_is_made_anew_and_told_until_it_is_given_again(tmp_path: Path) -> None:
-    path, folder = tmp_path / "cache", GivenFolder()
-    assert not folder.is_made_anew()
+    path, folder = tmp_path / "cache", WorkerCacheFolder()
+    assert not folder.is_replaced()
     path.mkdir()
-    folder.give(path)
-    assert not folder.is_made_anew()
+    folder.record(path)
+    assert not folder.is_replaced()
     path.rename(tmp_path / "kept")  # its inode stays in use, so the new folder gets another
-    assert folder.is_made_anew()
+    assert folder.is_replaced()
     assert path.is_dir()
-    assert folder.is_made_anew()
-    folder.give(path)
-    assert not folder.is_made_anew()
+    assert folder.is_replaced()
+    folder.record(path)
+    assert not folder.is_replaced()
     shutil.rmtree(path)
-    folder.give(None)
-    assert not folder.is_made_anew()
+    folder.record(None)
+    assert not folder.is_replaced()
     assert not path.exists()
 
 
 def test_a_folder_that_cannot_be_made_is_not_there(tmp_path: Path) -> None:
-    path, folder = tmp_path / "parent" / "cache", GivenFolder()
+    path, folder = tmp_path / "parent" / "cache", WorkerCacheFolder()
     path.mkdir(parents=True)
-    folder.give(path)
+    folder.record(path)
     shutil.rmtree(path.parent)
     path.parent.touch()
-    assert not folder.is_made_anew()
+    assert not folder.is_replaced()

@@ -10,7 +10,7 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
-from edgeagent.worker.parent.pool.loading import Preparation
+from edgeagent.worker.parent.pool.loading import LoadPreparation
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from edgeagent.worker.parent.supervision.watchdog import Patience
@@ -20,7 +20,7 @@ from edgeagent.worker.protocol import Load
 def make_model(engine: EngineConfig) -> PoolModel:
     load = Load("m", "m.gguf", None, engine.model_dump_json().encode())
     preparation = cast(
-        Preparation, SimpleNamespace(name="m", engine=engine, load=lambda: load, omit_part=lambda *_: False)
+        LoadPreparation, SimpleNamespace(name="m", engine=engine, load=lambda: load, omit_part=lambda *_: False)
     )
 
     async def make_room(_: PoolModel) -> None:
