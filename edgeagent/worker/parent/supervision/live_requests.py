@@ -48,7 +48,7 @@ _MAX_PARTS = 512
 _MAX_PLAIN_PARTS = 4
 
 
-class Fate(StrEnum):
+class EndKind(StrEnum):
     """How a worker ended. It is recorded in each request that is handed over to the next worker."""
 
     CRASHED = "worker_crashed"
@@ -268,22 +268,22 @@ class ModelRequests:
         if live is not None and live.is_sent and live.cancelled_at_s is None:
             self.fail(live, stuck(cause))
 
-    def on_death(self, cause: str, fate: Fate) -> None:
+    def on_worker_end(self, cause: str, kind: EndKind) -> None:
         """Settle the requests of a dead worker: each is cancelled, fails, or waits for the next worker."""
         for live in [live for live in self._live.values() if live.is_sent]:
             live.pending_deltas.clear()
-            live.num_deaths += fate in (Fate.CRASHED, Fate.HUNG)
-            live.num_kills += fate is Fate.KILLED
-            live.num_hangs += fate is Fate.HUNG
+            live.num_deaths += kind in (EndKind.CRASHED, EndKind.HUNG)
+            live.num_kills += kind is EndKind.KILLED
+            live.num_hangs += kind is EndKind.HUNG
             if live.cancelled_at_s is not None:
                 self._finish_cancelled(live)
             elif live.is_exhausted:
                 self.fail(live, crashed_again(cause))
             else:
                 live.is_sent = live.has_progressed = False
-                live.handovers += (Handover("local", "local", live.num_delivered, fate),)
+                live.handovers += (Handover("local", "local", live.num_delivered, kind),)
                 if live.sink is not None:
-                    live.sink.put(Step((Interrupted(fate),)))
+                    live.sink.put(Step((Interrupted(kind),)))
 
     def _on_item(self, item: StepItem, at_s: float) -> None:
         live = self._sent(item.id)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.errors import EdgeAgentError
-from edgeagent.worker.parent.supervision.live_requests import Fate
+from edgeagent.worker.parent.supervision.live_requests import EndKind
 from edgeagent.worker.parent.supervision.watchdog import Patience
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class WorkerEnd:
     """How and why a worker ended.
 
     - `ready_for_s`: how long the worker had been ready; None if it never was.
@@ -20,7 +20,7 @@ class Death:
     """
 
     cause: str
-    fate: Fate = Fate.CRASHED
+    kind: EndKind = EndKind.CRASHED
     ready_for_s: float | None = None
     error: EdgeAgentError | None = None
     is_short_of_memory: bool = False
@@ -62,15 +62,15 @@ class RestartPolicy:
         self._num_hung_at_once = 0  # in a row
         self._is_on_probation = False
 
-    def on_end(self, now_s: float, death: Death, *, has_worked: bool) -> Restart | Quarantine:
+    def on_end(self, now_s: float, end: WorkerEnd, *, has_worked: bool) -> Restart | Quarantine:
         """Return what follows a worker's end. `has_worked`: the worker had finished a step."""
-        if death.fate is Fate.KILLED:
-            return self.on_kill(now_s, death.ready_for_s)
-        hung_at_once = death.fate is Fate.HUNG and not has_worked
-        return self.on_crash(now_s, death.ready_for_s, hung_at_once=hung_at_once)
+        if end.kind is EndKind.KILLED:
+            return self.on_kill(now_s, end.ready_for_s)
+        hung_at_once = end.kind is EndKind.HUNG and not has_worked
+        return self.on_crash(now_s, end.ready_for_s, hung_at_once=hung_at_once)
 
     def on_crash(self, now_s: float, ready_for_s: float | None, *, hung_at_once: bool = False) -> Restart | Quarantine:
-        """Return what follows a crash. `ready_for_s`: see Death. `hung_at_once`: it hung before it finished a step."""
+        """Return what follows a crash. `ready_for_s`: see WorkerEnd. `hung_at_once`: it hung before it finished a step."""
         patience = self._patience
         self._num_hung_at_once = self._num_hung_at_once + 1 if hung_at_once else 0
         if self._num_hung_at_once >= patience.max_crashes:

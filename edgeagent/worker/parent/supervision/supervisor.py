@@ -21,11 +21,11 @@ from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
 from edgeagent.worker.parent.supervision.disk_cache import TroubleLog
-from edgeagent.worker.parent.supervision.life import Life, log_notes
-from edgeagent.worker.parent.supervision.live_requests import Fate, LiveRequest, ModelRequests, Sink
+from edgeagent.worker.parent.supervision.worker_run import WorkerRun, log_notes
+from edgeagent.worker.parent.supervision.live_requests import EndKind, LiveRequest, ModelRequests, Sink
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.queries import Queries
-from edgeagent.worker.parent.supervision.restarts import Death, Quarantine, RestartPolicy
+from edgeagent.worker.parent.supervision.restarts import WorkerEnd, Quarantine, RestartPolicy
 from edgeagent.worker.parent.supervision.watchdog import Patience, PendingWork
 from edgeagent.worker.protocol import (
     AnswerPart,
@@ -97,11 +97,11 @@ class Supervisor:
         self._identity: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
-        self._begin_life()
+        self._begin_run()
 
-    def _begin_life(self) -> None:
+    def _begin_run(self) -> None:
         """Reset the state of the worker process for a new one."""
-        self._life = Life(self._patience)
+        self._worker = WorkerRun(self._patience)
         self._load_time.begin()
 
     @property
@@ -119,14 +119,14 @@ class Supervisor:
         return ModelStatus(
             name=self.name,
             state=self._state,
-            progress=1.0 if self._state is WorkerState.READY else self._life.vitals.progress,
-            info=self._life.info,
-            worker=self._life.vitals.status,
+            progress=1.0 if self._state is WorkerState.READY else self._worker.vitals.progress,
+            info=self._worker.info,
+            worker=self._worker.vitals.status,
             pid=self._channel.pid if self._channel else None,
             num_restarts=self._num_restarts,
             cause=self._cause,
             retry_after_s=None if self._refusal is None else self._refusal.left_s(self._clock()),
-            ready_in_s=self._load_time.ready_in_s(self._state, self._life.vitals.progress),
+            ready_in_s=self._load_time.ready_in_s(self._state, self._worker.vitals.progress),
         )
 
     def start(self) -> None:
@@ -141,7 +141,7 @@ class Supervisor:
             return
         self._restarts, self._num_short_loads = RestartPolicy(self._patience), 0
         if self._state is WorkerState.READY:
-            self._condemn(Death("the model is being reloaded", Fate.REPLACED))
+            self._request_end(WorkerEnd("the model is being reloaded", EndKind.REPLACED))
         self.start()
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
@@ -195,8 +195,8 @@ class Supervisor:
         self._is_stopped_for_good = True
         if self._channel is not None:
             self._state = WorkerState.STOPPING
-            if not self._life.verdict.done():
-                self._life.verdict.set_result(Death("stopped"))
+            if not self._worker.requested_end.done():
+                self._worker.requested_end.set_result(WorkerEnd("stopped"))
         elif self._task is not None:
             self._task.cancel()
         if self._task is not None:
@@ -209,33 +209,33 @@ class Supervisor:
         """Run one worker after the other, until the supervisor is stopped or `_give_up` is called."""
         try:
             while not self._is_stopped_for_good:
-                self._begin_life()
+                self._begin_run()
                 self._state = WorkerState.STARTING
-                death = await self._live()
+                end = await self._run_once()
                 if self._is_stopped_for_good:
                     return
-                if death.fate is Fate.REPLACED:
+                if end.kind is EndKind.REPLACED:
                     continue
-                if death.is_short_of_memory and self._num_short_loads < MAX_SHORT_LOADS:
+                if end.is_short_of_memory and self._num_short_loads < MAX_SHORT_LOADS:
                     self._num_short_loads += 1
-                    logger.warning("%s is loaded again with less memory: %s", self.name, death.cause)
+                    logger.warning("%s is loaded again with less memory: %s", self.name, end.cause)
                     continue
-                if death.omitted_part:
-                    logger.warning("%s is loaded again without %s: %s", self.name, death.omitted_part, death.cause)
+                if end.omitted_part:
+                    logger.warning("%s is loaded again without %s: %s", self.name, end.omitted_part, end.cause)
                     continue
-                if death.error is not None:
-                    retry_s = death.error.retry_after_s or self._patience.load_retry_s
-                    self._give_up(death.error, WorkerState.FAILED, retry_s)
+                if end.error is not None:
+                    retry_s = end.error.retry_after_s or self._patience.load_retry_s
+                    self._give_up(end.error, WorkerState.FAILED, retry_s)
                     return
-                logger.warning("worker of %s died: %s", self.name, death.cause)
-                decision = self._restarts.on_end(self._clock(), death, has_worked=self._life.vitals.has_worked)
+                logger.warning("worker of %s died: %s", self.name, end.cause)
+                decision = self._restarts.on_end(self._clock(), end, has_worked=self._worker.vitals.has_worked)
                 if isinstance(decision, Quarantine):
-                    error = refusals.quarantined(self.name, death.cause, decision.duration_s)
+                    error = refusals.quarantined(self.name, end.cause, decision.duration_s)
                     self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
                     return
                 self._num_restarts += 1
                 # Reset now. Otherwise the dead worker's progress would be shown until the next one starts.
-                self._begin_life()
+                self._begin_run()
                 self._state = WorkerState.STARTING
                 await asyncio.sleep(decision.delay_s)
         except Exception as error:  # a bug here must not leave requests without an end
@@ -243,20 +243,20 @@ class Supervisor:
             failure = InternalError(f"the supervisor failed: {type(error).__name__}")
             self._give_up(failure, WorkerState.FAILED, self._patience.load_retry_s)
 
-    async def _live(self) -> Death:
+    async def _run_once(self) -> WorkerEnd:
         """Run one worker from its start to its end; return how and why it ended."""
         try:
             load = structs.replace(await self._prepare(), num_tries=self._num_short_loads)
             self._take_identity(load.identity)
-            breach = lambda what: self._condemn(Death(f"broke the protocol: {what}"))  # noqa: E731
+            breach = lambda what: self._request_end(WorkerEnd(f"broke the protocol: {what}"))  # noqa: E731
             channel = await Channel.spawn(self._command, self._on_message, breach, self._flood)
         except EdgeAgentError as error:
-            return Death(error.message, error=error)
+            return WorkerEnd(error.message, error=error)
         except OSError as error:
-            return self._bury(Death(f"its process could not be started: {error}"))
+            return self._settle_end(WorkerEnd(f"its process could not be started: {error}"))
         self._channel = channel
         channel.send(load)
-        await self._life.watch(channel, partial(self._tick, channel), self._clock)
+        await self._worker.watch(channel, partial(self._tick, channel), self._clock)
         return await self._end(channel)
 
     def _tick(self, channel: Channel, elapsed_s: float) -> None:
@@ -264,51 +264,51 @@ class Supervisor:
         if self._state is not WorkerState.STARTING:
             is_busy = self._requests.num_sent() > 0 or self._queries.is_embedding
             pending = PendingWork(is_busy, self._requests.oldest_cancel_s(), self._queries.sent_at_s)
-        hang = self._life.vitals.tick(elapsed_s, channel.signs(), pending)
+        hang = self._worker.vitals.tick(elapsed_s, channel.signs(), pending)
         if hang is not None:
-            self._requests.blame(self._life.vitals.culprit, hang)
-            self._condemn(self._life.hang(hang, self._omit_part))
-        elif (ping := self._life.vitals.ping()) is not None:
+            self._requests.blame(self._worker.vitals.culprit, hang)
+            self._request_end(self._worker.hung_end(hang, self._omit_part))
+        elif (ping := self._worker.vitals.ping()) is not None:
             channel.send(ping)
 
-    async def _end(self, channel: Channel) -> Death:
+    async def _end(self, channel: Channel) -> WorkerEnd:
         """End the process if it still runs; return how and why it ended."""
         self._state = WorkerState.STOPPING
         is_gone = True
-        if self._life.verdict.done():
-            death = self._life.verdict.result()
+        if self._worker.requested_end.done():
+            end = self._worker.requested_end.result()
             # A loading worker reads no messages. A worker that hung or broke the protocol gets a signal at once.
-            is_asked = self._life.ready_at_s is not None and (self._is_stopped_for_good or death.fate is Fate.REPLACED)
+            is_asked = self._worker.ready_at_s is not None and (self._is_stopped_for_good or end.kind is EndKind.REPLACED)
             grace_s = self._patience.stop_grace_s
             is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
             self._disk_trouble.note_end(channel.stderr_tail())
         else:
-            death = self._life.death_of(channel, self._omit_part)
+            end = self._worker.unrequested_end(channel, self._omit_part)
         if not is_gone:
-            death = replace(death, cause=f"{death.cause}; process {channel.pid} cannot be killed")
+            end = replace(end, cause=f"{end.cause}; process {channel.pid} cannot be killed")
         self._channel = None
-        return self._bury(death)
+        return self._settle_end(end)
 
-    def _bury(self, death: Death) -> Death:
-        """Settle a dead worker's requests; return `death` with the time for which the worker had been ready."""
-        if self._life.ready_at_s is not None:
-            death = replace(death, ready_for_s=self._clock() - self._life.ready_at_s)
+    def _settle_end(self, end: WorkerEnd) -> WorkerEnd:
+        """Settle a dead worker's requests; return `end` with the time for which the worker had been ready."""
+        if self._worker.ready_at_s is not None:
+            end = replace(end, ready_for_s=self._clock() - self._worker.ready_at_s)
         if not self._is_stopped_for_good:
-            self._life.vitals.status = None
-            self._cause = None if death.fate is Fate.REPLACED else death.cause
-            self._on_death(death.cause, death.fate)
-        return death
+            self._worker.vitals.status = None
+            self._cause = None if end.kind is EndKind.REPLACED else end.cause
+            self._settle_requests(end.cause, end.kind)
+        return end
 
-    def _condemn(self, death: Death) -> None:
+    def _request_end(self, end: WorkerEnd) -> None:
         """Request the end of the worker for this reason. Settle its requests now, without waiting for the end."""
-        if self._life.verdict.done():
+        if self._worker.requested_end.done():
             return
-        self._life.verdict.set_result(death)
+        self._worker.requested_end.set_result(end)
         self._state = WorkerState.STOPPING
         if self._channel is not None:
             self._channel.mute()
-        self._cause = death.cause
-        self._on_death(death.cause, death.fate)
+        self._cause = end.cause
+        self._settle_requests(end.cause, end.kind)
 
     def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
         """Fail all requests, and start no worker for `retry_after_s`. After that, the next request starts one."""
@@ -317,9 +317,9 @@ class Supervisor:
         self._requests.fail_all(lambda: refusals.renewed(error, retry_after_s))
         self._queries.fail_all(lambda: refusals.renewed(error, retry_after_s))
 
-    def _on_death(self, cause: str, fate: Fate) -> None:
+    def _settle_requests(self, cause: str, kind: EndKind) -> None:
         """Fail the questions sent to a dead worker. Settle its requests: the next worker continues most of them."""
-        self._requests.on_death(cause, fate)
+        self._requests.on_worker_end(cause, kind)
         self._queries.fail_sent(refusals.ended(cause))
 
     def _take_identity(self, identity: str) -> None:
@@ -332,7 +332,7 @@ class Supervisor:
     def _on_message(self, message: FromWorker) -> None:
         match message:
             case StepResult():
-                self._life.vitals.on_steps(message)
+                self._worker.vitals.on_steps(message)
                 self._requests.on_steps(message)
                 self._send_waiting()
             case AnswerPart():
@@ -340,14 +340,14 @@ class Supervisor:
             case Failed(id=failed_id) if self._queries.has_id(failed_id):
                 self._queries.on_failed(message)
             case Failed():
-                self._life.vitals.on_progress()
+                self._worker.vitals.on_progress()
                 self._requests.on_failed(message)
                 self._send_waiting()
             case Pong():
-                self._life.vitals.on_pong(message)
+                self._worker.vitals.on_pong(message)
                 self._disk_trouble.note(message.status, self._clock())
             case LoadProgress():
-                self._life.vitals.on_load_progress(message)
+                self._worker.vitals.on_load_progress(message)
             case Ready(info, saved_tuning=saved_tuning):
                 self._on_ready(info)
                 self._save_tuning(saved_tuning)
@@ -360,17 +360,17 @@ class Supervisor:
     def _on_ready(self, info: ModelInfo) -> None:
         if self._state is not WorkerState.STARTING or self._channel is None:
             raise ProtocolError("ready twice, or before it was told what to load")
-        self._state, self._life.info = WorkerState.READY, info
+        self._state, self._worker.info = WorkerState.READY, info
         if not self._num_restarts:  # the cause was an earlier failed load
             self._cause = None
-        self._life.ready_at_s = self._clock()
+        self._worker.ready_at_s = self._clock()
         self._load_time.end()
         self._send_waiting()
 
     def _on_load_failed(self, error: EdgeAgentError, *, can_take_less: bool) -> None:
         if self._state is not WorkerState.STARTING:
             raise ProtocolError("LoadFailed after Ready")
-        self._condemn(Death(error.message, error=error, is_short_of_memory=can_take_less))
+        self._request_end(WorkerEnd(error.message, error=error, is_short_of_memory=can_take_less))
 
     def _send_waiting(self) -> None:
         """Send the worker the waiting requests and questions that it may get now."""
@@ -382,15 +382,15 @@ class Supervisor:
         if self._channel is not None:
             for query in self._queries.sendable():
                 query.sent_at_s = self._clock()
-                self._life.has_seen_prompts = True
+                self._worker.has_seen_prompts = True
                 self._channel.send(query.ask)
 
     def _send(self, live: LiveRequest) -> None:
-        assert self._channel is not None and self._life.ready_at_s is not None
-        load_ms = max(0.0, self._life.ready_at_s - live.accepted_at_s) * 1000
+        assert self._channel is not None and self._worker.ready_at_s is not None
+        load_ms = max(0.0, self._worker.ready_at_s - live.accepted_at_s) * 1000
         if self._requests.num_sent() == 0:
-            self._life.vitals.on_progress()
-        self._life.has_seen_prompts = True
+            self._worker.vitals.on_progress()
+        self._worker.has_seen_prompts = True
         self._requests.mark_sent(live)
         self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, live.delivered))
 

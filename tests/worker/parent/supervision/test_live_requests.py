@@ -24,7 +24,7 @@ from edgeagent.types import (
     Usage,
     replace,
 )
-from edgeagent.worker.parent.supervision.live_requests import Fate, ModelRequests
+from edgeagent.worker.parent.supervision.live_requests import EndKind, ModelRequests
 from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
 from tests.examples import examples
 from tests.worker.support import request
@@ -89,18 +89,18 @@ class LedgerMachine(RuleBasedStateMachine):
         self.send()
 
     @precondition(lambda self: self.is_up)
-    @rule(fate=st.sampled_from(Fate))
-    def die(self, fate: Fate) -> None:
+    @rule(kind=st.sampled_from(EndKind))
+    def die(self, kind: EndKind) -> None:
         self.is_up = False
-        match fate:
-            case Fate.CRASHED | Fate.HUNG:
+        match kind:
+            case EndKind.CRASHED | EndKind.HUNG:
                 self.marked |= self.worker.keys()
-            case Fate.KILLED:
+            case EndKind.KILLED:
                 self.num_kills.update(self.worker.keys())
                 self.marked |= {name for name in self.worker if self.num_kills[name] > 2}
         self.suspects |= self.marked & self.worker.keys()
         self.worker.clear()
-        self.requests.on_death("test", fate)
+        self.requests.on_worker_end("test", kind)
 
     @precondition(lambda self: self.worker)
     @rule(data=st.data(), num=st.integers(1, 3))
@@ -157,7 +157,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def give_up(self) -> None:
         self.is_up = False
         self.worker.clear()
-        self.requests.on_death("test", Fate.CRASHED)
+        self.requests.on_worker_end("test", EndKind.CRASHED)
         self.requests.fail_all(lambda: BackendUnavailable("test"))
         assert len(self.requests) == 0
 
@@ -193,7 +193,7 @@ def test_a_next_worker_is_told_what_came_in_which_steps() -> None:
         requests.on_steps(
             StepResult(0.0, (StepItem("r1", (TextDelta("x"),), tokens, held_logprobs=held_logprobs if 5 in tokens else ()),))
         )
-        requests.on_death("test", Fate.REPLACED)
+        requests.on_worker_end("test", EndKind.REPLACED)
     assert live.delivered == Delivered((1, 2, 3, 4, 5), (1, 3, 1), held_logprobs)
 
 
@@ -202,9 +202,9 @@ def test_a_crash_tells_how_much_was_delivered() -> None:
     live = requests.add(request(""), keeper, 0.0)
     requests.mark_sent(live)
     requests.on_steps(StepResult(0.0, (StepItem("r1", (), (5, 6)),)))
-    requests.on_death("SIGSEGV", Fate.CRASHED)
+    requests.on_worker_end("SIGSEGV", EndKind.CRASHED)
     requests.mark_sent(live)
-    requests.on_death("SIGSEGV", Fate.CRASHED)
+    requests.on_worker_end("SIGSEGV", EndKind.CRASHED)
     (error,) = keeper.ends
     assert isinstance(error, WorkerCrashed)
     assert (error.num_delivered_tokens, error.served_by) == (2, "local")
@@ -217,7 +217,7 @@ def test_the_stages_before_a_first_token_are_of_the_worker_that_gave_it(num_deli
     live = requests.add(request(""), keeper, 10.0)
     requests.mark_sent(live)
     requests.on_steps(StepResult(11.0, (StepItem("r1", (Started(5, 2),), (1,) * num_delivered),)))
-    requests.on_death("SIGSEGV", Fate.CRASHED)
+    requests.on_worker_end("SIGSEGV", EndKind.CRASHED)
     requests.mark_sent(live)
     requests.on_steps(StepResult(14.0, (StepItem("r1", (TextDelta("x"),), (1,)),)))
     stages = Timings(queue_ms=500.0, load_ms=400.0, render_ms=1.0, cache_ms=2.0, prefill_ms=3000.0, first_token_ms=9.0)
@@ -237,9 +237,9 @@ def test_a_cancel_between_two_workers_tells_of_the_first() -> None:
     live = requests.add(request(""), keeper, 0.0)
     requests.mark_sent(live)
     requests.on_steps(StepResult(1.5, (StepItem("r1", (Started(7, 3),), (1, 2)),)))
-    requests.on_death("SIGSEGV", Fate.CRASHED)
+    requests.on_worker_end("SIGSEGV", EndKind.CRASHED)
     requests.cancel("r1", 2.0)
-    handed_over = Timings(first_token_ms=1500.0, handovers=(Handover("local", "local", 2, Fate.CRASHED),))
+    handed_over = Timings(first_token_ms=1500.0, handovers=(Handover("local", "local", 2, EndKind.CRASHED),))
     assert keeper.ends == [Finished(FinishReason.CANCELLED, Usage(7, 3, 2), handed_over)]
 
 
@@ -248,7 +248,7 @@ def test_of_those_a_worker_died_under_the_most_urgent_goes_first() -> None:
     tiers = {"later": Tier.BATCH, "first": Tier.REALTIME, "next": Tier.INTERACTIVE}
     for name, tier in tiers.items():
         requests.mark_sent(requests.add(request("", name, tier=tier), Keeper(), 0.0))
-    requests.on_death("SIGSEGV", Fate.CRASHED)
+    requests.on_worker_end("SIGSEGV", EndKind.CRASHED)
     requests.add(request("", "fresh"), Keeper(), 0.0)
     order = []
     while sendable := requests.sendable():
@@ -276,7 +276,7 @@ def test_what_another_machine_gave_counts_as_delivered() -> None:
     requests.mark_sent(live)
     requests.on_steps(StepResult(1.0, (StepItem("r1", (Started(5, 2),), (1, 2)),)))
     assert live.delivered == Delivered((1, 2), (2,), (), so_far)
-    requests.on_death("signal 9", Fate.KILLED)
+    requests.on_worker_end("signal 9", EndKind.KILLED)
     assert live.handovers == (Handover("local", "local", 9, "worker_killed"),)
     requests.cancel("r1", 2.0)
     (end,) = keeper.ends

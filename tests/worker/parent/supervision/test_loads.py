@@ -50,8 +50,8 @@ async def test_a_request_is_told_how_long_it_waited_for_the_load(make: Make, mon
     longest_ms = 1000 * (time.monotonic() - began_s)
     await submit(supervisor, "answer 1", "r2").end()
     first, second = (message.load_ms for message in sent)
-    assert supervisor._life.ready_at_s is not None
-    assert first == 1000 * (supervisor._life.ready_at_s - sent[0].accepted_at_s)
+    assert supervisor._worker.ready_at_s is not None
+    assert first == 1000 * (supervisor._worker.ready_at_s - sent[0].accepted_at_s)
     assert 0 < first <= longest_ms
     assert second == 0
 

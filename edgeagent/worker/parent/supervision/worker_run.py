@@ -12,8 +12,8 @@ from edgeagent.types import ModelInfo
 from edgeagent.worker.exit_cause import is_from_outside, read_notes
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel
-from edgeagent.worker.parent.supervision.live_requests import Fate
-from edgeagent.worker.parent.supervision.restarts import Death
+from edgeagent.worker.parent.supervision.live_requests import EndKind
+from edgeagent.worker.parent.supervision.restarts import WorkerEnd
 from edgeagent.worker.parent.supervision.vitals import Vitals
 from edgeagent.worker.parent.supervision.watchdog import Patience
 from edgeagent.worker.protocol import Ready
@@ -21,12 +21,12 @@ from edgeagent.worker.protocol import Ready
 logger = logging.getLogger(__name__)
 
 
-class Life:
+class WorkerRun:
     """The state of one worker process, from before its start to its end."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
-        self.verdict: asyncio.Future[Death] = asyncio.Future()
+        self.requested_end: asyncio.Future[WorkerEnd] = asyncio.Future()
         """Done when the process must be ended; the result is the reason."""
         self.vitals = Vitals(patience)
         self.info: ModelInfo | None = None
@@ -36,7 +36,7 @@ class Life:
 
     async def watch(self, channel: Channel, tick: Callable[[float], None], clock: Callable[[], float]) -> None:
         """Wait until the process ends or must be ended. Regularly call `tick` with the seconds since its last call."""
-        events: set[asyncio.Future[Any]] = {channel.ended, self.verdict}
+        events: set[asyncio.Future[Any]] = {channel.ended, self.requested_end}
         last_s = clock()
         while True:
             done, _ = await asyncio.wait(
@@ -48,24 +48,24 @@ class Life:
             tick(now_s - last_s)
             last_s = now_s
 
-    def hang(self, why: str, omit_part: Callable[[str, str], bool]) -> Death:
-        """Return the Death of a process that hangs, as described in `why`. See Supervisor for `omit_part`."""
+    def hung_end(self, why: str, omit_part: Callable[[str, str], bool]) -> WorkerEnd:
+        """Return the WorkerEnd of a process that hangs, as described in `why`. See Supervisor for `omit_part`."""
         is_trial = self.ready_at_s is None and bool(self.vitals.tried_part)
         omitted_part = self.vitals.tried_part if is_trial and omit_part(self.vitals.tried_part, why) else ""
-        return Death(why, Fate.HUNG, omitted_part=omitted_part)
+        return WorkerEnd(why, EndKind.HUNG, omitted_part=omitted_part)
 
-    def death_of(self, channel: Channel, omit_part: Callable[[str, str], bool]) -> Death:
-        """Return the Death of a process that ended although it was not asked to. See Supervisor for `omit_part`."""
+    def unrequested_end(self, channel: Channel, omit_part: Callable[[str, str], bool]) -> WorkerEnd:
+        """Return the WorkerEnd of a process that ended although it was not asked to. See Supervisor for `omit_part`."""
         assert channel.returncode is not None
         cause = channel.describe_end(has_seen_prompts=self.has_seen_prompts)
-        death = Death(cause, Fate.KILLED if is_from_outside(channel.returncode) else Fate.CRASHED)
-        death = replace(death, is_short_of_memory=self.ready_at_s is None and channel.was_short_of_memory)
-        is_damaged = death.fate is Fate.CRASHED and not death.is_short_of_memory
+        end = WorkerEnd(cause, EndKind.KILLED if is_from_outside(channel.returncode) else EndKind.CRASHED)
+        end = replace(end, is_short_of_memory=self.ready_at_s is None and channel.was_short_of_memory)
+        is_damaged = end.kind is EndKind.CRASHED and not end.is_short_of_memory
         if self.ready_at_s is None and self.vitals.tried_part and is_damaged:
             error = refusals.failed_part(self.vitals.tried_part, cause)
             omitted_part = self.vitals.tried_part if omit_part(self.vitals.tried_part, cause) else ""
-            death = replace(death, error=error, omitted_part=omitted_part)
-        return death
+            end = replace(end, error=error, omitted_part=omitted_part)
+        return end
 
 
 def log_notes(name: str, ready: Ready) -> None:
